@@ -1,0 +1,188 @@
+# fdsl-bench
+#
+#   make            builds ./fdsl-bench with what this machine has; says what it found
+#   make bench      installs what is missing, builds, runs every variant that runs here, writes results/*.csv
+#   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
+#   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
+#   make install    PREFIX=/usr/local: the program, its man page and shell completion
+#   make clean
+#   V=1             shows the commands
+#
+# A part is used when it is found. Leave one out with NAME=0, e.g. make CUDA=0 OMP=0.
+# CUDA_ARCHS="90 100" sets the GPU architectures; by default this machine's GPU, or all that nvcc knows of ours.
+
+VERSION  := 0.1.0
+PREFIX   ?= /usr/local
+CC       ?= cc
+CFLAGS   ?= -O3 -g
+SAN      ?= 0
+BUILD    := build$(if $(filter 1,$(SAN)),/san)
+PROGRAM  := $(if $(filter 1,$(SAN)),$(BUILD)/)fdsl-bench
+V        ?= 0
+say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
+Q        := $(if $(filter 1,$(V)),,@)
+.DEFAULT_GOAL := all
+
+# --- What this machine has ---------------------------------------------------------------------------------
+
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
+NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
+
+# $(call found,header,link flags): 1 where a program with that header compiles and links
+found = $(shell printf '\043include <stddef.h>\n\043include <stdio.h>\n\043include <$(1)>\nint main(void){return 0;}\n' | \
+          $(CC) -x c - -o /dev/null $(3) $(2) 2>/dev/null && echo 1)
+
+ifneq ($(filter clean format,$(MAKECMDGOALS)),$(or $(MAKECMDGOALS),all))
+CUDA    ?= $(if $(NVCC),1)
+OMP     ?= $(call found,omp.h,,-fopenmp)
+PNG     ?= $(call found,png.h,-lpng)
+JANSSON ?= $(call found,jansson.h,-ljansson)
+XXHASH  ?= $(call found,xxhash.h,-lxxhash)
+INIH    ?= $(call found,ini.h,-linih)
+HWLOC   ?= $(call found,hwloc.h,-lhwloc)
+CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
+NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
+NVTX    ?= $(if $(NVTX_INCLUDE),1)
+endif
+on = $(filter 1,$($(1)))
+
+CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
+            $(foreach part,CUDA PNG JANSSON XXHASH INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
+            $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) -ldl -lm
+
+# No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
+EXACT    := -ffp-contract=off
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
+ALL_CFLAGS = -std=gnu11 $(CFLAGS) $(EXACT) $(WARNINGS) $(if $(call on,OMP),-fopenmp,-Wno-unknown-pragmas) $(SAN_FLAGS)
+ifeq ($(SAN),1)
+SAN_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+endif
+
+# --- CUDA ----------------------------------------------------------------------------------------------------
+
+ifneq ($(call on,CUDA),)
+OUR_ARCHS  := 80 86 89 90 100 120
+NVCC_ARCHS := $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_//p')
+GPU_ARCHS  := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9.]+$$')))
+CUDA_ARCHS ?= $(or $(filter $(NVCC_ARCHS),$(GPU_ARCHS)),$(filter $(NVCC_ARCHS),$(OUR_ARCHS)))
+GENCODE    := $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
+# --fmad=false: where the images want a fused multiply-add they say fmaf.
+NVCCFLAGS  ?= -O3 -lineinfo
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic
+CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
+LDLIBS += $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
+endif
+
+# --- Sources -------------------------------------------------------------------------------------------------
+
+C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp%),$(wildcard cpu/*/*.c)) \
+             mpi/comm_serial.c
+S_SOURCES := $(wildcard src/*/*.S)
+CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
+C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
+
+# Kernels that launch kernels: relocatable device code, linked once more by nvcc.
+RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu,$(CU_SOURCES))
+RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
+
+OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \
+           $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
+TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+
+# --- Rules ---------------------------------------------------------------------------------------------------
+
+.PHONY: all bench check check-gpu report-parts install clean format lint tests FORCE
+
+all: report-parts $(PROGRAM)
+
+mark = $(if $(call on,$(1)),✓,✗)
+report-parts:
+	@printf '%s\n' \
+	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc found)' \
+	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
+	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no --png and --sheet)' \
+	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
+	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
+	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images)' \
+	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
+	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
+
+# Objects depend on the flags that made them: this file changes only when they do.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(LDLIBS)' | \
+	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(LDLIBS)' > $@
+
+# The revision that rows carry, as a header that changes only when it does.
+REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+$(BUILD)/revision: FORCE
+	@mkdir -p $(@D)
+	@echo '$(REVISION)' | cmp -s - $@ || echo '$(REVISION)' > $@
+$(BUILD)/src/core/range.c.o: CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
+$(BUILD)/src/core/env.c.o: CPPFLAGS += -DFDSL_REVISION='"$(REVISION)"'
+$(BUILD)/src/core/env.c.o: $(BUILD)/revision
+
+$(PROGRAM): $(OBJECTS)
+	$(say) LD $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/%.c.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) CC $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%.S.o: %.S configs/classes.cfg $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) AS $@
+	$(Q)$(CC) -c -o $@ $<
+
+$(RDC_OBJECTS): ALL_NVCCFLAGS += -rdc=true
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) NVCC $@
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(BUILD)/device_link.o: $(RDC_OBJECTS)
+	$(say) NVCC $@
+	$(Q)$(NVCC) $(GENCODE) -dlink -o $@ $^ -lcudadevrt
+
+$(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) LD $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -lcriterion $(LDLIBS)
+
+-include $(OBJECTS:.o=.d) $(TESTS:=.d)
+
+# --- The two commands ------------------------------------------------------------------------------------------
+
+# Set-up runs first, in a make of its own, so that what it installs is found by the probes above.
+bench:
+	@scripts/setup.sh build
+	@$(MAKE) --no-print-directory all
+	@scripts/bench.sh
+
+check:
+	@scripts/setup.sh check
+	@$(MAKE) --no-print-directory all tests
+	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
+
+check-gpu: all
+	@scripts/check_gpu.sh
+
+tests: $(TESTS)
+
+lint:
+	@scripts/lint.sh
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
+install: all
+	install -D -m 755 fdsl-bench $(DESTDIR)$(PREFIX)/bin/fdsl-bench
+	scripts/man.sh ./fdsl-bench $(VERSION) > $(BUILD)/fdsl-bench.1
+	install -D -m 644 $(BUILD)/fdsl-bench.1 $(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1
+	install -D -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench
+
+clean:
+	rm -rf build fdsl-bench

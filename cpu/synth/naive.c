@@ -1,0 +1,107 @@
+/* `naive`: one thread, scalar C, image by image, orbit by orbit, line by line. The reference that every other
+ * variant is measured against: it says what an image is, and is never optimised. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/variant.h"
+#include "synth/line.h"
+#include "synth/synth.h"
+
+struct naive {
+    const struct synth *synth;
+    uint8_t *images;           /* batch * res * res */
+    struct atom_point *points; /* where the vertices of the image in work stand */
+};
+
+static void naive_teardown(void *state)
+{
+    struct naive *naive = state;
+    free(naive->images);
+    free(naive->points);
+    free(naive);
+}
+
+static enum status naive_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    const struct synth *synth = input;
+    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch"));
+    struct naive *naive = calloc(1, sizeof *naive);
+    if (!naive)
+        return status_set(STATUS_FAILED, "naive: out of memory");
+    naive->synth = synth;
+    naive->images = malloc(synth->batch * synth_image_bytes(synth));
+    naive->points = malloc(synth->vertices_max * sizeof *naive->points);
+    if (!naive->images || !naive->points) {
+        naive_teardown(naive);
+        return status_set(STATUS_FAILED, "naive: out of memory for a batch of %llu images; lower --batch",
+                          (unsigned long long)synth->batch);
+    }
+    *state = naive;
+    return STATUS_OK;
+}
+
+static void draw_line(const struct synth *synth, uint8_t *pixels, uint8_t gray, struct atom_point from,
+                      struct atom_point to)
+{
+    int32_t res = (int32_t)synth->res;
+    int32_t x0 = (int32_t)from.x, y0 = (int32_t)from.y, x1 = (int32_t)to.x, y1 = (int32_t)to.y;
+    if (!line_drawn(synth->formula, x0, y0, x1, y1, res))
+        return;
+    for (struct line line = line_begin(synth->formula, x0, y0, x1, y1); line.left > 0; line_step(&line))
+        if (line_inside(line.x, line.y, res))
+            pixels[(size_t)line.y * synth->res + (size_t)line.x] = gray;
+}
+
+FDSL_FMA_CLONES static void draw_image(const struct naive *naive, struct synth_image image, uint8_t *pixels)
+{
+    const struct synth *synth = naive->synth;
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    struct atom_spokes spokes = synth_spokes(synth, image.class_index);
+    struct philox_key key = atom_image_key(synth->seed, class_->id, image.instance);
+    struct atom_point centre = atom_centre(key, synth->formula, synth->res);
+    struct atom_point *points = naive->points;
+
+    memset(pixels, 0, synth_image_bytes(synth));
+    for (uint32_t v = 0; v < class_->vertices; v++)
+        points[v] = atom_start(class_, centre, spokes.cosine[v], spokes.sine[v]);
+    for (uint32_t k = 0; k < class_->orbits; k++) {
+        uint8_t gray = atom_gray(key, synth->formula, k);
+        for (uint32_t v = 0; v < class_->vertices; v++)
+            points[v] = atom_advance(points[v], class_->noise, spokes.cosine[v], spokes.sine[v],
+                                     spokes.advance[v], atom_noise(key, synth->gradients, v, k));
+        for (uint32_t v = 0; v < class_->vertices; v++)
+            draw_line(synth, pixels, gray, points[v], points[v + 1 < class_->vertices ? v + 1 : 0]);
+    }
+}
+
+static enum status naive_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    struct naive *naive = state;
+    const struct synth *synth = naive->synth;
+    for (uint64_t j = 0; j < synth->batch; j++)
+        draw_image(naive, synth_image_at(synth->first, synth->batch, synth->class_count, number, j),
+                   naive->images + j * synth_image_bytes(synth));
+    return STATUS_OK;
+}
+
+static enum status naive_fetch(void *state, void *result)
+{
+    const struct naive *naive = state;
+    struct synth_fetch *fetch = result;
+    size_t bytes = synth_image_bytes(naive->synth);
+    memcpy(fetch->pixels, naive->images + fetch->j * bytes, bytes);
+    return STATUS_OK;
+}
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER, .timed = "clear+draw"};
+
+const struct variant variant_naive = {
+    .platform = "cpu",
+    .traits = &traits,
+    .setup = naive_setup,
+    .run = naive_run,
+    .fetch = naive_fetch,
+    .teardown = naive_teardown,
+};

@@ -1,0 +1,36 @@
+/* The CUDA device, as the host program sees it. C, no CUDA header: device.cu implements it where CUDA is
+ * built in, device_none.c where it is not. */
+#ifndef FDSL_CUDA_COMMON_DEVICE_H
+#define FDSL_CUDA_COMMON_DEVICE_H
+
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+FDSL_C_BEGIN
+
+struct device_info {
+    char name[256];
+    char pci_bus_id[32];   /* "0000:01:00.0" */
+    char runtime[16];      /* the CUDA runtime built in: "13.0" */
+    char driver_cuda[16];  /* the newest CUDA that the driver supports */
+    char architecture[16]; /* "sm_90" */
+    int multiprocessors;
+    uint64_t memory_bytes, memory_free_bytes;
+    double peak_bytes_per_s;      /* by the memory's clock and width; 0 where the driver does not tell */
+    double peak_operations_per_s; /* 32-bit instructions: lanes times the highest clock */
+};
+
+/* How many devices this process can use: 0 where there is no driver or no GPU. Never fails. */
+int device_count(void);
+
+/* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
+enum status device_probe(int device);
+
+/* Fills `info`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+enum status device_describe(int device, struct device_info *info);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,19 @@
+/* A build without CUDA: no device, and the reason. */
+#include "common/device.h"
+
+int device_count(void)
+{
+    return 0;
+}
+
+enum status device_probe(int device)
+{
+    (void)device;
+    return status_set(STATUS_UNAVAILABLE, "not built: this build has no CUDA");
+}
+
+enum status device_describe(int device, struct device_info *info)
+{
+    (void)info;
+    return device_probe(device);
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The first command of the README: every variant that runs here, checked and timed at small sizes. Prints one
+# table a size and appends the rows to results/synth.csv; results/env.json says on what machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Sizes of the paper's figures, with a batch that a laptop makes in seconds. Formula and class are the defaults:
+# the paper's benchmark class (1000 vertices, 200 orbits).
+sizes=${SIZES:-224 512}
+batch=${BATCH:-16}
+bench=./fdsl-bench
+
+mkdir -p results
+$bench --env --format json >results/env.json 2>/dev/null || $bench --env >results/env.txt
+$bench --list
+for size in $sizes; do
+    echo
+    $bench --variant all --verify --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv \
+        2> >(grep -v ': skipping ' >&2)
+done
+echo
+echo "rows: results/synth.csv   machine: results/env.json   more: ./fdsl-bench --help"

@@ -1,0 +1,24 @@
+# bash completion for fdsl-bench. It asks the program, so it knows what the program knows.
+_fdsl_bench()
+{
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words
+    case $previous in
+    --variant)
+        # The last of a comma-separated list.
+        local before=${current%"${current##*,}"}
+        words="all $(fdsl-bench --list 2>/dev/null | awk '/^  / { print $1 }')"
+        mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current##*,}")
+        ;;
+    --format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$current") ;;
+    --formula) mapfile -t COMPREPLY < <(compgen -W 'uji visualatom' -- "$current") ;;
+    --out | --samples | --class | --preset-file | --write-classes | --sheet)
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+        ;;
+    --png) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    *)
+        words=$(fdsl-bench --help 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*')
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+        ;;
+    esac
+}
+complete -F _fdsl_bench fdsl-bench

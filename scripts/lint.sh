@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What machines can see at a glance: the include rules, clang-format, cppcheck, shellcheck. A tool that is not
+# installed is skipped by name; clang-format's verdict counts only in the version that the tree is formatted
+# with, as versions differ.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+status=0
+verdict() { # name, exit status
+    if (($2 == 0)); then printf '  ok      %s\n' "$1"; else printf '  FAILED  %s\n' "$1" && status=1; fi
+}
+skip() { printf '  skipped %s\n' "$1"; }
+
+list() { git ls-files -co --exclude-standard -- "$@" 2>/dev/null || find . -name "${1##*/}" -not -path './build/*'; }
+mapfile -t c_files < <(list '*.c' '*.h')
+mapfile -t cuda_files < <(list '*.cu' '*.cuh')
+mapfile -t shell_files < <(list 'scripts/*.sh' '.ci/run' 'tests/*.sh')
+
+tests/check_includes.sh
+verdict 'include rules' $?
+
+if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
+    clang-format --dry-run -Werror "${c_files[@]}" "${cuda_files[@]}"
+    verdict 'clang-format' $?
+else
+    skip 'clang-format: version 14 is not installed'
+fi
+
+if command -v cppcheck >/dev/null; then
+    cppcheck --quiet --error-exitcode=1 --enable=warning,performance,portability --inline-suppr --std=c11 \
+        --suppress=missingInclude --suppress=unknownMacro -D__linux__ -D__x86_64__ -DHAVE_PNG -DHAVE_INIH -DHAVE_JANSSON \
+        -DHAVE_XXHASH -DHAVE_HWLOC -Isrc -Icuda -Impi src cpu mpi
+    verdict 'cppcheck' $?
+else
+    skip 'cppcheck: not installed'
+fi
+
+if command -v shellcheck >/dev/null; then
+    shellcheck "${shell_files[@]}"
+    verdict 'shellcheck' $?
+else
+    skip 'shellcheck: not installed'
+fi
+exit $status

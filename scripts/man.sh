@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Writes the man page to stdout, from the program's own --help, so that the two cannot differ.
+#   scripts/man.sh ./fdsl-bench VERSION
+set -euo pipefail
+program=$1 version=$2
+
+cat <<HEAD
+.TH FDSL-BENCH 1 "" "fdsl-bench $version" "User Commands"
+.SH NAME
+fdsl-bench \- benchmarks making, loading and training on formula-driven images
+.SH SYNOPSIS
+.B fdsl-bench
+.B \-\-variant
+.IR NAME [, NAME ...]
+.RI [ options ]
+.SH DESCRIPTION
+Runs the same job in many ways, proves that each way is right, times it honestly and writes CSV.
+HEAD
+"$program" --help | awk '
+    function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }
+    /^options/      { sub(/:$/, ""); print ".SH " toupper($0); next }
+    /^exit status:/ { print ".SH EXIT STATUS"; sub(/^exit status: /, ""); print escape($0); last = 1; next }
+    last            { sub(/^ +/, ""); print escape($0); next }
+    /^  -/          { option = $0; sub(/^  /, "", option)
+                      at = match(option, /  +/); text = ""
+                      if (at) { text = substr(option, at + RLENGTH); option = substr(option, 1, at - 1) }
+                      print ".TP\n.B " escape(option)
+                      if (text != "") print escape(text); inside = 1; next }
+    inside && /^ +/ { sub(/^ +/, ""); print escape($0); next }
+'
+cat <<'TAIL'
+.SH FILES
+.TP
+.I results/*.csv
+where
+.B make bench
+appends its rows; one file holds one workload.
+.SH ENVIRONMENT
+.TP
+.B NO_COLOR
+no colours, when set to anything but the empty string.
+TAIL

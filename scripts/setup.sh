@@ -1,0 +1,233 @@
+#!/usr/bin/env bash
+# Installs what is missing to build or check fdsl-bench; silent and quick where nothing is.
+#
+#   scripts/setup.sh build    a C compiler, make, git and the libraries of the optional features
+#   scripts/setup.sh check    these, and what the tests need
+#   --quiet                   no notes about what is optional
+#
+# Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
+# for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed.
+#
+# Exit status: 0 when the build (or check) can go on, 2 usage, 4 when something that it cannot do without is
+# missing.
+set -u
+
+# purpose, need, what to look for (a command, or a header by its .h), Debian package, Fedora package, what for
+requirements='
+build must cc                    gcc             gcc               compiler
+build must stdio.h               libc6-dev       glibc-devel       C library
+build must make                  make            make              build
+build may  git                   git             git               revision in results
+build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and placement
+build may  png.h                 libpng-dev      libpng-devel      PNG files
+build may  jansson.h             libjansson-dev  jansson-devel     JSON output
+build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
+build may  ini.h                 libinih-dev     inih-devel        configuration files
+cuda  may  g++                   g++             gcc-c++           host side of CUDA files
+check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
+check may  clang-format          clang-format    clang-tools-extra format check
+check may  cppcheck              cppcheck        cppcheck          static analysis
+check may  python3               python3         python3           command-line tests
+'
+
+notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # what was said or tried in vain, one a line
+quiet=
+
+say()
+{
+    printf 'setup: %s\n' "$*" >&2
+}
+
+noted()
+{
+    [[ -f $notes ]] && grep -qxF -- "$1" "$notes"
+}
+
+remember()
+{
+    # Where the tree cannot be written, the note is only repeated.
+    { mkdir -p "${notes%/*}" && printf '%s\n' "$1" >>"$notes"; } 2>/dev/null
+}
+
+say_once()
+{
+    [[ $quiet ]] || noted "$1" || { say "$1" && remember "$1"; }
+}
+
+find_nvcc()
+{
+    command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || [[ -x /usr/local/cuda/bin/nvcc ]]
+}
+
+find_compiler()
+{
+    local candidate
+    for candidate in ${CC:-} cc gcc clang; do
+        compiler=$(command -v "$candidate") && return
+    done
+}
+
+# One run of the preprocessor for all headers: prints those that it finds, one a line.
+find_headers()
+{
+    local purpose need probe rest
+    while read -r purpose need probe rest; do
+        [[ $probe == *.h ]] && printf '#if __has_include(<%s>)\n%s\n#endif\n' "$probe" "$probe"
+    done <<<"$requirements" | "$compiler" -E -P - 2>/dev/null
+}
+
+# Fills must[], may[] (packages missing) and reasons[] ("package (what for)").
+find_missing()
+{
+    local headers='' purpose need probe debian fedora what package
+    must=() may=() reasons=()
+    find_compiler
+    [[ $compiler ]] && headers=$(find_headers)
+    while read -r purpose need probe debian fedora what; do
+        case $purpose in
+        build) ;;
+        check) [[ $goal == check ]] || continue ;;
+        cuda) find_nvcc || continue ;;
+        *) continue ;;
+        esac
+        case $probe in
+        cc) [[ $compiler ]] && continue ;;
+        *.h) [[ $'\n'$headers$'\n' == *$'\n'$probe$'\n'* ]] && continue ;;
+        *) command -v "$probe" >/dev/null && continue ;;
+        esac
+        package=$debian
+        [[ $manager == dnf ]] && package=$fedora
+        if [[ $need == must ]]; then
+            must+=("$package")
+        else
+            noted "unavailable: $package" && continue
+            may+=("$package")
+        fi
+        reasons+=("$package ($what)")
+    done <<<"$requirements"
+}
+
+find_manager()
+{
+    manager='' update=''
+    if command -v apt-get >/dev/null; then
+        manager=apt
+        update='apt-get update && '
+        install=(apt-get install -y --no-install-recommends)
+    elif command -v dnf >/dev/null; then
+        manager=dnf
+        install=(dnf install -y --setopt=install_weak_deps=False)
+    fi
+}
+
+# Sets as_root, the words in front of a command that root must run; false where there is no way.
+find_root()
+{
+    as_root=(env DEBIAN_FRONTEND=noninteractive)
+    ((EUID == 0)) && return
+    as_root=(sudo -n "${as_root[@]}")
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null
+}
+
+join()
+{
+    local text
+    printf -v text '%s, ' "$@"
+    printf '%s' "${text%, }"
+}
+
+# Runs a command as root with its output in $log.
+run()
+{
+    local options=()
+    # Wait for another apt; and a list that could not be fetched is a failure, not a warning.
+    [[ $1 == apt-get ]] && options=(-o DPkg::Lock::Timeout=120 -o APT::Update::Error-Mode=any)
+    "${as_root[@]}" "$@" "${options[@]}" >"$log" 2>&1 </dev/null
+}
+
+# say_why status remedy command...
+say_why()
+{
+    local status=$1 remedy=$2 why
+    shift 2
+    why=$(grep -E '^(E|W|Error|error):? ' "$log" | head -n 1)
+    say "'$*' failed with status $status: ${why:-$(tail -n 1 "$log")}; $remedy"
+}
+
+# All at once; with fresh lists where that fails; else one by one, so that one package that this distribution
+# does not have costs only itself.
+install_packages()
+{
+    local package
+    run "${install[@]}" "$@" && return
+    if [[ $manager == apt ]]; then
+        run apt-get update || say_why $? 'check the network, its proxy and /etc/apt/sources.list*' apt-get update
+        run "${install[@]}" "$@" && return
+    fi
+    for package in "$@"; do
+        run "${install[@]}" "$package" || say_why $? 'run it by hand to see more' "${install[@]}" "$package"
+    done
+}
+
+# For the packages in "$@", without root or without a package manager that is known here.
+ask_for()
+{
+    local request
+    request="missing: $(join "${reasons[@]}"); "
+    if [[ $manager ]]; then
+        request+="ask an administrator to run: $update${install[*]} $*"
+    else
+        request+='neither apt-get nor dnf is here: install these, or what this system calls them'
+    fi
+    if ((${#must[@]})); then
+        say "$request"
+    else
+        say_once "$request"
+    fi
+}
+
+supply()
+{
+    local wanted=("${must[@]}" "${may[@]}") package
+    ((${#wanted[@]})) || return
+    if ! [[ $manager ]] || ! find_root; then
+        ask_for "${wanted[@]}"
+        return
+    fi
+    say "installing with ${install[0]} what is missing to $goal: $(join "${reasons[@]}")"
+    log=$(mktemp) || exit 1
+    trap 'rm -f "$log"' EXIT
+    install_packages "${wanted[@]}"
+    find_missing
+    ((${#may[@]})) || return
+    say "could not be had: ${may[*]}; going on without (tried again after 'make clean')"
+    for package in "${may[@]}"; do
+        remember "unavailable: $package"
+    done
+}
+
+usage()
+{
+    echo "usage: setup.sh [--quiet] build|check"
+}
+
+goal=
+for argument in "$@"; do
+    case $argument in
+    build | check) goal=$argument ;;
+    --quiet) quiet=1 ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+    esac
+done
+[[ $goal ]] || { usage >&2 && exit 2; }
+
+find_manager
+find_missing
+supply
+find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
+https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
+if ((${#must[@]})); then
+    say "cannot $goal without ${must[*]}"
+    exit 4
+fi

@@ -1,0 +1,44 @@
+/* Honest timing: warm-up, then samples until the median is known well enough. */
+#ifndef FDSL_CORE_BENCH_H
+#define FDSL_CORE_BENCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/stats.h"
+#include "core/status.h"
+#include "core/variant.h"
+
+struct bench_limits {
+    uint64_t warmups;        /* runs before the first sample, at least */
+    double warmup_time_s;    /* and at least this long */
+    uint64_t min_samples;    /* never fewer samples */
+    double min_time_s;       /* nor less time over them, unless max_time_s says so */
+    double max_time_s;       /* stop here even when the median is still uncertain */
+    double max_median_error; /* stop once stats.median_error is under this */
+};
+
+struct sample {
+    double wall_s, device_s; /* device_s < 0 where it does not apply */
+};
+
+struct bench {
+    struct sample *samples; /* owned; bench_free() */
+    size_t count, capacity;
+    uint64_t warmups;  /* runs done before the first sample */
+    bool on_device;    /* `time` is device time */
+    bool settled;      /* the median's error went under the limit */
+    struct stats time; /* of device_s where the variant gives it, else of wall_s */
+    double wall_s;     /* the median wall time */
+};
+
+/* Called after every run, for progress: samples so far, seconds so far, the longest it may take. */
+typedef void bench_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
+
+/* Times variant->run(state, n) for n = 1, 2, ... as `limits` say. The first runs warm up. */
+enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
+                          bench_progress *progress, void *context, struct bench *bench);
+void bench_free(struct bench *bench);
+
+#endif

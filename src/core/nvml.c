@@ -1,0 +1,135 @@
+/* The few NVML calls that a benchmark needs, by dlopen: the program must start where there is no driver, and
+ * build where there is no nvml.h. The numbers below are NVML's binary interface, which NVIDIA keeps stable.
+ */
+#include "core/env.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct nvml_device *nvml_device; /* opaque */
+
+enum { NVML_SUCCESS = 0 };
+enum { NVML_CLOCK_SM = 1, NVML_CLOCK_MEMORY = 2 };
+enum { NVML_TEMPERATURE_GPU = 0 };
+
+static struct {
+    int (*init)(void);
+    const char *(*error_string)(int result);
+    int (*device_by_pci_bus_id)(const char *pci_bus_id, nvml_device *device);
+    int (*driver_version)(char *text, unsigned length);
+    int (*clock_mhz)(nvml_device device, int clock, unsigned *mhz);
+    int (*clock_max_mhz)(nvml_device device, int clock, unsigned *mhz);
+    int (*temperature_c)(nvml_device device, int sensor, unsigned *celsius);
+    int (*power_mw)(nvml_device device, unsigned *milliwatts);
+    int (*throttle_reasons)(nvml_device device, unsigned long long *reasons);
+} nvml;
+
+static const struct {
+    const char *name, *older_name;
+    void *function; /* the address of a member of `nvml` */
+    bool required;
+} symbols[] = {
+    {"nvmlInit_v2", NULL, &nvml.init, true},
+    {"nvmlErrorString", NULL, &nvml.error_string, true},
+    {"nvmlDeviceGetHandleByPciBusId_v2", NULL, &nvml.device_by_pci_bus_id, true},
+    {"nvmlSystemGetDriverVersion", NULL, &nvml.driver_version, true},
+    {"nvmlDeviceGetClockInfo", NULL, &nvml.clock_mhz, false},
+    {"nvmlDeviceGetMaxClockInfo", NULL, &nvml.clock_max_mhz, false},
+    {"nvmlDeviceGetTemperature", NULL, &nvml.temperature_c, false},
+    {"nvmlDeviceGetPowerUsage", NULL, &nvml.power_mw, false},
+    {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
+     &nvml.throttle_reasons, false},
+};
+
+/* Why NVML cannot be used; empty once it can. Written under open_once alone. */
+static char obstacle[256];
+static pthread_once_t open_once = PTHREAD_ONCE_INIT;
+
+static void open_nvml(void)
+{
+    /* Never closed: NVML stays in use until the program ends. */
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(obstacle, sizeof obstacle, "%s; it comes with the NVIDIA driver", dlerror());
+        return;
+    }
+    for (size_t i = 0; i < COUNT_OF(symbols); i++) {
+        void *address = dlsym(library, symbols[i].name);
+        if (!address && symbols[i].older_name)
+            address = dlsym(library, symbols[i].older_name);
+        if (!address && symbols[i].required) {
+            snprintf(obstacle, sizeof obstacle, "libnvidia-ml.so.1 lacks %s; update the NVIDIA driver",
+                     symbols[i].name);
+            return;
+        }
+        memcpy(symbols[i].function, &address, sizeof address);
+    }
+    int result = nvml.init();
+    if (result != NVML_SUCCESS)
+        snprintf(obstacle, sizeof obstacle, "nvmlInit_v2: %s; does nvidia-smi work?",
+                 nvml.error_string(result));
+}
+
+static enum status require_nvml(void)
+{
+    pthread_once(&open_once, open_nvml);
+    return obstacle[0] ? status_set(STATUS_UNAVAILABLE, "no NVML: %s", obstacle) : STATUS_OK;
+}
+
+/* A reading, or -1 where this driver or device does not give it. */
+static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_device device, int clock)
+{
+    unsigned mhz;
+    return query && query(device, clock, &mhz) == NVML_SUCCESS ? (int)mhz : -1;
+}
+
+enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
+{
+    nvml_device device;
+    unsigned value;
+    unsigned long long reasons;
+
+    *state = (struct gpu_state){-1, -1, -1, -1, -1.0, 0};
+    TRY(require_nvml());
+    int result = nvml.device_by_pci_bus_id(pci_bus_id, &device);
+    if (result != NVML_SUCCESS)
+        return status_set(STATUS_UNAVAILABLE, "NVML does not know the GPU at PCI bus id '%s': %s", pci_bus_id,
+                          nvml.error_string(result));
+    state->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
+    state->sm_clock_max_mhz = read_clock_mhz(nvml.clock_max_mhz, device, NVML_CLOCK_SM);
+    state->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
+    if (nvml.temperature_c && nvml.temperature_c(device, NVML_TEMPERATURE_GPU, &value) == NVML_SUCCESS)
+        state->temperature_c = (int)value;
+    if (nvml.power_mw && nvml.power_mw(device, &value) == NVML_SUCCESS)
+        state->power_w = 1e-3 * value;
+    if (nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS)
+        state->throttle_reasons = reasons;
+    return STATUS_OK;
+}
+
+void nvml_driver_version(char *text, size_t size)
+{
+    if (require_nvml() != STATUS_OK || nvml.driver_version(text, (unsigned)size) != NVML_SUCCESS)
+        text[0] = '\0';
+}
+
+const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
+{
+    /* Left out: idle (0x1), clocks set by the user (0x2) and clocks held for a display (0x100). */
+    static const struct {
+        uint64_t bits;
+        const char *word;
+    } reasons[] = {
+        {0x04, "power cap"}, {0x08, "hardware slowdown"}, {0x10, "sync boost"},
+        {0x60, "thermal"},   {0x80, "power brake"},
+    };
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < COUNT_OF(reasons) && used < size; i++)
+        if (bits & reasons[i].bits)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", reasons[i].word);
+    return text;
+}

@@ -1,0 +1,78 @@
+/* Command-line options as tables: one line an option gives parsing, checking, --help and the CSV column. */
+#ifndef FDSL_CORE_OPTIONS_H
+#define FDSL_CORE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "core/status.h"
+
+/* An option that is not given and has no default is false, 0, NaN, -1 or NULL; so a count without a default
+ * wants a minimum of 1. */
+enum option_kind {
+    OPTION_FLAG,   /* bool; takes no argument */
+    OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
+    OPTION_REAL,   /* double in [minimum, maximum] */
+    OPTION_CHOICE, /* int: an index into `choices` */
+    OPTION_TEXT    /* const char *, never empty; points into argv or to the default */
+};
+
+struct option_spec {
+    const char *name;     /* without the dashes; in CSV, '-' becomes '_' */
+    const char *argument; /* its placeholder in --help, NULL for a flag */
+    enum option_kind kind;
+    size_t offset;        /* of the value within the struct that the table fills */
+    const char *fallback; /* the default as text, NULL for none; a flag has none */
+    double minimum, maximum;
+    const char *const *choices; /* NULL-terminated */
+    bool column;                /* a parameter of the workload: one CSV column */
+    const char *help;
+};
+
+/* One table and the struct that it fills. */
+struct option_table {
+    const struct option_spec *specs;
+    size_t count;
+    void *values;
+};
+
+#define OPTION_TABLES_MAX 2
+
+struct options {
+    struct option_table tables[OPTION_TABLES_MAX]; /* the core's, then the workload's */
+    size_t table_count;
+    bool *given; /* a flag a spec, tables in order: was it on the command line? */
+};
+
+/* Writes every default into the structs of options->tables, then the command line's values. `--name value`
+ * and `--name=value` are the same, an unambiguous beginning of a name will do, of an option given twice the
+ * last one counts, and -h and -v stand for flags named "help" and "verbose". Allocates options->given;
+ * options_free() frees it, also after a failure. STATUS_USAGE with one clear line for an unknown option (with
+ * the nearest known one), an ambiguous one, a missing or unexpected argument, a value that is no number, or
+ * one out of range. */
+enum status options_parse(struct options *options, int argc, char *const argv[]);
+void options_free(struct options *options);
+
+/* Whether the option was on the command line. */
+bool options_given(const struct options *options, const char *name);
+
+/* The value as text for a row: empty when the option is absent, 0 or 1 for a flag, and for a real number the
+ * fewest digits that read back the same. */
+void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
+
+/* Prints the table as --help shows it, a line or two an option. */
+void options_help(FILE *stream, const struct option_spec *specs, size_t count);
+
+/* A whole number from `text` in [minimum, maximum], decimal; STATUS_USAGE with a message that begins with
+ * `name`. */
+enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value);
+
+/* The same for a finite real number. */
+enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value);
+
+/* The candidate nearest to `word` by edit distance, or NULL where none is near enough to suggest. */
+const char *nearest_word(const char *word, const char *const *candidates, size_t count);
+
+#endif

@@ -1,0 +1,33 @@
+/* One definition for host and device: what differs between the compilers, in one place. Only libc.
+ *
+ * FDSL_HD    begins an inline function that C, C++ and CUDA compile alike.
+ * FDSL_C_*   bracket declarations with C linkage, so that .cu files can include every header.
+ */
+#ifndef FDSL_CORE_PORTABLE_H
+#define FDSL_CORE_PORTABLE_H
+
+#ifdef __CUDACC__
+#define FDSL_HD static __host__ __device__ __forceinline__
+#else
+#define FDSL_HD static inline
+#endif
+
+#ifdef __cplusplus
+#define FDSL_C_BEGIN extern "C" {
+#define FDSL_C_END   }
+#else
+#define FDSL_C_BEGIN
+#define FDSL_C_END
+#endif
+
+/* Before a function: compiled twice, for CPUs with and without a fused multiply-add, and chosen at start. The
+ * bits are the same; without the instruction every fmaf is a call. */
+#if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__CUDACC__)
+#define FDSL_FMA_CLONES __attribute__((target_clones("default", "fma")))
+#else
+#define FDSL_FMA_CLONES
+#endif
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+#endif

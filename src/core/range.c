@@ -1,0 +1,27 @@
+#include "core/range.h"
+
+#ifdef HAVE_NVTX
+#include <nvtx3/nvToolsExt.h>
+
+void range_push(const char *name)
+{
+    nvtxRangePushA(name);
+}
+
+void range_pop(void)
+{
+    nvtxRangePop();
+}
+
+#else
+
+void range_push(const char *name)
+{
+    (void)name;
+}
+
+void range_pop(void)
+{
+}
+
+#endif

@@ -1,0 +1,556 @@
+#include "core/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define ROW_FIELDS_FIRST 64
+#define TEMPORARY_NAMES  100
+#define CELL_SHOWN       40 /* bytes of a foreign cell in a message */
+
+/* ---- Rows ---- */
+
+static void row_add(struct row *row, const char *column, const char *text, bool number)
+{
+    if (row->count == row->capacity) {
+        size_t capacity = row->capacity ? 2 * row->capacity : ROW_FIELDS_FIRST;
+        struct field *fields = reallocarray(row->fields, capacity, sizeof *fields);
+        if (!fields) {
+            row->failed = true;
+            return;
+        }
+        row->fields = fields;
+        row->capacity = capacity;
+    }
+    struct field field = {strdup(column), strdup(text ? text : ""), number};
+    if (!field.column || !field.text) {
+        free(field.column);
+        free(field.text);
+        row->failed = true;
+        return;
+    }
+    row->fields[row->count++] = field;
+}
+
+void row_text(struct row *row, const char *column, const char *text)
+{
+    row_add(row, column, text, false);
+}
+
+void row_number(struct row *row, const char *column, const char *text)
+{
+    row_add(row, column, text, true);
+}
+
+void row_count(struct row *row, const char *column, unsigned long long value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", value);
+    row_add(row, column, text, true);
+}
+
+void row_real(struct row *row, const char *column, double value)
+{
+    char text[32] = "";
+    if (isfinite(value))
+        snprintf(text, sizeof text, "%.9g", value);
+    row_add(row, column, text, true);
+}
+
+enum status row_check(const struct row *row)
+{
+    if (row->failed)
+        return status_set(STATUS_FAILED, "out of memory for a row of results");
+    return STATUS_OK;
+}
+
+void row_free(struct row *row)
+{
+    for (size_t i = 0; i < row->count; i++) {
+        free(row->fields[i].column);
+        free(row->fields[i].text);
+    }
+    free(row->fields);
+    *row = (struct row){0};
+}
+
+const char *row_get(const struct row *row, const char *column)
+{
+    for (size_t i = 0; i < row->count; i++)
+        if (strcmp(row->fields[i].column, column) == 0)
+            return row->fields[i].text;
+    return NULL;
+}
+
+/* ---- CSV lines ---- */
+
+static void write_field(FILE *stream, const char *text)
+{
+    if (!strpbrk(text, ",\"\r\n")) {
+        fputs(text, stream);
+        return;
+    }
+    fputc('"', stream);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"')
+            fputc('"', stream);
+        fputc(*c, stream);
+    }
+    fputc('"', stream);
+}
+
+static void write_line(FILE *stream, const struct row *row, bool header)
+{
+    for (size_t i = 0; i < row->count; i++) {
+        const char *text = header ? row->fields[i].column : row->fields[i].text;
+        if (i > 0)
+            fputc(',', stream);
+        if (row->count == 1 && !*text)
+            fputs("\"\"", stream); /* a bare empty line would read as no row at all */
+        else
+            write_field(stream, text);
+    }
+    fputc('\n', stream);
+}
+
+void csv_write_header(FILE *stream, const struct row *row)
+{
+    write_line(stream, row, true);
+}
+
+void csv_write_row(FILE *stream, const struct row *row)
+{
+    write_line(stream, row, false);
+}
+
+/* The header and the rows as they stand in a file. */
+struct csv_lines {
+    char *text; /* owned */
+    size_t header_bytes, bytes;
+};
+
+static enum status csv_format(const struct row *rows, size_t count, struct csv_lines *lines)
+{
+    for (size_t i = 0; i < count; i++)
+        TRY(row_check(&rows[i]));
+    *lines = (struct csv_lines){0};
+    FILE *stream = open_memstream(&lines->text, &lines->bytes);
+    if (stream) {
+        csv_write_header(stream, rows);
+        long header_bytes = ftell(stream);
+        for (size_t i = 0; i < count; i++)
+            csv_write_row(stream, &rows[i]);
+        bool bad = header_bytes < 0 || ferror(stream);
+        if (fclose(stream) == 0 && !bad) {
+            lines->header_bytes = (size_t)header_bytes;
+            return STATUS_OK;
+        }
+        free(lines->text);
+    }
+    return status_set(STATUS_FAILED, "out of memory for a row of results");
+}
+
+/* ---- What a file holds ---- */
+
+/* A record: one line, or several where quotes hold line ends. */
+struct csv_record {
+    size_t bytes, fields, line_ends;
+    bool whole; /* ends with a line end outside of quotes */
+};
+
+static struct csv_record record_at(const char *at, const char *end)
+{
+    struct csv_record record = {.fields = 1};
+    bool quoted = false;
+    for (const char *c = at; c < end && !record.whole; c++) {
+        quoted ^= *c == '"'; /* a doubled quote toggles twice */
+        record.fields += *c == ',' && !quoted;
+        record.line_ends += *c == '\n';
+        record.whole = *c == '\n' && !quoted;
+        record.bytes++;
+    }
+    return record;
+}
+
+static size_t cell_bytes(const char *at, const char *end)
+{
+    size_t bytes = 0;
+    while (at + bytes < end && !strchr(",\r\n", at[bytes]))
+        bytes++;
+    return bytes;
+}
+
+/* A foreign cell for a message: short, and on one line whatever the file holds. */
+static void printable_cell(const char *cell, size_t bytes, char text[CELL_SHOWN + 1])
+{
+    size_t count = bytes < CELL_SHOWN ? bytes : CELL_SHOWN;
+    for (size_t i = 0; i < count; i++)
+        text[i] = (unsigned char)cell[i] < ' ' || cell[i] == 127 ? '?' : cell[i];
+    text[count] = '\0';
+}
+
+/* Names the first column in which a file's first line differs from our header. */
+static enum status refuse_header(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
+                                 size_t ours_bytes)
+{
+    const char *theirs_end = theirs + theirs_bytes, *ours_end = ours + ours_bytes;
+    for (size_t column = 1;; column++) {
+        size_t t = cell_bytes(theirs, theirs_end), o = cell_bytes(ours, ours_end);
+        if (t != o || memcmp(theirs, ours, t) != 0) {
+            char their_name[CELL_SHOWN + 1], our_name[CELL_SHOWN + 1];
+            printable_cell(theirs, t, their_name);
+            printable_cell(ours, o, our_name);
+            return status_set(STATUS_USAGE,
+                              "%s holds other columns (column %zu is '%s', not '%s'); name another file",
+                              path, column, their_name, our_name);
+        }
+        theirs += t;
+        ours += o;
+        if (theirs == theirs_end || ours == ours_end || *theirs != ',' || *ours != ',')
+            return status_set(STATUS_USAGE, "%s has %s columns than these rows; name another file", path,
+                              theirs < theirs_end && *theirs == ',' ? "more" : "fewer");
+        theirs++;
+        ours++;
+    }
+}
+
+/* How far a file holds whole rows of our schema. */
+struct csv_extent {
+    size_t whole_bytes;
+    size_t torn_line; /* the number of a torn line after them that may be cut off; 0: none */
+};
+
+/* Judges a file's last record, which has no line end. It can be cut off when it cannot be a whole row: when
+ * it is the beginning of our header, or one line with fields missing. */
+static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
+                              const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
+{
+    extent->torn_line = line;
+    if (extent->whole_bytes == 0) {
+        if (record->bytes < lines->header_bytes && memcmp(at, lines->text, record->bytes) == 0)
+            return STATUS_OK;
+        return refuse_header(path, at, record->bytes, lines->text, lines->header_bytes);
+    }
+    if (record->line_ends == 0 && record->fields < row->count)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s, line %zu: this last row has no end and may be torn; end or delete it", path, line);
+}
+
+static enum status csv_examine(const char *path, const char *text, size_t bytes, const struct row *row,
+                               const struct csv_lines *lines, struct csv_extent *extent)
+{
+    *extent = (struct csv_extent){0};
+    size_t line = 1;
+    for (const char *at = text, *end = text + bytes; at < end;) {
+        struct csv_record record = record_at(at, end);
+        if (!record.whole)
+            return judge_tail(path, &record, at, line, row, lines, extent);
+
+        size_t content = record.bytes - 1; /* without its line end, "\n" or "\r\n" */
+        content -= content > 0 && at[content - 1] == '\r';
+        if (at == text) {
+            if (content != lines->header_bytes - 1 || memcmp(at, lines->text, content) != 0)
+                return refuse_header(path, at, record.bytes, lines->text, lines->header_bytes);
+        } else if (content > 0 && record.fields != row->count) {
+            return status_set(STATUS_USAGE,
+                              "%s, line %zu: %zu fields where the header has %zu; repair or delete this row",
+                              path, line, record.fields, row->count);
+        }
+        line += record.line_ends;
+        at += record.bytes;
+        extent->whole_bytes += record.bytes;
+    }
+    return STATUS_OK;
+}
+
+static enum status read_all(int fd, const char *path, char **text, size_t *bytes)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    size_t capacity = (size_t)info.st_size;
+    *text = malloc(capacity + 1);
+    if (!*text)
+        return status_set(STATUS_FAILED, "%s: out of memory for its %zu bytes", path, capacity);
+    for (*bytes = 0; *bytes < capacity;) {
+        ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            int cause = errno;
+            free(*text);
+            return status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(cause));
+        }
+        if (got == 0)
+            break;
+        *bytes += (size_t)got;
+    }
+    return STATUS_OK;
+}
+
+/* Locks the file until it is closed. Some cluster file systems are mounted without locks: that is no failure,
+ * for losing a row is worse than the small risk of two that mix. */
+static enum status lock_file(int fd, const char *path, int operation, bool *locked)
+{
+    int failed;
+    while ((failed = flock(fd, operation)) != 0 && errno == EINTR)
+        ;
+    *locked = !failed;
+    if (!failed || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "%s cannot be locked: %s", path, strerror(errno));
+}
+
+static enum status lock_and_examine(int fd, const char *path, int operation, const struct row *row,
+                                    const struct csv_lines *lines, struct csv_extent *extent, bool *locked)
+{
+    char *text;
+    size_t bytes;
+    TRY(lock_file(fd, path, operation, locked));
+    TRY(read_all(fd, path, &text, &bytes));
+    enum status status = csv_examine(path, text, bytes, row, lines, extent);
+    free(text);
+    return status;
+}
+
+/* ---- Checking ---- */
+
+/* The folder of `path`, in a buffer of PATH_MAX. */
+static const char *folder_of(const char *path, char *folder)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        return ".";
+    int bytes = slash == path ? 1 : (int)(slash - path);
+    snprintf(folder, PATH_MAX, "%.*s", bytes, path);
+    return folder;
+}
+
+static enum status check_new_file(const char *path)
+{
+    struct stat info;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (!*name)
+        return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
+    if (lstat(path, &info) == 0)
+        return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
+
+    char buffer[PATH_MAX];
+    const char *folder = folder_of(path, buffer);
+    if (access(folder, W_OK | X_OK) == 0)
+        return STATUS_OK;
+    if (errno == ENOENT)
+        return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'", path,
+                          folder);
+    /* access() also tells root of a read-only file system. */
+    return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
+                      folder, strerror(errno));
+}
+
+static enum status check_old_file(const char *path, const struct row *row)
+{
+    if (access(path, R_OK | W_OK) != 0)
+        return status_set(STATUS_USAGE, "%s cannot be read and written (%s); name another file", path,
+                          strerror(errno));
+    struct csv_lines lines;
+    TRY(csv_format(row, 1, &lines));
+    enum status status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        status = status_set(STATUS_USAGE, "%s cannot be opened: %s", path, strerror(errno));
+    } else {
+        /* Shared lock: a row that another process is writing just now is not a torn one. */
+        struct csv_extent extent;
+        bool locked;
+        status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
+        close(fd);
+    }
+    free(lines.text);
+    return status;
+}
+
+/* Devices and pipes cannot be read back, so what they hold cannot be checked. */
+static enum status refuse_irregular(const char *path, bool folder)
+{
+    return status_set(STATUS_USAGE, "%s is %s; name a regular file, or write CSV to stdout with --format csv",
+                      path, folder ? "a folder" : "a device or pipe");
+}
+
+enum status csv_check(const char *path, const struct row *row)
+{
+    struct stat info;
+    TRY(row_check(row));
+    if (stat(path, &info) == 0) {
+        if (!S_ISREG(info.st_mode))
+            return refuse_irregular(path, S_ISDIR(info.st_mode));
+        return check_old_file(path, row);
+    }
+    if (errno == ENOENT)
+        return check_new_file(path);
+    return status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
+}
+
+enum status file_check(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return errno == ENOENT ? check_new_file(path)
+                               : status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
+    char buffer[PATH_MAX];
+    const char *folder = folder_of(path, buffer);
+    if (access(folder, W_OK | X_OK) != 0)
+        return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
+                          folder, strerror(errno));
+    return STATUS_OK;
+}
+
+/* ---- Writing ---- */
+
+static bool write_all(int fd, const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t written = write(fd, bytes, count);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0) {
+            errno = written < 0 ? errno : EIO;
+            return false;
+        }
+        bytes += written;
+        count -= (size_t)written;
+    }
+    return true;
+}
+
+/* Makes a new name last. Some file systems cannot sync folders, and the file itself is safe: no error. */
+static void sync_folder(const char *path)
+{
+    char buffer[PATH_MAX];
+    int fd = open(folder_of(path, buffer), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+}
+
+/* Cuts off a torn last line. Without a lock it may be another process's row, half-way written. */
+static enum status cut_torn_line(int fd, const char *path, const struct csv_extent *extent, bool locked)
+{
+    if (!locked)
+        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn; delete it", path,
+                          extent->torn_line);
+    if (ftruncate(fd, (off_t)extent->whole_bytes) != 0)
+        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn and cannot be cut off: %s",
+                          path, extent->torn_line, strerror(errno));
+    status_warn("%s, line %zu: cut off a torn line, which a killed run had left", path, extent->torn_line);
+    return STATUS_OK;
+}
+
+static enum status append_lines(int fd, const char *path, const struct row *row,
+                                const struct csv_lines *lines)
+{
+    static bool warned;
+    struct csv_extent extent;
+    bool locked;
+    TRY(lock_and_examine(fd, path, LOCK_EX, row, lines, &extent, &locked));
+    if (!locked && !warned) {
+        warned = true;
+        status_warn("%s: this file system has no locks; give each process a file of its own", path);
+    }
+    if (extent.torn_line)
+        TRY(cut_torn_line(fd, path, &extent, locked));
+
+    size_t skipped = extent.whole_bytes > 0 ? lines->header_bytes : 0;
+    /* A full disk or quota may show up as late as in fsync(). */
+    if (write_all(fd, lines->text + skipped, lines->bytes - skipped) && fsync(fd) == 0) {
+        if (!skipped)
+            sync_folder(path);
+        return STATUS_OK;
+    }
+    int cause = errno;
+    if (locked && ftruncate(fd, (off_t)extent.whole_bytes) == 0)
+        return status_set(STATUS_FAILED, "%s: a row could not be written (%s); the rows before it are whole",
+                          path, strerror(cause));
+    return status_set(STATUS_FAILED,
+                      "%s: a row could not be written (%s) and may be torn; delete its last line", path,
+                      strerror(cause));
+}
+
+enum status csv_append(const char *path, const struct row *rows, size_t count)
+{
+    struct csv_lines lines;
+    TRY(csv_format(rows, count, &lines));
+    enum status status;
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        status = status_set(STATUS_FAILED, "%s cannot be opened: %s", path, strerror(errno));
+    } else {
+        if (fstat(fd, &info) != 0)
+            status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+        else if (!S_ISREG(info.st_mode))
+            status = refuse_irregular(path, false);
+        else
+            status = append_lines(fd, path, rows, &lines);
+        close(fd); /* also unlocks; fsync() has told of every error */
+    }
+    free(lines.text);
+    return status;
+}
+
+/* Opens a new file next to `target` with the usual permissions; its name goes into `name`. */
+static int open_temporary(const char *target, char *name)
+{
+    for (int i = 0; i < TEMPORARY_NAMES; i++) {
+        if (snprintf(name, PATH_MAX, "%s.%ld-%d.tmp", target, (long)getpid(), i) >= PATH_MAX) {
+            errno = ENAMETOOLONG;
+            return -1;
+        }
+        int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST)
+            return fd;
+    }
+    return -1;
+}
+
+static enum status replace_file(const char *target, const void *bytes, size_t count)
+{
+    struct stat info;
+    if (stat(target, &info) == 0 && !S_ISREG(info.st_mode))
+        return status_set(STATUS_FAILED, "%s is not a regular file; name another", target);
+    char name[PATH_MAX];
+    int fd = open_temporary(target, name);
+    if (fd < 0)
+        return status_set(STATUS_FAILED, "%s cannot be written: %s", target, strerror(errno));
+
+    bool written = write_all(fd, bytes, count) && fsync(fd) == 0;
+    int cause = errno;
+    if (close(fd) != 0 && written) {
+        written = false;
+        cause = errno;
+    }
+    if (written && rename(name, target) == 0) {
+        sync_folder(target);
+        return STATUS_OK;
+    }
+    cause = written ? errno : cause;
+    unlink(name);
+    return status_set(STATUS_FAILED, "%s cannot be written: %s", target, strerror(cause));
+}
+
+enum status file_write_atomic(const char *path, const void *bytes, size_t count)
+{
+    char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
+    enum status status = replace_file(target ? target : path, bytes, count);
+    free(target);
+    return status;
+}

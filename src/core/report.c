@@ -1,0 +1,296 @@
+#include "core/report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef HAVE_JANSSON
+#include <jansson.h>
+#endif
+
+#include "common/device.h"
+
+struct report {
+    const struct settings *settings;
+    size_t lines;   /* printed so far */
+    double first_s; /* the first timed variant's time an item: what "speed-up" compares with */
+    bool coloured;
+#ifdef HAVE_JANSSON
+    json_t *rows; /* an array, for JSON */
+#endif
+};
+
+/* What a run found out must not get lost in silence. */
+static enum status flush_stdout(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "stdout could not be written: %s", strerror(errno));
+}
+
+/* ---- JSON ---- */
+
+#ifdef HAVE_JANSSON
+/* A field as JSON: null where the value does not apply. */
+static json_t *json_field(const struct field *field)
+{
+    if (*field->text == '\0')
+        return json_null();
+    if (!field->number)
+        return json_string(field->text);
+    char *end;
+    errno = 0;
+    long long whole = strtoll(field->text, &end, 10);
+    if (*end == '\0' && errno == 0)
+        return json_integer(whole);
+    return json_real(strtod(field->text, NULL));
+}
+
+static enum status print_json(json_t *document)
+{
+    int printed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(document);
+    putchar('\n');
+    return printed == 0 ? STATUS_OK
+                        : status_set(STATUS_FAILED, "stdout: the JSON document could not be written");
+}
+
+static json_t *json_row(const struct row *row)
+{
+    json_t *object = json_object();
+    for (size_t i = 0; i < row->count; i++)
+        json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
+    return object;
+}
+#endif
+
+/* ---- The environment ---- */
+
+static void gpu_fields(struct row *row, int number)
+{
+    struct device_info device;
+    struct gpu_state state;
+    char text[128];
+    nvml_driver_version(text, sizeof text);
+    row_text(row, "driver", text);
+    if (device_describe(number, &device) != STATUS_OK) {
+        row_text(row, "gpu", "");
+        row_text(row, "gpu_unavailable", status_text());
+        return;
+    }
+    row_text(row, "gpu", device.name);
+    row_text(row, "gpu_pci_bus_id", device.pci_bus_id);
+    row_text(row, "gpu_architecture", device.architecture);
+    row_count(row, "gpu_multiprocessors", (unsigned long long)device.multiprocessors);
+    row_count(row, "gpu_memory_bytes", device.memory_bytes);
+    row_count(row, "gpu_memory_free_bytes", device.memory_free_bytes);
+    row_real(row, "gpu_peak_bytes_per_s", device.peak_bytes_per_s);
+    row_real(row, "gpu_peak_operations_per_s", device.peak_operations_per_s);
+    row_text(row, "cuda", device.runtime);
+    row_text(row, "driver_cuda", device.driver_cuda);
+    if (nvml_gpu_state(device.pci_bus_id, &state) != STATUS_OK)
+        return;
+    row_real(row, "gpu_sm_clock_mhz", state.sm_clock_mhz);
+    row_real(row, "gpu_sm_clock_max_mhz", state.sm_clock_max_mhz);
+    row_real(row, "gpu_memory_clock_mhz", state.memory_clock_mhz);
+    row_real(row, "gpu_temperature_c", state.temperature_c);
+    row_real(row, "gpu_power_w", state.power_w);
+    row_text(row, "gpu_throttled", nvml_throttle_words(state.throttle_reasons, text, sizeof text));
+}
+
+static enum status env_row(int device, struct row *row)
+{
+    struct env env;
+    env_capture(&env);
+    row_text(row, "time_utc", env.time_utc);
+    row_text(row, "host", env.host);
+    row_text(row, "job_id", env.job_id);
+    row_text(row, "revision", env.revision);
+    row_text(row, "compiler", env.compiler);
+    row_text(row, "kernel", env.kernel);
+    row_text(row, "cpu", env.cpu_model);
+    row_text(row, "simd", env.simd);
+    row_count(row, "cores", (unsigned long long)env.cores);
+    row_count(row, "hardware_threads", (unsigned long long)env.threads);
+    row_count(row, "allowed_threads", (unsigned long long)env.allowed_threads);
+    row_text(row, "affinity", env.affinity);
+    row_count(row, "memory_bytes", env.memory_bytes);
+    row_count(row, "memory_available_bytes", env.memory_available_bytes);
+    gpu_fields(row, device);
+    return row_check(row);
+}
+
+enum status report_env(int device, int format)
+{
+    struct row row = {0};
+    enum status status = env_row(device, &row);
+    if (status == STATUS_OK && format == FORMAT_CSV) {
+        csv_write_header(stdout, &row);
+        csv_write_row(stdout, &row);
+    } else if (status == STATUS_OK && format == FORMAT_JSON) {
+#ifdef HAVE_JANSSON
+        status = print_json(json_row(&row));
+#else
+        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+#endif
+    } else if (status == STATUS_OK) {
+        for (size_t i = 0; i < row.count; i++)
+            if (*row.fields[i].text)
+                printf("%-26s %s\n", row.fields[i].column, row.fields[i].text);
+    }
+    row_free(&row);
+    return status;
+}
+
+/* ---- The list of variants ---- */
+
+enum status report_list(const struct resources *resources, bool verbose, int format)
+{
+    const char *workload = "";
+    if (format != FORMAT_TABLE)
+        return status_set(STATUS_USAGE, "--list is for people; --format %s does not apply",
+                          format == FORMAT_CSV ? "csv" : "json");
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        if (strcmp(workload, entry->workload) != 0) {
+            workload = entry->workload;
+            printf("%s: %s\n", workload, workload_find(workload)->summary);
+        }
+        bool available = variant_available(entry, resources) == STATUS_OK;
+        printf("  %-18s %s%s\n", entry->name,
+               available ? "available" : "unavailable: ", available ? "" : status_text());
+        if (verbose)
+            printf("  %-18s %s\n", "", entry->summary);
+    }
+    return STATUS_OK;
+}
+
+/* ---- The table ---- */
+
+/* A time in the unit that leaves 1 to 999 before the point. */
+static const char *time_text(double time_s, char *text, size_t size)
+{
+    static const struct {
+        double scale;
+        const char *unit;
+    } units[] = {{1, "s"}, {1e3, "ms"}, {1e6, "us"}, {1e9, "ns"}};
+    size_t i = 0;
+    while (i + 1 < COUNT_OF(units) && time_s * units[i].scale < 1)
+        i++;
+    double value = time_s * units[i].scale;
+    snprintf(text, size, "%.*f %s", value < 10 ? 3 : value < 100 ? 2 : 1, value, units[i].unit);
+    return text;
+}
+
+/* The parameters in one line, so that the table can be read without the command. */
+static void print_caption(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    printf("%s:", workload->name);
+    for (size_t i = 0; i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        char text[4096];
+        options_text(spec, settings->parameters, text, sizeof text);
+        bool shown = i < 5 || options_given(&settings->options, spec->name);
+        bool applies = !workload->applies || workload->applies(settings->parameters, spec->name);
+        if (spec->column && shown && applies && *text)
+            printf(" %s %s", spec->name, text);
+    }
+    printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s\n", "variant", "time/item", "+-95%", "items/s",
+           "speed-up", "roofline", "samples", "#wrong");
+}
+
+/* A line without a time for a variant whose results are wrong. */
+static void print_line(struct report *report, const struct result *result)
+{
+    char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
+         wrong[32] = "-";
+    if (result->row) {
+        const struct stats *stats = &result->bench.time;
+        double item_s = stats->median / result->work.items;
+        if (report->first_s == 0)
+            report->first_s = item_s;
+        time_text(item_s, time, sizeof time);
+        snprintf(error, sizeof error, "%.2f%%", 100 * stats->median_error);
+        snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
+        snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
+                 report->first_s / item_s);
+        if (result->roofline_share > 0)
+            snprintf(roofline, sizeof roofline, "%.2f%%", 100 * result->roofline_share);
+    }
+    if (result->verified)
+        snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
+    const char *colour = !report->coloured || !result->verified ? ""
+                         : result->wrong                        ? "\033[31m"
+                                                                : "\033[32m";
+    printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s\n", result->variant, time, error, rate, speed_up,
+           roofline, result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+}
+
+/* ---- The report ---- */
+
+enum status report_begin(const struct settings *settings, struct report **report)
+{
+    *report = calloc(1, sizeof **report);
+    if (!*report)
+        return status_set(STATUS_FAILED, "out of memory");
+    const char *no_color = getenv("NO_COLOR");
+    (*report)->settings = settings;
+    (*report)->coloured = isatty(STDOUT_FILENO) && !(no_color && *no_color);
+#ifdef HAVE_JANSSON
+    (*report)->rows = json_array();
+#endif
+    return STATUS_OK;
+}
+
+enum status report_add(struct report *report, const struct result *result)
+{
+    if (report->settings->format == FORMAT_TABLE) {
+        if (report->lines++ == 0)
+            print_caption(report->settings);
+        print_line(report, result);
+    } else if (report->settings->format == FORMAT_CSV && result->row) {
+        if (report->lines++ == 0)
+            csv_write_header(stdout, result->row);
+        csv_write_row(stdout, result->row);
+    }
+#ifdef HAVE_JANSSON
+    if (report->settings->format == FORMAT_JSON && result->row) {
+        json_t *object = json_row(result->row);
+        json_object_set_new(object, "settled", json_boolean(result->bench.settled));
+        json_object_set_new(object, "time_cv", json_real(result->bench.time.cv));
+        json_object_set_new(object, "median_error", json_real(result->bench.time.median_error));
+        json_array_append_new(report->rows, object);
+    }
+#endif
+    return flush_stdout();
+}
+
+#ifdef HAVE_JANSSON
+static enum status end_json(struct report *report)
+{
+    struct row row = {0};
+    enum status status = env_row(report->settings->resources.device, &row);
+    if (status == STATUS_OK) {
+        json_t *document = json_object();
+        json_object_set_new(document, "environment", json_row(&row));
+        json_object_set(document, "rows", report->rows);
+        status = print_json(document);
+    }
+    row_free(&row);
+    return status;
+}
+#endif
+
+enum status report_end(struct report *report)
+{
+    enum status status = STATUS_OK;
+#ifdef HAVE_JANSSON
+    if (report->settings->format == FORMAT_JSON)
+        status = end_json(report);
+    json_decref(report->rows);
+#endif
+    free(report);
+    return status == STATUS_OK ? flush_stdout() : status;
+}

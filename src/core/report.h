@@ -1,0 +1,42 @@
+/* What stdout shows: a table for people, or CSV or JSON for programs, never both. */
+#ifndef FDSL_CORE_REPORT_H
+#define FDSL_CORE_REPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/bench.h"
+#include "core/env.h"
+#include "core/record.h"
+#include "core/settings.h"
+#include "core/status.h"
+
+/* One variant's line. */
+struct result {
+    const char *variant;
+    struct bench bench; /* owned by the runner; no samples where the variant was not timed */
+    struct work work;
+    double roofline_share; /* 0 where unknown */
+    bool verified;
+    uint64_t wrong;
+    const struct row *row; /* NULL where the variant was not timed */
+};
+
+struct report;
+
+/* Begins a report on stdout in settings->format. `*report` is freed by report_end(). */
+enum status report_begin(const struct settings *settings, struct report **report);
+
+/* Adds a result: printed at once, but for JSON. */
+enum status report_add(struct report *report, const struct result *result);
+
+/* Ends the report: the whole of it for JSON. STATUS_FAILED when stdout could not be written. */
+enum status report_end(struct report *report);
+
+/* Prints every variant, and why one cannot run here (--list), or what it does as well (-v). */
+enum status report_list(const struct resources *resources, bool verbose, int format);
+
+/* Prints the environment (--env), a line a fact, or as JSON. */
+enum status report_env(int device, int format);
+
+#endif

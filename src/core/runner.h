@@ -1,0 +1,13 @@
+/* Runs what the settings ask for, variant by variant. */
+#ifndef FDSL_CORE_RUNNER_H
+#define FDSL_CORE_RUNNER_H
+
+#include "core/settings.h"
+#include "core/status.h"
+
+/* Sets up, verifies, times, records and reports every chosen variant. STATUS_WRONG when a variant differs
+ * from its oracle (the others still run); any other failure ends the runs at once, and the rows written so
+ * far stay. */
+enum status runner_run(struct settings *settings);
+
+#endif

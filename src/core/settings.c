@@ -1,0 +1,192 @@
+#include "core/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/env.h"
+
+#define THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
+
+static const char *const formats[] = {"table", "csv", "json", NULL};
+
+#define AT(field) offsetof(struct settings, field)
+static const struct option_spec specs[] = {
+    {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
+     "what to run: names from --list, or all"},
+    {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
+     "whose variants 'all' means (default: synth)"},
+    {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
+     "list every variant, and why one cannot run here"},
+    {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
+     "check every result against the oracle first; a variant that fails is not timed"},
+    {"out", "FILE", OPTION_TEXT, AT(out), NULL, 0, 0, NULL, false, "append a CSV row a variant to this file"},
+    {"samples", "FILE", OPTION_TEXT, AT(samples), NULL, 0, 0, NULL, false,
+     "append every timed sample to this CSV file"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
+    {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,
+     "CPU threads; 0 is all that this process may use"},
+    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device number"},
+    {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
+     "runs before the first sample, at least"},
+    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},
+    {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false, "never fewer samples"},
+    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false, "nor less time over them"},
+    {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
+     "stop sampling then, even if the median is still uncertain"},
+    {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
+     "stop once the median's 95 % interval is within this of it"},
+    {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
+     "print what is known of this machine, build and job"},
+    {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
+     "with --list, what each variant does"},
+    {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
+};
+
+void settings_help(FILE *stream)
+{
+    fputs("fdsl-bench - is it faster to make training images on the GPU than to read them?\n"
+          "\n"
+          "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+          "       fdsl-bench --list [-v] | --env | --version | --help\n"
+          "\n"
+          "examples:\n"
+          "  fdsl-bench --variant all --verify              # every variant that runs here, checked\n"
+          "  fdsl-bench --variant bat --batch 256           # one variant\n"
+          "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
+          "  fdsl-bench --variant omp --classes 64 --sheet classes.png\n"
+          "\n"
+          "options:\n",
+          stream);
+    options_help(stream, specs, COUNT_OF(specs));
+    for (size_t i = 0; workload_table[i]; i++) {
+        fprintf(stream, "\noptions of the workload %s (%s):\n", workload_table[i]->name,
+                workload_table[i]->summary);
+        options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
+    }
+    fputs("\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
+          "             4 this build or machine lacks what was asked for\n",
+          stream);
+}
+
+/* Whether these letters are the option's name, or begin it and no other one's. */
+static bool means_option(const char *letters, size_t length, const char *name)
+{
+    size_t matches = 0;
+    if (length == 0 || strncmp(letters, name, length) != 0)
+        return false;
+    for (size_t i = 0; i < COUNT_OF(specs); i++)
+        matches += strncmp(letters, specs[i].name, length) == 0;
+    return matches == 1 || name[length] == '\0';
+}
+
+/* The value of an option before the real parse, which needs to know the workload's table. */
+static const char *peek(int argc, char *argv[], const char *name)
+{
+    const char *value = NULL;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strncmp(argv[i], "--", 2) != 0)
+            continue;
+        const char *letters = argv[i] + 2;
+        size_t length = strcspn(letters, "=");
+        if (!means_option(letters, length, name))
+            continue;
+        if (letters[length] == '=')
+            value = letters + length + 1;
+        else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+            value = argv[i + 1];
+    }
+    return value;
+}
+
+static enum status find_workload(struct settings *settings, int argc, char *argv[])
+{
+    const char *workload_name = peek(argc, argv, "workload"), *variants = peek(argc, argv, "variant");
+    if (workload_name && !workload_find(workload_name)) {
+        const char *names[16];
+        size_t count = 0;
+        for (; workload_table[count]; count++)
+            names[count] = workload_table[count]->name;
+        const char *nearest = nearest_word(workload_name, names, count);
+        return status_set(STATUS_USAGE, "unknown workload '%s'%s%s%s", workload_name,
+                          nearest ? "; did you mean '" : "; there is ", nearest ? nearest : names[0],
+                          nearest ? "'?" : "");
+    }
+    settings->workload = workload_find(workload_name ? workload_name : "synth");
+    if (!variants)
+        return STATUS_OK;
+    TRY(variant_select(variants, workload_name, &settings->variants, &settings->variant_count));
+    settings->workload = workload_find(settings->variants[0]->workload);
+    return STATUS_OK;
+}
+
+/* What can be asked without naming a variant. */
+static bool informational(const struct settings *settings)
+{
+    return settings->help || settings->version || settings->list || settings->environment;
+}
+
+static enum status derive(struct settings *settings)
+{
+    if (!settings->variant_names)
+        return status_set(STATUS_USAGE,
+                          "say what to run with --variant NAME; --list shows the names, --help the rest");
+    if (settings->out && settings->samples && strcmp(settings->out, settings->samples) == 0)
+        return status_set(STATUS_USAGE, "--out and --samples hold different columns; name two files");
+    if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
+        options_given(&settings->options, "min-time"))
+        return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,
+                          settings->min_time_s);
+    if (settings->max_time_s < settings->min_time_s) /* one of the two is only a default: it gives way */
+        *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
+            options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
+    settings->limits = (struct bench_limits){.warmups = settings->warmups,
+                                             .warmup_time_s = settings->warmup_time_s,
+                                             .min_samples = settings->min_samples,
+                                             .min_time_s = settings->min_time_s,
+                                             .max_time_s = settings->max_time_s,
+                                             .max_median_error = settings->max_error_percent / 100};
+    struct env env;
+    env_capture(&env);
+    int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
+    settings->resources =
+        (struct resources){.threads = threads < 1 ? 1 : threads, .device = (int)settings->device};
+#ifdef _OPENMP
+    omp_set_num_threads(settings->resources.threads);
+#endif
+#ifndef HAVE_JANSSON
+    if (settings->format == FORMAT_JSON)
+        return status_set(STATUS_UNAVAILABLE,
+                          "--format json: not built, as jansson was not found; use --format csv");
+#endif
+    return STATUS_OK;
+}
+
+enum status settings_read(struct settings *settings, int argc, char *argv[])
+{
+    *settings = (struct settings){0};
+    enum status found = find_workload(settings, argc, argv);
+    if (!settings->workload)
+        return found;
+    settings->parameters = calloc(1, settings->workload->parameters_bytes);
+    if (!settings->parameters)
+        return status_set(STATUS_FAILED, "out of memory");
+    settings->options = (struct options){
+        .tables = {{specs, COUNT_OF(specs), settings},
+                   {settings->workload->options, settings->workload->option_count, settings->parameters}},
+        .table_count = 2};
+    if (found != STATUS_OK)
+        return found;
+    TRY(options_parse(&settings->options, argc, argv));
+    return informational(settings) ? STATUS_OK : derive(settings);
+}
+
+void settings_free(struct settings *settings)
+{
+    options_free(&settings->options);
+    free(settings->variants);
+    free(settings->parameters);
+}

@@ -1,0 +1,42 @@
+/* What the command line asks for: the options that every workload shares. */
+#ifndef FDSL_CORE_SETTINGS_H
+#define FDSL_CORE_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "core/bench.h"
+#include "core/options.h"
+#include "core/variant.h"
+#include "core/workload.h"
+
+enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
+
+struct settings {
+    /* As given */
+    const char *variant_names, *workload_name, *out, *samples;
+    uint64_t threads, device, warmups, min_samples;
+    double warmup_time_s, min_time_s, max_time_s, max_error_percent;
+    int format;
+    bool verify, list, environment, help, version, verbose;
+
+    /* Derived */
+    const struct workload *workload;
+    const struct variant_entry **variants; /* owned */
+    size_t variant_count;
+    struct options options; /* the core's table and the workload's */
+    void *parameters;       /* the workload's struct; owned */
+    struct resources resources;
+    struct bench_limits limits;
+};
+
+/* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,
+ * --list or --env is given nothing else need be. The caller frees, also after a failure. */
+enum status settings_read(struct settings *settings, int argc, char *argv[]);
+void settings_free(struct settings *settings);
+
+/* Prints --help. */
+void settings_help(FILE *stream);
+
+#endif

@@ -1,0 +1,64 @@
+#include "core/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static _Thread_local char message[1024];
+
+enum status status_set(enum status code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+enum status status_prefix(enum status code, const char *format, ...)
+{
+    char text[sizeof message];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length >= sizeof text - 2)
+        length = 0;
+    size_t room = sizeof text - (size_t)length;
+    int written = snprintf(text + length, room, "%s%s", length ? ": " : "", message);
+    if (written < 0) /* then the message alone must do */
+        return code;
+    memcpy(message, text, sizeof message);
+    return code;
+}
+
+const char *status_text(void)
+{
+    return message;
+}
+
+static void print_line(const char *colour, const char *kind, const char *text)
+{
+    const char *no_color = getenv("NO_COLOR");
+    int terminal = isatty(STDERR_FILENO), coloured = terminal && !(no_color && *no_color);
+    /* On a terminal, over the progress that may stand there. */
+    fprintf(stderr, "%s%sfdsl-bench: %s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
+            coloured ? "\033[0m" : "", text);
+}
+
+void status_warn(const char *format, ...)
+{
+    char text[sizeof message];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    print_line("\033[33m", "warning: ", text);
+}
+
+void status_print(void)
+{
+    print_line("\033[31m", "", message);
+}

@@ -1,0 +1,47 @@
+/* Errors: a code and one line of text, returned and relayed. Nothing but main() exits.
+ *
+ * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
+ * went wrong and what to do about it; on the way up, status_prefix() adds context. The codes are the exit
+ * statuses of the program. Only libc.
+ */
+#ifndef FDSL_CORE_STATUS_H
+#define FDSL_CORE_STATUS_H
+
+#include "core/portable.h"
+
+FDSL_C_BEGIN
+
+enum status {
+    STATUS_OK = 0,
+    STATUS_FAILED = 1,     /* a failure while running */
+    STATUS_USAGE = 2,      /* the user asked for something that makes no sense */
+    STATUS_WRONG = 3,      /* a result differs from its oracle */
+    STATUS_UNAVAILABLE = 4 /* asked for something this build or machine lacks */
+};
+
+/* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
+ * in `return status_set(...)`. The text is cut at 1 KiB. */
+enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts context in front of the recorded message ("context: message") and returns `code` unchanged. */
+enum status status_prefix(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The calling thread's latest message; never NULL, owned by the thread, overwritten by the next failure. */
+const char *status_text(void);
+
+/* Prints a line to stderr: "fdsl-bench: warning: ..." (yellow on a terminal without NO_COLOR). */
+void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints the recorded message as an error line to stderr. */
+void status_print(void);
+
+#define TRY(call)                         \
+    do {                                  \
+        enum status try_status_ = (call); \
+        if (try_status_ != STATUS_OK)     \
+            return try_status_;           \
+    } while (0)
+
+FDSL_C_END
+
+#endif

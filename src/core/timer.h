@@ -1,0 +1,15 @@
+/* Wall time. Only libc. */
+#ifndef FDSL_CORE_TIMER_H
+#define FDSL_CORE_TIMER_H
+
+#include <time.h>
+
+/* Seconds since an arbitrary fixed point; never goes back. */
+static inline double timer_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+#endif

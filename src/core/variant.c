@@ -1,0 +1,133 @@
+#include "core/variant.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/options.h"
+#include "core/workload.h"
+
+/* The address of a variant that this build holds, or NULL for one that it leaves out. */
+#define WITH_NOTHING(symbol) &symbol
+#if defined(_OPENMP)
+#define WITH_OPENMP(symbol) &symbol
+#else
+#define WITH_OPENMP(symbol) NULL
+#endif
+#if defined(HAVE_CUDA)
+#define WITH_CUDA(symbol) &symbol
+#else
+#define WITH_CUDA(symbol) NULL
+#endif
+
+#define VARIANT(symbol, name, workload, needs, summary) extern const struct variant symbol;
+#include "core/variants.def"
+#undef VARIANT
+
+#define VARIANT(symbol, name, workload, needs, summary) \
+    {name, workload, #needs, summary, WITH_##needs(symbol)},
+const struct variant_entry variant_table[] = {
+#include "core/variants.def"
+};
+#undef VARIANT
+
+const size_t variant_count = COUNT_OF(variant_table);
+
+enum status variant_table_check(void)
+{
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        const struct variant *variant = entry->variant;
+        if (!workload_find(entry->workload))
+            return status_set(STATUS_FAILED, "variants.def: '%s' names the unknown workload '%s'",
+                              entry->name, entry->workload);
+        if (variant_find(entry->name) != entry)
+            return status_set(STATUS_FAILED, "variants.def: '%s' appears twice", entry->name);
+        if (strcmp(entry->name, "all") == 0 || strchr(entry->name, ','))
+            return status_set(STATUS_FAILED, "variants.def: '%s' cannot be asked for", entry->name);
+        if (variant &&
+            !(variant->platform && variant->setup && variant->run && variant->fetch && variant->teardown))
+            return status_set(STATUS_FAILED, "variants.def: '%s' lacks a callback", entry->name);
+    }
+    return STATUS_OK;
+}
+
+const struct variant_entry *variant_find(const char *name)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].name, name) == 0)
+            return &variant_table[i];
+    return NULL;
+}
+
+enum status variant_available(const struct variant_entry *entry, const struct resources *resources)
+{
+    if (!entry->variant)
+        return status_set(STATUS_UNAVAILABLE, "not built: this build has no %s",
+                          strcmp(entry->needs, "OPENMP") == 0 ? "OpenMP" : entry->needs);
+    return entry->variant->probe ? entry->variant->probe(resources) : STATUS_OK;
+}
+
+static enum status unknown_variant(const char *name)
+{
+    const char **names = malloc(variant_count * sizeof *names);
+    const char *nearest = NULL;
+    if (names) {
+        for (size_t i = 0; i < variant_count; i++)
+            names[i] = variant_table[i].name;
+        nearest = nearest_word(name, names, variant_count);
+    }
+    free(names);
+    if (nearest)
+        return status_set(STATUS_USAGE, "unknown variant '%s'; did you mean '%s'?", name, nearest);
+    return status_set(STATUS_USAGE, "unknown variant '%s'; --list shows them all", name);
+}
+
+static enum status choose(const char *name, const char **workload, const struct variant_entry **chosen,
+                          size_t *count)
+{
+    const struct variant_entry *entry = variant_find(name);
+    if (!entry)
+        return unknown_variant(name);
+    if (!*workload)
+        *workload = entry->workload;
+    if (strcmp(entry->workload, *workload) != 0)
+        return status_set(STATUS_USAGE,
+                          "variant '%s' belongs to the workload '%s', not '%s'; run one workload at a time",
+                          name, entry->workload, *workload);
+    for (size_t i = 0; i < *count; i++)
+        if (chosen[i] == entry)
+            return status_set(STATUS_USAGE, "variant '%s' is asked for twice", name);
+    chosen[(*count)++] = entry;
+    return STATUS_OK;
+}
+
+static void choose_all(const char *workload, const struct variant_entry **chosen, size_t *count)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, workload) == 0)
+            chosen[(*count)++] = &variant_table[i];
+}
+
+enum status variant_select(const char *list, const char *workload, const struct variant_entry ***chosen,
+                           size_t *count)
+{
+    *count = 0;
+    *chosen = calloc(variant_count, sizeof **chosen);
+    char *names = strdup(list);
+    enum status status = STATUS_OK;
+    if (!*chosen || !names)
+        status = status_set(STATUS_FAILED, "out of memory while selecting variants");
+    else if (strcmp(list, "all") == 0)
+        choose_all(workload ? workload : "synth", *chosen, count);
+    else {
+        char *rest = names, *name;
+        while (status == STATUS_OK && (name = strsep(&rest, ",")))
+            status = choose(name, &workload, *chosen, count);
+    }
+    free(names);
+    if (status != STATUS_OK) {
+        free(*chosen);
+        *chosen = NULL;
+    }
+    return status;
+}

@@ -1,0 +1,15 @@
+#include "core/workload.h"
+
+#include <string.h>
+
+extern const struct workload workload_synth;
+
+const struct workload *const workload_table[] = {&workload_synth, NULL};
+
+const struct workload *workload_find(const char *name)
+{
+    for (size_t i = 0; workload_table[i]; i++)
+        if (strcmp(workload_table[i]->name, name) == 0)
+            return workload_table[i];
+    return NULL;
+}

@@ -1,0 +1,66 @@
+/* A workload: a job's inputs, the work that is in it, and the oracle that says what is right. */
+#ifndef FDSL_CORE_WORKLOAD_H
+#define FDSL_CORE_WORKLOAD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/options.h"
+#include "core/status.h"
+#include "core/variant.h"
+
+/* The work of one run: numerators of rates, and of the roofline. */
+struct work {
+    double items;      /* images, samples, ... */
+    double bytes;      /* the fewest bytes that must reach or leave memory */
+    double operations; /* the fewest 32-bit arithmetic operations */
+};
+
+/* A peak rate of a device; 0 where unknown. */
+struct peak {
+    double bytes_per_s, operations_per_s;
+};
+
+struct workload {
+    const char *name, *summary;
+    const char *item; /* the unit of work.items in the plural: "images" */
+
+    /* Options of this workload. Those with `column` set become CSV columns, in this order. */
+    const struct option_spec *options;
+    size_t option_count;
+    size_t parameters_bytes; /* size of the struct that the options fill */
+
+    /* Names of the workload's own CSV columns, NULL-terminated. */
+    const char *const *measures;
+
+    /* Checks the parameters, completes those whose default depends on others, and makes the input that
+     * variants work on. The caller closes it. */
+    enum status (*open)(const struct options *options, void *parameters, void **input);
+    void (*close)(void *input);
+
+    /* Whether a parameter means anything among these; where not, its column stays empty. May be NULL: always.
+     */
+    bool (*applies)(const void *parameters, const char *option);
+
+    /* The work of one run of `input`. */
+    struct work (*work)(const void *input);
+
+    /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
+    enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
+
+    /* Fills the workload's own columns after the timed runs, one text a name in `measures` (they come empty);
+     * may run the variant again. May be NULL. */
+    enum status (*measure)(const void *input, const struct variant *variant, void *state, char texts[][64]);
+
+    /* Run number 0 has been made by `state`: writes what the user asked to see of it. May be NULL.
+     * `name` is the variant's where several variants deliver, else NULL. */
+    enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
+};
+
+/* All workloads, NULL-terminated. */
+extern const struct workload *const workload_table[];
+
+/* The workload of that name, or NULL. */
+const struct workload *workload_find(const char *name);
+
+#endif

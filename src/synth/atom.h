@@ -1,0 +1,121 @@
+/* The VisualAtom image: what every variant draws, one definition for host and device.
+ *
+ * An atom is K closed polygons ("orbits") around a centre. Each orbit moves each of q vertices outwards along
+ * its own direction by a wave, a line width and noise, and paints over the orbits before it. The formula is
+ * that of Takashima et al., "Visual Atoms: pre-training vision transformers with sinusoidal waves", CVPR
+ * 2023; docs/visualatom.md gives it in full, with the two ways ("formula") in which released code reads it.
+ *
+ * Everything random is a Philox block of a counter, so an image is a pure function of (seed, class, instance)
+ * and can be made anywhere, alone, in any order. These streams never change: tests/ holds golden hashes.
+ */
+#ifndef FDSL_SYNTH_ATOM_H
+#define FDSL_SYNTH_ATOM_H
+
+#include <stdint.h>
+
+#include "core/philox.h"
+#include "core/portable.h"
+#include "synth/noise.h"
+
+/* A class: what its images have in common. Lengths are pixels; nothing scales with the resolution. */
+struct atom_class {
+    uint32_t id;               /* the class number; part of every image's key */
+    uint32_t vertices, orbits; /* q, K >= 1 */
+    float oval_x, oval_y;      /* stretch of the start circle */
+    uint32_t freq1, freq2;     /* the wave's frequencies */
+    float noise;               /* p: the noise coefficient, and the mean step outwards */
+    uint32_t radius;           /* of the start circle, which is never drawn */
+    float line_width;          /* a radial offset added at every orbit, not a pen's width */
+};
+
+/* What a vertex needs, a table of q entries each: directions, and the step outwards without noise. */
+struct atom_spokes {
+    const float *cosine, *sine, *advance;
+};
+
+/* A position, in pixels. */
+struct atom_point {
+    float x, y;
+};
+
+/* The streams of an image, by the third word of the counter. Streams of STREAM_CURAND and above belong to
+ * variants that draw through cuRAND's own states. */
+enum atom_stream { STREAM_NOISE = 0, STREAM_GRAY = 1, STREAM_CENTRE = 2, STREAM_CURAND = 16 };
+
+FDSL_C_BEGIN
+
+/* Fills the three tables of `class_`, q = vertices floats each, by double precision rounded once:
+ * cosine and sine of 2 pi i / q, and advance = p + line_width + (sin(n1 theta) + sin(n2 theta)) / 2. */
+void atom_spokes_fill(const struct atom_class *class_, float *cosine, float *sine, float *advance);
+
+FDSL_C_END
+
+/* The key of image (class id, instance) under the run's seed. */
+FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint64_t instance)
+{
+    struct philox_block block =
+        philox(philox_key(seed), (uint32_t)instance, (uint32_t)(instance >> 32), class_id, 0);
+    struct philox_key key = {{block.word[0], block.word[1]}};
+    return key;
+}
+
+/* The block that holds a vertex's noise draws for orbits 2 pair and 2 pair + 1: words 0, 1 are x and y of the
+ * even one, words 2, 3 of the odd one. */
+FDSL_HD struct philox_block atom_noise_block(struct philox_key key, uint32_t vertex, uint32_t pair)
+{
+    return philox(key, vertex, pair, STREAM_NOISE, 0);
+}
+
+/* The two noises (x, y) of a vertex in an orbit. */
+FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradients, uint32_t vertex,
+                                     uint32_t orbit)
+{
+    struct philox_block block = atom_noise_block(key, vertex, orbit >> 1);
+    struct atom_point noise = {noise_of_draw(gradients, philox_word(block, 2 * orbit)),
+                               noise_of_draw(gradients, philox_word(block, 2 * orbit + 1))};
+    return noise;
+}
+
+/* The gray of an orbit. `uji`: round(255 U), so 0 and 255 come half as often; `visualatom`: uniform. */
+FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t orbit)
+{
+    uint32_t draw = philox_word(philox(key, orbit >> 2, 0, STREAM_GRAY, 0), orbit);
+    return formula == FORMULA_UJI ? (uint8_t)(((uint64_t)draw * 255 + 0x80000000u) >> 32)
+                                  : (uint8_t)philox_below(draw, 256);
+}
+
+/* One coordinate of the centre. `uji`: round(U res); `visualatom`: (res + u) / 2 with u whole in -res .. res,
+ * which is half of a draw from 0 .. 2 res. */
+FDSL_HD float atom_centre_coordinate(uint32_t draw, enum formula formula, uint32_t res)
+{
+    return formula == FORMULA_UJI ? (float)(uint32_t)(((uint64_t)draw * res + 0x80000000u) >> 32)
+                                  : 0.5f * (float)philox_below(draw, 2 * res + 1);
+}
+
+FDSL_HD struct atom_point atom_centre(struct philox_key key, enum formula formula, uint32_t res)
+{
+    struct philox_block block = philox(key, 0, 0, STREAM_CENTRE, 0);
+    struct atom_point centre = {atom_centre_coordinate(block.word[0], formula, res),
+                                atom_centre_coordinate(block.word[1], formula, res)};
+    return centre;
+}
+
+/* Where a vertex starts: on the oval around the centre. */
+FDSL_HD struct atom_point atom_start(const struct atom_class *class_, struct atom_point centre, float cosine,
+                                     float sine)
+{
+    struct atom_point point = {fmaf((float)class_->radius * class_->oval_x, cosine, centre.x),
+                               fmaf((float)class_->radius * class_->oval_y, sine, centre.y)};
+    return point;
+}
+
+/* One orbit further: the vertex moves along its direction by advance - p * noise, each axis with its own. */
+FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float cosine, float sine,
+                                       float advance, struct atom_point noise)
+{
+    struct atom_point next = {fmaf(cosine, fmaf(-p, noise.x, advance), point.x),
+                              fmaf(sine, fmaf(-p, noise.y, advance), point.y)};
+    return next;
+}
+
+#endif

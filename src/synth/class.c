@@ -1,0 +1,550 @@
+#include "synth/class.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/options.h"
+#include "core/philox.h"
+#include "core/record.h"
+
+#ifdef HAVE_INIH
+#include <ini.h>
+#endif
+
+/* A named number in a struct: a column of the CSV list, or a key of the INI file. */
+struct number {
+    const char *name;
+    enum { NUMBER_U32, NUMBER_U64, NUMBER_FLOAT, NUMBER_DOUBLE } kind;
+    size_t offset;
+    double minimum, maximum;
+};
+
+static enum status number_parse(const struct number *number, const char *text, void *values)
+{
+    void *value = (char *)values + number->offset;
+    bool whole = number->kind == NUMBER_U32 || number->kind == NUMBER_U64;
+    uint64_t count = 0;
+    double real = 0;
+    TRY(whole ? parse_count(number->name, text, number->minimum, number->maximum, &count)
+              : parse_real(number->name, text, number->minimum, number->maximum, &real));
+    switch (number->kind) {
+    case NUMBER_U32:
+        *(uint32_t *)value = (uint32_t)count;
+        break;
+    case NUMBER_U64:
+        *(uint64_t *)value = count;
+        break;
+    case NUMBER_FLOAT:
+        *(float *)value = (float)real;
+        break;
+    case NUMBER_DOUBLE:
+        *(double *)value = real;
+        break;
+    }
+    return STATUS_OK;
+}
+
+/* ---- One class ---- */
+
+/* The parameters of a class: the columns of a CSV list, in this order, and what each may be. */
+static const struct number columns[] = {
+    {"class", NUMBER_U32, offsetof(struct atom_class, id), 0, UINT32_MAX},
+    {"vertices", NUMBER_U32, offsetof(struct atom_class, vertices), 1, CLASS_VERTICES_MAX},
+    {"orbits", NUMBER_U32, offsetof(struct atom_class, orbits), 1, CLASS_ORBITS_MAX},
+    {"oval_x", NUMBER_FLOAT, offsetof(struct atom_class, oval_x), 0, CLASS_REACH_MAX},
+    {"oval_y", NUMBER_FLOAT, offsetof(struct atom_class, oval_y), 0, CLASS_REACH_MAX},
+    {"freq1", NUMBER_U32, offsetof(struct atom_class, freq1), 0, CLASS_FREQ_MAX},
+    {"freq2", NUMBER_U32, offsetof(struct atom_class, freq2), 0, CLASS_FREQ_MAX},
+    {"noise", NUMBER_FLOAT, offsetof(struct atom_class, noise), -CLASS_REACH_MAX, CLASS_REACH_MAX},
+    {"radius", NUMBER_U32, offsetof(struct atom_class, radius), 0, CLASS_REACH_MAX},
+    {"line_width", NUMBER_FLOAT, offsetof(struct atom_class, line_width), -CLASS_REACH_MAX, CLASS_REACH_MAX},
+};
+enum { COLUMN_COUNT = COUNT_OF(columns) };
+
+static double column_value(const struct number *column, const struct atom_class *class_)
+{
+    const void *value = (const char *)class_ + column->offset;
+    return column->kind == NUMBER_U32 ? *(const uint32_t *)value : (double)*(const float *)value;
+}
+
+static double start_reach(const struct atom_class *class_)
+{
+    return class_->radius * fmax(class_->oval_x, class_->oval_y);
+}
+
+/* At every orbit each axis moves by at most |p| (1 + |noise|), the wave's 1 and the line width. */
+double class_reach(const struct atom_class *class_)
+{
+    double step =
+        fabs((double)class_->noise) * (1 + (double)NOISE_LIMIT) + 1 + fabs((double)class_->line_width);
+    return start_reach(class_) + class_->orbits * step;
+}
+
+static enum status check_limits(const struct atom_class *class_)
+{
+    for (size_t i = 0; i < COLUMN_COUNT; i++) {
+        double value = column_value(&columns[i], class_);
+        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* NaN, too */
+            return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", columns[i].name, value,
+                              columns[i].minimum, columns[i].maximum);
+    }
+    double reach = class_reach(class_);
+    if (reach > CLASS_REACH_MAX)
+        return status_set(
+            STATUS_USAGE, "vertices can get %.9g pixels away from the centre, more than %.9g: lower %s",
+            reach, CLASS_REACH_MAX,
+            start_reach(class_) > reach / 2 ? "radius, oval_x or oval_y" : "orbits, noise or line_width");
+    return STATUS_OK;
+}
+
+enum status class_check(const struct atom_class *class_)
+{
+    enum status status = check_limits(class_);
+    return status == STATUS_OK ? status : status_prefix(status, "class %u", (unsigned)class_->id);
+}
+
+/* ---- Drawing a class from ranges ---- */
+
+/* The words of a class: Philox under the key philox_key(seed), counter (block, 0, CLASS_STREAM, id), block
+ * 0, 1, ... and the four words of each in turn. The stream's number is a class number that nobody uses, so
+ * that these counters never meet those of image keys, (instance, class, 0), when both seeds are equal.
+ * Frozen, with the order of draws in class_draw(): golden hashes depend on both. */
+#define CLASS_STREAM 0x434C4153u
+
+struct class_words {
+    struct philox_key key;
+    uint32_t id, used;
+    struct philox_block block;
+};
+
+static uint32_t next_word(struct class_words *words)
+{
+    uint32_t lane = words->used % 4;
+    if (lane == 0)
+        words->block = philox(words->key, words->used / 4, 0, CLASS_STREAM, words->id);
+    words->used++;
+    return words->block.word[lane];
+}
+
+static uint32_t draw_count(struct class_words *words, uint32_t minimum, uint32_t maximum)
+{
+    return minimum + philox_below(next_word(words), maximum - minimum + 1);
+}
+
+/* min + U (max - min) in float32, U a multiple of 2^-24: both ends are rounded to float first, and so is
+ * their difference; product and sum are one fused operation. So the result never exceeds the upper end: U is
+ * at most 1 - 2^-24, which outweighs the rounding of the difference, and the fused sum is rounded once. */
+static float draw_real(struct class_words *words, double minimum, double maximum)
+{
+    float low = (float)minimum, span = (float)maximum - low;
+    return fmaf(philox_unit(next_word(words)), span, low);
+}
+
+/* One word each for q, K, ox, oy, p, r0, l, n1, n2 in this order, and further ones where n2 is redrawn. Equal
+ * frequencies are redrawn, as they only double the wave; no wave at all (0, 0) stands, and so does the pair
+ * when the range holds a single frequency: there is no other. */
+void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
+{
+    struct class_words words = {.key = philox_key(ranges->seed), .id = id};
+    class_->id = id;
+    class_->vertices = draw_count(&words, ranges->vertices_min, ranges->vertices_max);
+    class_->orbits = draw_count(&words, ranges->orbits_min, ranges->orbits_max);
+    class_->oval_x = draw_real(&words, 1, ranges->oval_max);
+    class_->oval_y = draw_real(&words, 1, ranges->oval_max);
+    class_->noise = draw_real(&words, ranges->noise_min, ranges->noise_max);
+    class_->radius = draw_count(&words, ranges->radius_min, ranges->radius_max);
+    class_->line_width = draw_real(&words, 0, ranges->line_width_max);
+    class_->freq1 = draw_count(&words, ranges->freq_min, ranges->freq_max);
+    do
+        class_->freq2 = draw_count(&words, ranges->freq_min, ranges->freq_max);
+    while (class_->freq2 == class_->freq1 && class_->freq1 != 0 && ranges->freq_min != ranges->freq_max);
+}
+
+/* ---- Ranges from an INI file ---- */
+
+#ifdef HAVE_INIH
+
+#define NOISE_SPAN  4  /* of the noise coefficient, above its minimum */
+#define RADIUS_SPAN 50 /* of the start radius, above its own */
+
+extern const char classes_cfg[]; /* configs/classes.cfg: classes_cfg.S */
+
+static const struct number keys[] = {
+    {"nvertex_min", NUMBER_U32, offsetof(struct class_ranges, vertices_min), 1, CLASS_VERTICES_MAX},
+    {"nvertex_max", NUMBER_U32, offsetof(struct class_ranges, vertices_max), 1, CLASS_VERTICES_MAX},
+    {"norbits_min", NUMBER_U32, offsetof(struct class_ranges, orbits_min), 1, CLASS_ORBITS_MAX},
+    {"norbits_max", NUMBER_U32, offsetof(struct class_ranges, orbits_max), 1, CLASS_ORBITS_MAX},
+    {"oval_max", NUMBER_DOUBLE, offsetof(struct class_ranges, oval_max), 1, CLASS_REACH_MAX},
+    {"freq_min", NUMBER_U32, offsetof(struct class_ranges, freq_min), 0, CLASS_FREQ_MAX},
+    {"freq_max", NUMBER_U32, offsetof(struct class_ranges, freq_max), 0, CLASS_FREQ_MAX},
+    {"noisecoef_min", NUMBER_DOUBLE, offsetof(struct class_ranges, noise_min), 0, CLASS_REACH_MAX},
+    {"startrad_min", NUMBER_U32, offsetof(struct class_ranges, radius_min), 0, CLASS_REACH_MAX},
+    {"linewidth_max", NUMBER_DOUBLE, offsetof(struct class_ranges, line_width_max), 0, CLASS_REACH_MAX},
+    {"seed", NUMBER_U64, offsetof(struct class_ranges, seed), 0, 0x1p64},
+};
+enum { KEY_COUNT = COUNT_OF(keys), SECTIONS_MAX = 64, SECTION_LENGTH_MAX = 64 };
+
+/* Where the reading of an INI file stands. */
+struct ini_reading {
+    FILE *stream;
+    const char *preset;
+    int line; /* the latest one read; the faulty one once `status` is no longer STATUS_OK */
+    enum status status;
+    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* those seen, to suggest one */
+    size_t section_count;
+    bool found, seen[KEY_COUNT];
+    struct class_ranges ranges;
+};
+
+/* fgets() for inih that counts lines, which inih tells no handler, and ends the file at the first error. */
+static char *read_ini_line(char *text, int size, void *context)
+{
+    struct ini_reading *reading = context;
+    if (reading->status != STATUS_OK || !fgets(text, size, reading->stream))
+        return NULL;
+    reading->line++;
+    if (strchr(text, '\n') || feof(reading->stream))
+        return text;
+    reading->status =
+        status_set(STATUS_USAGE, "the line is not text, or longer than %d characters", size - 2);
+    return NULL;
+}
+
+static enum status read_key(struct ini_reading *reading, const char *name, const char *value)
+{
+    const char *names[KEY_COUNT];
+    for (size_t i = 0; i < KEY_COUNT; i++) {
+        names[i] = keys[i].name;
+        if (strcmp(name, names[i]) != 0)
+            continue;
+        if (reading->seen[i])
+            return status_set(STATUS_USAGE, "key '%s' is given twice: remove one", name);
+        reading->seen[i] = true;
+        return number_parse(&keys[i], value, &reading->ranges);
+    }
+    const char *nearest = nearest_word(name, names, KEY_COUNT);
+    return status_set(STATUS_USAGE, "unknown key '%s'%s%s%s", name, nearest ? ": did you mean '" : "",
+                      nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+/* inih's handler: nonzero means that all is well. Other sections than the preset's are only noted. */
+static int handle_key(void *context, const char *section, const char *name, const char *value)
+{
+    struct ini_reading *reading = context;
+    size_t last = reading->section_count;
+    if (last < SECTIONS_MAX && (last == 0 || strcmp(reading->sections[last - 1], section) != 0))
+        snprintf(reading->sections[reading->section_count++], SECTION_LENGTH_MAX, "%s", section);
+    if (!*section)
+        reading->status = status_set(STATUS_USAGE, "key '%s' stands before any [section]", name);
+    else if (strcmp(section, reading->preset) == 0) {
+        reading->found = true;
+        reading->status = read_key(reading, name, value);
+    }
+    return reading->status == STATUS_OK;
+}
+
+static enum status unknown_section(const struct ini_reading *reading)
+{
+    const char *names[SECTIONS_MAX];
+    char list[1024] = " none";
+    size_t length = 0;
+    for (size_t i = 0; i < reading->section_count; i++) {
+        names[i] = reading->sections[i];
+        if (length < sizeof list)
+            length += (size_t)snprintf(list + length, sizeof list - length, " [%s]", names[i]);
+    }
+    const char *nearest = nearest_word(reading->preset, names, reading->section_count);
+    if (nearest)
+        return status_set(STATUS_USAGE, "no section [%s]: did you mean [%s]?", reading->preset, nearest);
+    return status_set(STATUS_USAGE, "no section [%s]; there is%s", reading->preset, list);
+}
+
+static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)
+{
+    if (minimum <= maximum)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s %.9g exceeds %s %.9g", lower, minimum, upper, maximum);
+}
+
+/* Checks the section as a whole, and fills in the ends that are not keys. */
+static enum status complete_ranges(struct ini_reading *reading)
+{
+    struct class_ranges *ranges = &reading->ranges;
+    for (size_t i = 0; i < KEY_COUNT; i++)
+        if (!reading->seen[i])
+            return status_set(STATUS_USAGE, "key '%s' is missing", keys[i].name);
+    TRY(check_order("nvertex_min", ranges->vertices_min, "nvertex_max", ranges->vertices_max));
+    TRY(check_order("norbits_min", ranges->orbits_min, "norbits_max", ranges->orbits_max));
+    TRY(check_order("freq_min", ranges->freq_min, "freq_max", ranges->freq_max));
+    ranges->noise_max = ranges->noise_min + NOISE_SPAN;
+    ranges->radius_max = ranges->radius_min + RADIUS_SPAN;
+    struct atom_class largest = {.vertices = ranges->vertices_max,
+                                 .orbits = ranges->orbits_max,
+                                 .oval_x = (float)ranges->oval_max,
+                                 .oval_y = (float)ranges->oval_max,
+                                 .noise = (float)ranges->noise_max,
+                                 .radius = ranges->radius_max,
+                                 .line_width = (float)ranges->line_width_max};
+    enum status status = check_limits(&largest);
+    return status == STATUS_OK ? status : status_prefix(status, "the largest class");
+}
+
+static enum status read_ranges(struct ini_reading *reading, const char *source)
+{
+    int faulty = ini_parse_stream(read_ini_line, reading, handle_key, reading);
+    if (ferror(reading->stream))
+        return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
+    if (faulty < 0)
+        return status_set(STATUS_FAILED, "%s: out of memory", source);
+    /* inih reads on after a line that it cannot parse, so such a line may precede the handler's error. */
+    if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
+        return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);
+    if (reading->status != STATUS_OK)
+        return status_prefix(reading->status, "%s:%d", source, reading->line);
+    if (!reading->found)
+        return status_prefix(unknown_section(reading), "%s", source);
+    enum status status = complete_ranges(reading);
+    return status == STATUS_OK ? status : status_prefix(status, "%s: section [%s]", source, reading->preset);
+}
+
+enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
+{
+    const char *source = path ? path : "the built-in classes.cfg";
+    struct ini_reading reading = {.preset = preset};
+    reading.stream = path ? fopen(path, "r") : fmemopen((void *)classes_cfg, strlen(classes_cfg), "r");
+    if (!reading.stream)
+        return status_set(STATUS_USAGE, "cannot open '%s': %s", source, strerror(errno));
+    enum status status = read_ranges(&reading, source);
+    fclose(reading.stream);
+    if (status == STATUS_OK)
+        *ranges = reading.ranges;
+    return status;
+}
+
+#else
+
+enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
+{
+    (void)path, (void)preset, (void)ranges;
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build cannot read class ranges: install inih (libinih-dev) and "
+                      "build again, or give the classes as a CSV list");
+}
+
+#endif
+
+/* ---- Lists of classes as CSV ---- */
+
+/* Cuts `line` at its commas and takes quotes off. More fields than `limit` are only counted. */
+static size_t split_fields(char *line, char *fields[], size_t limit)
+{
+    size_t count = 0;
+    for (char *rest = line, *field; (field = strsep(&rest, ",")); count++) {
+        size_t length = strlen(field);
+        if (length >= 2 && field[0] == '"' && field[length - 1] == '"') {
+            field[length - 1] = '\0';
+            field++;
+        }
+        if (count < limit)
+            fields[count] = field;
+    }
+    return count;
+}
+
+static enum status check_header(char *line)
+{
+    char *fields[COLUMN_COUNT];
+    size_t count = split_fields(line, fields, COLUMN_COUNT);
+    for (size_t i = 0; i < COLUMN_COUNT && i < count; i++)
+        if (strcmp(fields[i], columns[i].name) != 0)
+            return status_set(STATUS_USAGE, "column %zu of the header is '%s': it must be '%s'", i + 1,
+                              fields[i], columns[i].name);
+    if (count < COLUMN_COUNT)
+        return status_set(STATUS_USAGE, "the header lacks column %zu, '%s'", count + 1, columns[count].name);
+    if (count > COLUMN_COUNT)
+        return status_set(STATUS_USAGE, "the header has %zu columns: '%s' must be the last", count,
+                          columns[COLUMN_COUNT - 1].name);
+    return STATUS_OK;
+}
+
+static enum status read_class(char *line, struct atom_class *class_)
+{
+    char *fields[COLUMN_COUNT];
+    size_t count = split_fields(line, fields, COLUMN_COUNT);
+    if (count < COLUMN_COUNT)
+        return status_set(STATUS_USAGE, "%zu values, not %d: %s is missing", count, COLUMN_COUNT,
+                          columns[count].name);
+    if (count > COLUMN_COUNT)
+        return status_set(STATUS_USAGE, "%zu values, not %d: nothing may follow %s", count, COLUMN_COUNT,
+                          columns[COLUMN_COUNT - 1].name);
+    for (size_t i = 0; i < COLUMN_COUNT; i++)
+        TRY(number_parse(&columns[i], fields[i], class_));
+    return class_check(class_);
+}
+
+struct class_list {
+    struct atom_class *classes;
+    size_t count, capacity;
+};
+
+static enum status list_add(struct class_list *list, const struct atom_class *class_)
+{
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 64;
+        struct atom_class *larger = realloc(list->classes, capacity * sizeof *larger);
+        if (!larger)
+            return status_set(STATUS_FAILED, "out of memory for %zu classes", capacity);
+        list->classes = larger;
+        list->capacity = capacity;
+    }
+    list->classes[list->count++] = *class_;
+    return STATUS_OK;
+}
+
+/* Reads one line without its end, "\n" or "\r\n". `*length` is -1 at the end of the file. */
+static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_t *length)
+{
+    *length = getline(line, capacity, stream);
+    if (*length < 0)
+        return feof(stream) && !ferror(stream) ? STATUS_OK : status_set(STATUS_USAGE, "%s", strerror(errno));
+    if (strlen(*line) != (size_t)*length)
+        return status_set(STATUS_USAGE, "this is not text: it has a zero byte");
+    if (*length > 0 && (*line)[*length - 1] == '\n')
+        (*line)[--*length] = '\0';
+    if (*length > 0 && (*line)[*length - 1] == '\r')
+        (*line)[--*length] = '\0';
+    return STATUS_OK;
+}
+
+/* Line n + 2 holds class n: blank lines may only end the file. */
+static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
+{
+    size_t capacity = 0, blank = 0;
+    for (*number = 1;; ++*number) {
+        ssize_t length;
+        struct atom_class class_;
+        TRY(read_line(stream, line, &capacity, &length));
+        if (length < 0)
+            break;
+        if (length == 0 && *number > 1) {
+            blank = blank ? blank : *number;
+            continue;
+        }
+        if (blank)
+            return status_set(STATUS_USAGE, "line %zu above is blank: remove it", blank);
+        if (*number == 1) {
+            TRY(check_header(*line));
+            continue;
+        }
+        TRY(read_class(*line, &class_));
+        TRY(list_add(list, &class_));
+    }
+    if (list->count == 0)
+        return status_set(STATUS_USAGE, "%s", *number == 1 ? "the file is empty" : "there is no class");
+    return STATUS_OK;
+}
+
+struct numbered_id {
+    uint32_t id;
+    size_t line;
+};
+
+static int compare_ids(const void *a, const void *b)
+{
+    const struct numbered_id *left = a, *right = b;
+    if (left->id != right->id)
+        return left->id < right->id ? -1 : 1;
+    return (left->line > right->line) - (left->line < right->line);
+}
+
+static enum status check_unique(const struct class_list *list, size_t *number)
+{
+    struct numbered_id *ids = malloc(list->count * sizeof *ids);
+    if (!ids)
+        return status_set(STATUS_FAILED, "out of memory for %zu classes", list->count);
+    for (size_t i = 0; i < list->count; i++)
+        ids[i] = (struct numbered_id){list->classes[i].id, i + 2};
+    qsort(ids, list->count, sizeof *ids, compare_ids);
+    enum status status = STATUS_OK;
+    for (size_t i = 1; i < list->count && status == STATUS_OK; i++) {
+        if (ids[i].id != ids[i - 1].id)
+            continue;
+        *number = ids[i].line;
+        status = status_set(STATUS_USAGE, "class %u stands in line %zu already", (unsigned)ids[i].id,
+                            ids[i - 1].line);
+    }
+    free(ids);
+    return status;
+}
+
+enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count)
+{
+    FILE *stream = fopen(path, "r");
+    if (!stream)
+        return status_set(STATUS_USAGE, "cannot open '%s': %s", path, strerror(errno));
+    struct class_list list = {0};
+    char *line = NULL;
+    size_t number;
+    enum status status = read_list(stream, &line, &list, &number);
+    if (status == STATUS_OK)
+        status = check_unique(&list, &number);
+    free(line);
+    fclose(stream);
+    if (status != STATUS_OK) {
+        free(list.classes);
+        return status_prefix(status, "%s:%zu", path, number);
+    }
+    *classes = list.classes;
+    *count = list.count;
+    return STATUS_OK;
+}
+
+static void write_real(FILE *stream, float value)
+{
+    char text[32];
+    for (int digits = 1; digits <= FLT_DECIMAL_DIG; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if ((float)strtod(text, NULL) == value)
+            break;
+    }
+    fputs(text, stream);
+}
+
+static void write_list(FILE *stream, const struct atom_class *classes, size_t count)
+{
+    for (size_t i = 0; i < COLUMN_COUNT; i++)
+        fprintf(stream, "%s%s", i ? "," : "", columns[i].name);
+    fputc('\n', stream);
+    for (size_t c = 0; c < count; c++) {
+        for (size_t i = 0; i < COLUMN_COUNT; i++) {
+            double value = column_value(&columns[i], &classes[c]);
+            if (i)
+                fputc(',', stream);
+            if (columns[i].kind == NUMBER_FLOAT)
+                write_real(stream, (float)value);
+            else
+                fprintf(stream, "%.0f", value);
+        }
+        fputc('\n', stream);
+    }
+}
+
+enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream)
+        return status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    write_list(stream, classes, count);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    enum status status = whole ? file_write_atomic(path, text, length)
+                               : status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    free(text);
+    return status;
+}

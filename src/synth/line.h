@@ -1,0 +1,72 @@
+/* A line between two integer points: Bresenham's, one definition for host and device.
+ *
+ * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
+ * This is the reference: it walks pixel by pixel. Fast kernels may use a closed form, and are checked
+ * against it.
+ */
+#ifndef FDSL_SYNTH_LINE_H
+#define FDSL_SYNTH_LINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "core/portable.h"
+#include "synth/noise.h"
+
+/* A walk over a line's pixels:  for (line = line_begin(...); line.left > 0; line_step(&line)) plot. */
+struct line {
+    int32_t x, y; /* the pixel to plot */
+    int32_t left; /* pixels still to plot, this one included */
+    int32_t major, minor, error;
+    int32_t major_x, major_y, minor_x, minor_y; /* unit steps along the two axes */
+};
+
+/* Whether pixel (x, y) lies in an image of side `res`. */
+FDSL_HD bool line_inside(int32_t x, int32_t y, int32_t res)
+{
+    return (uint32_t)x < (uint32_t)res && (uint32_t)y < (uint32_t)res;
+}
+
+/* Whether a line is drawn at all: `uji` drops a line whose two ends are both outside the image. */
+FDSL_HD bool line_drawn(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, int32_t res)
+{
+    return formula == FORMULA_VISUALATOM || line_inside(x0, y0, res) || line_inside(x1, y1, res);
+}
+
+/* The line from (x0, y0) to (x1, y1): max(|dx|, |dy|) pixels without the end point, which `visualatom` paints
+ * too. Steps along y where |dx| = |dy|. Coordinates must lie within +-2^24. */
+FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
+{
+    int32_t dx = x1 > x0 ? x1 - x0 : x0 - x1, dy = y1 > y0 ? y1 - y0 : y0 - y1;
+    int32_t step_x = x1 > x0 ? 1 : -1, step_y = y1 > y0 ? 1 : -1;
+    bool steep = dy >= dx;
+    struct line line;
+    line.x = x0;
+    line.y = y0;
+    line.major = steep ? dy : dx;
+    line.minor = steep ? dx : dy;
+    line.left = line.major + (formula == FORMULA_VISUALATOM);
+    line.error = 2 * line.minor - line.major;
+    line.major_x = steep ? 0 : step_x;
+    line.major_y = steep ? step_y : 0;
+    line.minor_x = steep ? step_x : 0;
+    line.minor_y = steep ? 0 : step_y;
+    return line;
+}
+
+/* On to the next pixel. */
+FDSL_HD void line_step(struct line *line)
+{
+    if (line->error >= 0) {
+        line->x += line->minor_x;
+        line->y += line->minor_y;
+        line->error -= 2 * line->major;
+    }
+    line->error += 2 * line->minor;
+    line->x += line->major_x;
+    line->y += line->major_y;
+    line->left--;
+}
+
+#endif

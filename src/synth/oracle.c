@@ -1,0 +1,338 @@
+#include "synth/oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/stats.h"
+#include "core/variant.h"
+#include "synth/line.h"
+
+/* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence an orbit.
+ * Each call yields four uniform floats, which serve x and y of two vertices. cuRAND's documented layout: the
+ * counter is (call, 0, subsequence, 0), and a word becomes word * 2^-32 + 2^-33, rounded to float32. */
+static void uniform4_noise(const struct synth *synth, struct philox_key key, uint32_t orbit,
+                           uint32_t vertices, float *noise)
+{
+    for (uint32_t i = 0; i < 2 * vertices; i++) {
+        uint32_t word = philox(key, i / 4, 0, STREAM_CURAND + orbit, 0).word[i % 4];
+        noise[i] = noise_of_uniform(synth->gradients, fmaf((float)word, 0x1p-32f, 0x1p-33f));
+    }
+}
+
+static void counter_noise(const struct synth *synth, struct philox_key key, uint32_t orbit, uint32_t vertices,
+                          float *noise)
+{
+    for (uint32_t v = 0; v < vertices; v++) {
+        struct atom_point point = atom_noise(key, synth->gradients, v, orbit);
+        noise[2 * (size_t)v] = point.x;
+        noise[2 * (size_t)v + 1] = point.y;
+    }
+}
+
+void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
+                  float *noise)
+{
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    struct philox_key key = atom_image_key(synth->seed, class_->id, image.instance);
+    size_t per_orbit = 2 * (size_t)class_->vertices;
+    for (uint32_t k = 0; k < class_->orbits; k++) {
+        float *orbit_noise = noise + k * per_orbit;
+        if (traits->noise == SYNTH_NOISE_UNIFORM4)
+            uniform4_noise(synth, key, k, class_->vertices, orbit_noise);
+        else
+            counter_noise(synth, key, k, class_->vertices, orbit_noise);
+        for (size_t i = 0; traits->half && i < per_orbit; i++)
+            orbit_noise[i] = noise_round_half(orbit_noise[i]);
+    }
+}
+
+/* What happens at each pixel that a line covers. */
+typedef void visitor(void *context, size_t pixel, uint8_t gray);
+
+static inline void walk_line(const struct synth *synth, uint8_t gray, struct atom_point from,
+                             struct atom_point to, visitor *visit, void *context)
+{
+    int32_t res = (int32_t)synth->res;
+    int32_t x0 = (int32_t)from.x, y0 = (int32_t)from.y, x1 = (int32_t)to.x, y1 = (int32_t)to.y;
+    if (!line_drawn(synth->formula, x0, y0, x1, y1, res))
+        return;
+    for (struct line line = line_begin(synth->formula, x0, y0, x1, y1); line.left > 0; line_step(&line))
+        if (line_inside(line.x, line.y, res))
+            visit(context, (size_t)line.y * synth->res + (size_t)line.x, gray);
+}
+
+/* Visits every pixel of every line, orbit by orbit. */
+static inline void walk_image(const struct synth *synth, struct synth_image image, const float *noise,
+                              struct atom_point *points, visitor *visit, void *context)
+{
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    struct atom_spokes spokes = synth_spokes(synth, image.class_index);
+    struct philox_key key = atom_image_key(synth->seed, class_->id, image.instance);
+    struct atom_point centre = atom_centre(key, synth->formula, synth->res);
+    uint32_t q = class_->vertices;
+    for (uint32_t v = 0; v < q; v++)
+        points[v] = atom_start(class_, centre, spokes.cosine[v], spokes.sine[v]);
+    for (uint32_t k = 0; k < class_->orbits; k++) {
+        const float *orbit_noise = noise + 2 * (size_t)q * k;
+        uint8_t gray = atom_gray(key, synth->formula, k);
+        for (uint32_t v = 0; v < q; v++) {
+            struct atom_point draw = {orbit_noise[2 * (size_t)v], orbit_noise[2 * (size_t)v + 1]};
+            points[v] = atom_advance(points[v], class_->noise, spokes.cosine[v], spokes.sine[v],
+                                     spokes.advance[v], draw);
+        }
+        for (uint32_t v = 0; v < q; v++)
+            walk_line(synth, gray, points[v], points[v + 1 < q ? v + 1 : 0], visit, context);
+    }
+}
+
+static void paint(void *context, size_t pixel, uint8_t gray)
+{
+    ((uint8_t *)context)[pixel] = gray;
+}
+
+void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
+                 struct atom_point *points, uint8_t *pixels)
+{
+    memset(pixels, 0, synth_image_bytes(synth));
+    walk_image(synth, image, noise, points, paint, pixels);
+}
+
+/* Marks of the membership check: is the pixel covered at all, and by an orbit of the gray that it holds? */
+enum { COVERED = 1, EXPLAINED = 2 };
+
+struct membership {
+    const uint8_t *pixels;
+    uint8_t *marks;
+};
+
+static void explain(void *context, size_t pixel, uint8_t gray)
+{
+    const struct membership *membership = context;
+    membership->marks[pixel] |= membership->pixels[pixel] == gray ? COVERED | EXPLAINED : COVERED;
+}
+
+bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
+                   struct atom_point *points, uint8_t *marks, const uint8_t *pixels)
+{
+    struct membership membership = {pixels, marks};
+    size_t count = synth_image_bytes(synth);
+    memset(marks, 0, count);
+    walk_image(synth, image, noise, points, explain, &membership);
+    for (size_t i = 0; i < count; i++)
+        if (marks[i] & COVERED ? !(marks[i] & EXPLAINED) : pixels[i] != 0)
+            return false;
+    return true;
+}
+
+/* Room to check one image. */
+struct slot {
+    uint8_t *pixels, *expected;
+    float *noise;
+    struct atom_point *points;
+};
+
+static bool image_right(const struct synth *synth, const struct synth_traits *traits,
+                        struct synth_image image, struct slot *slot)
+{
+    if (!traits->fetch_noise)
+        oracle_noise(synth, traits, image, slot->noise);
+    if (traits->racy)
+        return oracle_member(synth, image, slot->noise, slot->points, slot->expected, slot->pixels);
+    oracle_draw(synth, image, slot->noise, slot->points, slot->expected);
+    return memcmp(slot->pixels, slot->expected, synth_image_bytes(synth)) == 0;
+}
+
+static void slots_free(struct slot *slots, int count)
+{
+    for (int i = 0; slots && i < count; i++) {
+        free(slots[i].pixels);
+        free(slots[i].expected);
+        free(slots[i].noise);
+        free(slots[i].points);
+    }
+    free(slots);
+}
+
+static enum status slots_make(const struct synth *synth, int count, struct slot **slots)
+{
+    size_t image_bytes = synth_image_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
+    TRY(synth_check_host_memory((uint64_t)count * (2 * image_bytes + noise_bytes), "--verify"));
+    *slots = calloc((size_t)count, sizeof **slots);
+    bool made = *slots != NULL;
+    for (int i = 0; made && i < count; i++) {
+        struct slot *slot = &(*slots)[i];
+        slot->pixels = malloc(image_bytes);
+        slot->expected = malloc(image_bytes);
+        slot->noise = malloc(noise_bytes);
+        slot->points = malloc(synth->vertices_max * sizeof *slot->points);
+        made = slot->pixels && slot->expected && slot->noise && slot->points;
+    }
+    if (made)
+        return STATUS_OK;
+    slots_free(*slots, count);
+    *slots = NULL;
+    return status_set(STATUS_FAILED, "--verify: out of memory; lower --vertices, --orbits or --res");
+}
+
+/* ---- Noise that cannot be replayed: its distribution, and its streams ---- */
+
+#define NOISE_IMAGES  8     /* images whose noise enters the distribution test */
+#define NOISE_SAMPLES 65536 /* draws of each that do */
+#define NOISE_ALPHA   1e-6  /* its significance: a sound generator fails once in a million tests */
+#define STREAM_PREFIX 12    /* draws that tell two streams apart: 2^-100 or less for an accident */
+
+struct noise_check {
+    float *fetched, *expected; /* draws of the first images, from the variant and from the reference */
+    size_t fetched_count, expected_count;
+    float (*streams)[STREAM_PREFIX]; /* the first draws of every stream: an axis of an orbit of an image */
+    size_t stream_count;
+};
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static int compare_streams(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(float[STREAM_PREFIX]));
+}
+
+static void noise_check_free(struct noise_check *check)
+{
+    free(check->fetched);
+    free(check->expected);
+    free(check->streams);
+}
+
+static enum status noise_check_make(const struct synth *synth, struct noise_check *check)
+{
+    *check = (struct noise_check){0};
+    check->fetched = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
+    check->expected = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
+    check->streams = malloc(synth->batch * 2 * synth->orbits_max * sizeof *check->streams);
+    if (check->fetched && check->expected && check->streams)
+        return STATUS_OK;
+    noise_check_free(check);
+    return status_set(STATUS_FAILED, "--verify: out of memory for the noise's streams; lower --batch");
+}
+
+/* Takes the noise of one image in. `scratch` receives the reference's noise of the same image. */
+static void noise_check_add(struct noise_check *check, const struct synth *synth,
+                            const struct synth_traits *traits, struct synth_image image, const float *noise,
+                            float *scratch, bool sample)
+{
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    size_t draws = 2 * (size_t)class_->vertices * class_->orbits;
+    for (uint32_t k = 0; class_->vertices >= STREAM_PREFIX && k < class_->orbits; k++)
+        for (int axis = 0; axis < 2; axis++, check->stream_count++)
+            for (int i = 0; i < STREAM_PREFIX; i++)
+                check->streams[check->stream_count][i] =
+                    noise[2 * ((size_t)class_->vertices * k + (size_t)i) + (size_t)axis];
+    if (!sample)
+        return;
+    const struct synth_traits reference = {.noise = SYNTH_NOISE_COUNTER, .half = traits->half};
+    oracle_noise(synth, &reference, image, scratch);
+    size_t count = draws < NOISE_SAMPLES ? draws : NOISE_SAMPLES;
+    memcpy(check->fetched + check->fetched_count, noise, count * sizeof *noise);
+    memcpy(check->expected + check->expected_count, scratch, count * sizeof *noise);
+    check->fetched_count += count;
+    check->expected_count += count;
+}
+
+/* Whether the noise passes; warns with the reason where it does not. */
+static bool noise_check_passes(struct noise_check *check)
+{
+    size_t n = check->fetched_count, m = check->expected_count;
+    qsort(check->fetched, n, sizeof *check->fetched, compare_floats);
+    qsort(check->expected, m, sizeof *check->expected, compare_floats);
+    double distance = stats_ks(check->fetched, n, check->expected, m);
+    double critical = stats_ks_critical(n, m, NOISE_ALPHA);
+    if (distance > critical) {
+        status_warn(
+            "the noise is not distributed as the reference's: Kolmogorov-Smirnov D = %.5f > %.5f over "
+            "%zu draws",
+            distance, critical, n);
+        return false;
+    }
+    qsort(check->streams, check->stream_count, sizeof *check->streams, compare_streams);
+    for (size_t i = 1; i < check->stream_count; i++)
+        if (compare_streams(check->streams[i - 1], check->streams[i]) == 0) {
+            status_warn("two noise streams of the batch begin alike: they overlap");
+            return false;
+        }
+    return true;
+}
+
+/* ---- The batch ---- */
+
+/* Fetches the images [begin, begin + count) of the batch into the slots, with their noise where need be. */
+static enum status fetch_slots(const struct synth *synth, const struct variant *variant, void *state,
+                               uint64_t begin, int count, struct slot *slots, struct noise_check *check)
+{
+    const struct synth_traits *traits = variant->traits;
+    for (int i = 0; i < count; i++) {
+        uint64_t j = begin + (uint64_t)i;
+        struct synth_fetch fetch = {j, slots[i].pixels};
+        TRY(variant->fetch(state, &fetch));
+        if (!traits->fetch_noise)
+            continue;
+        TRY(traits->fetch_noise(state, j, slots[i].noise));
+        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        bool sample = j < NOISE_IMAGES;
+        float *scratch = sample ? malloc(2 * sizeof(float) * synth->segments_max) : NULL;
+        if (sample && !scratch)
+            return status_set(STATUS_FAILED, "--verify: out of memory");
+        noise_check_add(check, synth, traits, image, slots[i].noise, scratch, sample);
+        free(scratch);
+    }
+    return STATUS_OK;
+}
+
+static enum status count_wrong(const struct synth *synth, const struct variant *variant, void *state,
+                               struct slot *slots, int slot_count, struct noise_check *check, uint64_t *wrong)
+{
+    const struct synth_traits *traits = variant->traits;
+    for (uint64_t begin = 0; begin < synth->batch; begin += (uint64_t)slot_count) {
+        uint64_t left = synth->batch - begin;
+        int count = left < (uint64_t)slot_count ? (int)left : slot_count;
+        TRY(fetch_slots(synth, variant, state, begin, count, slots, check));
+        uint64_t wrong_here = 0;
+#pragma omp parallel for schedule(dynamic) reduction(+ : wrong_here)
+        for (int i = 0; i < count; i++) {
+            struct synth_image image =
+                synth_image_at(synth->first, synth->batch, synth->class_count, 0, begin + (uint64_t)i);
+            wrong_here += !image_right(synth, traits, image, &slots[i]);
+        }
+        *wrong += wrong_here;
+    }
+    if (traits->fetch_noise && !noise_check_passes(check))
+        *wrong = synth->batch;
+    return STATUS_OK;
+}
+
+enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state,
+                          uint64_t *wrong)
+{
+    int slot_count = 1;
+#ifdef _OPENMP
+    slot_count = 2 * omp_get_max_threads();
+#endif
+    if ((uint64_t)slot_count > synth->batch)
+        slot_count = (int)synth->batch;
+    *wrong = 0;
+    struct slot *slots;
+    struct noise_check check;
+    TRY(slots_make(synth, slot_count, &slots));
+    enum status status = noise_check_make(synth, &check);
+    if (status == STATUS_OK) {
+        status = count_wrong(synth, variant, state, slots, slot_count, &check, wrong);
+        noise_check_free(&check);
+    }
+    slots_free(slots, slot_count);
+    return status;
+}

@@ -1,0 +1,403 @@
+/* The workload `synth`: its options, its input, and what is done with its images. */
+#include "synth/synth.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/env.h"
+#include "core/record.h"
+#include "core/workload.h"
+#include "synth/class.h"
+#include "synth/oracle.h"
+#include "synth/picture.h"
+
+struct parameters {
+    uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
+    double noise, line_width, oval_x, oval_y;
+    int formula;
+    const char *preset, *preset_file, *class_file, *write_classes, *png, *sheet;
+};
+
+static const char *const formulas[] = {"uji", "visualatom", NULL};
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images a run"},
+    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true, "side of an image"},
+    {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
+     "vertices of the benchmark class"},
+    {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true, "its orbits"},
+    {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
+     "what an image is: as the paper's code draws it, or as the released dataset holds it"},
+    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
+    {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
+     "number of the first image: the batch that --verify and pictures show begins there"},
+    {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
+     "a mixed batch: image i is of class i mod N, drawn from --preset; 0 is the benchmark class"},
+    {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
+     "ranges of --classes: uji, visualatom or lowercompute, or a section of --preset-file (default: as "
+     "--formula)"},
+    {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
+     "INI file with ranges, instead of the built-in configs/classes.cfg"},
+    {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
+     "a mixed batch of exactly the classes in this CSV file"},
+    {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
+     "noise coefficient of the benchmark class"},
+    {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
+     "its line width: a radial offset an orbit"},
+    {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true, "its start radius"},
+    {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true, "its ovality along x"},
+    {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true, "and along y"},
+    {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true, "its first frequency"},
+    {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
+    {"write-classes", "FILE", OPTION_TEXT, AT(write_classes), NULL, 0, 0, NULL, false,
+     "write the classes of the batch as CSV, for --class"},
+    {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
+     "write the images of the batch as PNG files, and index.tsv"},
+    {"sheet", "FILE", OPTION_TEXT, AT(sheet), NULL, 0, 0, NULL, false,
+     "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
+};
+
+static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
+                                                "oval-x",   "oval-y", "freq1", "freq2"};
+
+static const char *const measures[] = {"timed", "noise_s", "vertices_s", "painting_s", "digest", NULL};
+
+/* The input, with what only this file needs. */
+struct synth_job {
+    struct synth synth; /* first: variants see this */
+    struct parameters parameters;
+};
+
+enum status synth_check_host_memory(uint64_t bytes, const char *what)
+{
+    uint64_t available = env_memory_available_bytes();
+    if (available == 0 || bytes <= available)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s needs %.2f GB of host memory and %.2f GB are available; lower --batch or --res",
+                      what, 1e-9 * (double)bytes, 1e-9 * (double)available);
+}
+
+/* ---- Opening the input ---- */
+
+static bool mixed(const struct parameters *parameters)
+{
+    return parameters->classes > 0 || parameters->class_file;
+}
+
+/* Options that contradict each other are errors: nothing that the user wrote is ignored in silence. */
+static enum status check_combination(const struct options *given, const struct parameters *parameters)
+{
+    if (parameters->classes > 0 && parameters->class_file)
+        return status_set(STATUS_USAGE,
+                          "--classes draws classes and --class reads them; give one of the two");
+    const char *source = parameters->class_file ? "--class" : "--classes";
+    for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
+        if (options_given(given, benchmark_options[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s describes the benchmark class, which %s replaces; drop one of them",
+                              benchmark_options[i], source);
+    if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
+        return status_set(STATUS_USAGE, "--%s has ranges to draw classes from; say how many with --classes N",
+                          parameters->preset ? "preset" : "preset-file");
+    return STATUS_OK;
+}
+
+static enum status draw_classes(struct parameters *parameters, struct synth *synth)
+{
+    if (!parameters->preset)
+        parameters->preset = formulas[parameters->formula];
+    struct class_ranges ranges;
+    TRY(class_ranges_read(parameters->preset_file, parameters->preset, &ranges));
+    synth->class_count = (uint32_t)parameters->classes;
+    synth->classes = calloc(synth->class_count, sizeof *synth->classes);
+    if (!synth->classes)
+        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", synth->class_count);
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        class_draw(&ranges, c, &synth->classes[c]);
+        TRY(class_check(&synth->classes[c]));
+    }
+    return STATUS_OK;
+}
+
+static enum status benchmark_class(const struct parameters *parameters, struct synth *synth)
+{
+    synth->class_count = 1;
+    synth->classes = calloc(1, sizeof *synth->classes);
+    if (!synth->classes)
+        return status_set(STATUS_FAILED, "out of memory");
+    *synth->classes = (struct atom_class){.id = 0,
+                                          .vertices = (uint32_t)parameters->vertices,
+                                          .orbits = (uint32_t)parameters->orbits,
+                                          .oval_x = (float)parameters->oval_x,
+                                          .oval_y = (float)parameters->oval_y,
+                                          .freq1 = (uint32_t)parameters->freq1,
+                                          .freq2 = (uint32_t)parameters->freq2,
+                                          .noise = (float)parameters->noise,
+                                          .radius = (uint32_t)parameters->radius,
+                                          .line_width = (float)parameters->line_width};
+    return class_check(synth->classes);
+}
+
+static enum status get_classes(struct parameters *parameters, struct synth *synth)
+{
+    if (parameters->class_file) {
+        size_t count;
+        TRY(class_read_csv(parameters->class_file, &synth->classes, &count));
+        synth->class_count = (uint32_t)count;
+        return STATUS_OK;
+    }
+    return parameters->classes ? draw_classes(parameters, synth) : benchmark_class(parameters, synth);
+}
+
+/* Directions and waves of every class: made once, as the classes stay the same over all runs. */
+static enum status fill_tables(struct synth *synth)
+{
+    synth->spoke_offset = calloc((size_t)synth->class_count + 1, sizeof *synth->spoke_offset);
+    if (!synth->spoke_offset)
+        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", synth->class_count);
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        const struct atom_class *class_ = &synth->classes[c];
+        uint64_t segments = (uint64_t)class_->vertices * class_->orbits;
+        synth->spoke_offset[c + 1] = synth->spoke_offset[c] + class_->vertices;
+        if (class_->vertices > synth->vertices_max)
+            synth->vertices_max = class_->vertices;
+        if (class_->orbits > synth->orbits_max)
+            synth->orbits_max = class_->orbits;
+        if (segments > synth->segments_max)
+            synth->segments_max = segments;
+    }
+    size_t stride = synth->spoke_offset[synth->class_count];
+    synth->spoke_tables = malloc(3 * stride * sizeof *synth->spoke_tables);
+    if (!synth->spoke_tables)
+        return status_set(STATUS_FAILED, "out of memory for the tables of %u classes; lower --classes",
+                          synth->class_count);
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        float *first = synth->spoke_tables + synth->spoke_offset[c];
+        atom_spokes_fill(&synth->classes[c], first, first + stride, first + 2 * stride);
+    }
+    noise_gradients(synth->formula, synth->gradients);
+    return STATUS_OK;
+}
+
+/* Whether the files asked for can be written, found out before anything is made. */
+static enum status check_files(const struct parameters *parameters)
+{
+    if (parameters->png || parameters->sheet)
+        TRY(picture_available());
+    if (parameters->sheet)
+        TRY(file_check(parameters->sheet));
+    if (parameters->write_classes)
+        TRY(file_check(parameters->write_classes));
+    return parameters->png ? picture_check_folder(parameters->png) : STATUS_OK;
+}
+
+static void synth_close(void *input)
+{
+    struct synth_job *job = input;
+    free(job->synth.classes);
+    free(job->synth.spoke_offset);
+    free(job->synth.spoke_tables);
+    free(job);
+}
+
+static enum status fill_job(const struct options *given, struct synth_job *job)
+{
+    struct parameters *parameters = &job->parameters;
+    struct synth *synth = &job->synth;
+    TRY(check_combination(given, parameters));
+    synth->formula = (enum formula)parameters->formula;
+    synth->res = (uint32_t)parameters->res;
+    synth->batch = parameters->batch;
+    synth->seed = parameters->seed;
+    synth->first = parameters->instance;
+    TRY(get_classes(parameters, synth));
+    TRY(synth_check_host_memory(3 * sizeof(float) * (uint64_t)synth->vertices_max, "the classes' tables"));
+    TRY(fill_tables(synth));
+    return check_files(parameters);
+}
+
+static enum status synth_open(const struct options *given, void *parameters, void **input)
+{
+    struct synth_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return status_set(STATUS_FAILED, "out of memory");
+    job->parameters = *(struct parameters *)parameters;
+    enum status status = fill_job(given, job);
+    if (status != STATUS_OK) {
+        synth_close(job);
+        return status;
+    }
+    *(struct parameters *)parameters = job->parameters; /* the preset's default is known now */
+    *input = job;
+    return STATUS_OK;
+}
+
+/* Columns that describe the benchmark class stay empty where other classes were drawn. */
+static bool synth_applies(const void *parameters, const char *option)
+{
+    if (!mixed(parameters))
+        return true;
+    for (size_t i = 0; i < COUNT_OF(benchmark_options); i++)
+        if (strcmp(option, benchmark_options[i]) == 0)
+            return false;
+    return true;
+}
+
+/* ---- Work, checks, measures ---- */
+
+/* The least arithmetic of a vertex in an orbit, by counting atom.h: half a Philox block (40), two noises (15
+ * each), the step (4) and two conversions. Painting comes on top, so the roofline's share is a lower bound.
+ */
+#define OPERATIONS_PER_VERTEX 76.0
+
+static struct work synth_work(const void *input)
+{
+    const struct synth *synth = input;
+    double segments = 0;
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        segments += (double)synth->classes[c].vertices * synth->classes[c].orbits / synth->class_count;
+    double images = (double)synth->batch;
+    struct work work = {.items = images,
+                        .bytes = images * (double)synth_image_bytes(synth),
+                        .operations = images * segments * OPERATIONS_PER_VERTEX};
+    return work;
+}
+
+static enum status synth_verify(const void *input, const struct variant *variant, void *state,
+                                uint64_t *wrong)
+{
+    return oracle_verify(input, variant, state, wrong);
+}
+
+#ifdef HAVE_XXHASH
+/* XXH3 (64 bits) over the pixels of the batch of run 0, image after image. */
+static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
+                          char text[64])
+{
+    uint8_t *pixels = malloc(synth_image_bytes(synth));
+    XXH3_state_t *hash = XXH3_createState();
+    enum status status = STATUS_OK;
+    if (!pixels || !hash || XXH3_64bits_reset(hash) != XXH_OK)
+        status = status_set(STATUS_FAILED, "out of memory for the digest of the images");
+    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
+        struct synth_fetch fetch = {j, pixels};
+        status = variant->fetch(state, &fetch);
+        if (status == STATUS_OK && XXH3_64bits_update(hash, pixels, synth_image_bytes(synth)) != XXH_OK)
+            status = status_set(STATUS_FAILED, "the digest of the images failed");
+    }
+    if (status == STATUS_OK)
+        snprintf(text, 64, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
+    XXH3_freeState(hash);
+    free(pixels);
+    return status;
+}
+#else
+static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
+                          char text[64])
+{
+    (void)synth, (void)variant, (void)state, (void)text;
+    return STATUS_OK;
+}
+#endif
+
+static enum status synth_measure(const void *input, const struct variant *variant, void *state,
+                                 char texts[][64])
+{
+    const struct synth_traits *traits = variant->traits;
+    snprintf(texts[0], 64, "%s", traits->timed);
+    if (traits->stages) {
+        double noise_s, vertices_s, painting_s;
+        TRY(traits->stages(state, &noise_s, &vertices_s, &painting_s));
+        snprintf(texts[1], 64, "%.9g", noise_s);
+        snprintf(texts[2], 64, "%.9g", vertices_s);
+        snprintf(texts[3], 64, "%.9g", painting_s);
+    }
+    struct run_time unused;
+    TRY(variant->run(state, 0, &unused));
+    /* The images of a race differ from run to run: their digest would say nothing. */
+    return traits->racy ? STATUS_OK : digest(input, variant, state, texts[4]);
+}
+
+/* ---- Pictures ---- */
+
+/* `path` with the variant's name in it where several variants write: DIR/name, or FILE-name.png. */
+static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
+{
+    const char *dot = strrchr(path, '.');
+    if (!name)
+        snprintf(result, size, "%s", path);
+    else if (folder)
+        snprintf(result, size, "%s/%s", path, name);
+    else if (dot && !strchr(dot, '/'))
+        snprintf(result, size, "%.*s-%s%s", (int)(dot - path), path, name, dot);
+    else
+        snprintf(result, size, "%s-%s", path, name);
+}
+
+static enum status write_pictures(const struct synth_job *job, const char *name,
+                                  const struct picture *pictures)
+{
+    char path[4096];
+    if (job->parameters.png) {
+        picture_path(path, sizeof path, job->parameters.png, name, true);
+        TRY(picture_write_folder(path, pictures, job->synth.batch));
+    }
+    if (job->parameters.sheet) {
+        picture_path(path, sizeof path, job->parameters.sheet, name, false);
+        TRY(picture_write_sheet(path, pictures, job->synth.batch));
+    }
+    return STATUS_OK;
+}
+
+static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
+                                 void *state)
+{
+    const struct synth_job *job = input;
+    const struct synth *synth = &job->synth;
+    if (job->parameters.write_classes)
+        TRY(class_write_csv(job->parameters.write_classes, synth->classes, synth->class_count));
+    if (!job->parameters.png && !job->parameters.sheet)
+        return STATUS_OK;
+    size_t bytes = synth_image_bytes(synth);
+    TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch"));
+    uint8_t *pixels = malloc(synth->batch * bytes);
+    struct picture *pictures = calloc(synth->batch, sizeof *pictures);
+    enum status status = STATUS_OK;
+    if (!pixels || !pictures)
+        status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
+    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
+        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        struct synth_fetch fetch = {j, pixels + j * bytes};
+        pictures[j] = (struct picture){pixels + j * bytes, synth->res, synth->classes[image.class_index].id,
+                                       image.instance, synth->seed};
+        status = variant->fetch(state, &fetch);
+    }
+    if (status == STATUS_OK)
+        status = write_pictures(job, name, pictures);
+    free(pictures);
+    free(pixels);
+    return status;
+}
+
+const struct workload workload_synth = {
+    .name = "synth",
+    .summary = "VisualAtom images: formula-driven training images, made rather than read",
+    .item = "images",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .measures = measures,
+    .open = synth_open,
+    .close = synth_close,
+    .applies = synth_applies,
+    .work = synth_work,
+    .verify = synth_verify,
+    .measure = synth_measure,
+    .deliver = synth_deliver,
+};

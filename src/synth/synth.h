@@ -1,0 +1,100 @@
+/* The workload `synth`: batches of VisualAtom images. Its input, as every variant sees it. */
+#ifndef FDSL_SYNTH_SYNTH_H
+#define FDSL_SYNTH_SYNTH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "synth/atom.h"
+#include "synth/noise.h"
+
+#define SYNTH_RES_MAX 16384u /* pixels a side */
+
+/* The input: constant over all runs. Image j of run n has the number g = first + n * batch + j; it shows
+ * class g mod class_count, of which it is instance g div class_count. */
+struct synth {
+    enum formula formula;
+    uint32_t res;   /* side of an image in pixels */
+    uint64_t batch; /* images a run */
+    uint64_t seed, first;
+
+    uint32_t class_count;
+    struct atom_class *classes;
+    size_t *spoke_offset; /* where a class's vertices begin in the tables below; class_count + 1 entries */
+    float *spoke_tables;  /* cosines, then sines, then advances, spoke_offset[class_count] floats each */
+    float gradients[NOISE_TABLE_COUNT];
+
+    uint32_t vertices_max, orbits_max; /* over the classes */
+    uint64_t segments_max;             /* the largest vertices * orbits of a class */
+};
+
+/* Which image: the identity that, with the seed, determines every bit of it. */
+struct synth_image {
+    uint32_t class_index; /* into classes; the class number is classes[class_index].id */
+    uint64_t instance;
+};
+
+FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t batch, uint32_t class_count, uint64_t run,
+                                          uint64_t j)
+{
+    uint64_t number = first + run * batch + j;
+    struct synth_image image = {(uint32_t)(number % class_count), number / class_count};
+    return image;
+}
+
+/* Bytes of one image, and of a batch of them. */
+static inline size_t synth_image_bytes(const struct synth *synth)
+{
+    return (size_t)synth->res * synth->res;
+}
+
+/* The spoke tables of a class (pointers into the input). */
+static inline struct atom_spokes synth_spokes(const struct synth *synth, uint32_t class_index)
+{
+    const float *first = synth->spoke_tables + synth->spoke_offset[class_index];
+    size_t stride = synth->spoke_offset[synth->class_count];
+    struct atom_spokes spokes = {first, first + stride, first + 2 * stride};
+    return spokes;
+}
+
+/* Where a variant's noise comes from, for the oracle. */
+enum synth_noise {
+    SYNTH_NOISE_COUNTER,  /* atom_noise(): the streams that all exact variants share */
+    SYNTH_NOISE_UNIFORM4, /* cuRAND's Philox, a state an orbit, four uniform floats a call */
+    SYNTH_NOISE_XORWOW    /* cuRAND's XORWOW: cannot be replayed, so it is fetched */
+};
+
+/* The traits of a synth variant. */
+struct synth_traits {
+    enum synth_noise noise;
+    bool half; /* noise is rounded to half precision before use */
+    bool racy; /* orbits are painted in no order: a pixel holds the gray of any orbit that covers it */
+    const char *timed; /* what one run's time includes, for the column `timed` */
+
+    /* The noise that image j of the latest run was made from: (x, y) a vertex, vertices an orbit, by orbits.
+     * NULL unless the noise is XORWOW. */
+    enum status (*fetch_noise)(void *state, uint64_t j, float *noise);
+
+    /* One more run, timed stage by stage, in seconds; NULL where stages cannot be told apart. */
+    enum status (*stages)(void *state, double *noise_s, double *vertices_s, double *painting_s);
+};
+
+/* fetch() of every synth variant takes the struct below: one image of the latest run, so that a batch never
+ * needs to be in host memory twice. */
+struct synth_fetch {
+    uint64_t j;      /* which image of the batch */
+    uint8_t *pixels; /* res * res bytes, the caller's */
+};
+
+FDSL_C_BEGIN
+
+/* Checks that `bytes` of host memory for `what` can be had. STATUS_USAGE says how much is needed, how much
+ * there is, and what to lower. */
+enum status synth_check_host_memory(uint64_t bytes, const char *what);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Who may include whom (docs/design.md, "The house"). Prints every line that breaks a rule; exit status 1 then.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+broken=0
+# forbid WHAT FILES PATTERN: no #include in FILES may match PATTERN (an extended regular expression)
+forbid() {
+    local what=$1 pattern=$3 files
+    # shellcheck disable=SC2086  # a list of globs on purpose
+    files=$(ls $2 2>/dev/null) || return 0
+    # shellcheck disable=SC2086
+    if grep -nE "^[[:space:]]*#[[:space:]]*include[[:space:]]+[<\"]($pattern)" $files /dev/null; then
+        echo "  ^ $what"
+        broken=1
+    fi
+}
+# only WHAT FILES PATTERN: every #include in FILES must match PATTERN
+only() {
+    local what=$1 pattern=$3 lines
+    # shellcheck disable=SC2086
+    lines=$(grep -nE '^[[:space:]]*#[[:space:]]*include' $2 /dev/null | grep -vE "include[[:space:]]+[<\"]($pattern)")
+    [[ -z $lines ]] && return 0
+    printf '%s\n  ^ %s\n' "$lines" "$what"
+    broken=1
+}
+
+libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time|unistd)\.h'
+cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
+mpi='mpi(-ext)?\.h'
+
+forbid 'src/ is host C: CUDA is reached through variant.h and common/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
+forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/* mpi/comm.h mpi/comm_serial.c' "$mpi"
+only 'status, portable, timer and philox stand on libc alone' \
+    'src/core/status.h src/core/status.c src/core/portable.h src/core/timer.h src/core/philox.h' \
+    "$libc|core/(status|portable)\.h"
+forbid 'cpu/ and cuda/ take no part in options, records or ranks' 'cpu/*/* cuda/*/*' \
+    'core/(options|settings|record|report|runner|workload)\.h|comm\.h'
+forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
+forbid 'cuda/ does not include cpu/' 'cuda/*/*' 'omp.*|cpu/.*'
+for room in synth load ops train; do
+    others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
+    forbid "the $room room keeps to itself" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
+done
+forbid "a workload's headers stand on core alone" 'src/synth/*.h' "(load|ops|train)/.*|common/.*|comm\.h"
+exit $broken

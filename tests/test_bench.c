@@ -1,0 +1,269 @@
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/bench.h"
+#include "core/timer.h"
+
+TestSuite(bench, .timeout = 60);
+
+enum { RUNS_MAX = 100000 };
+
+/* What the fake variant does, and what it and the progress callback saw. */
+struct script {
+    double (*device_s)(uint64_t sample); /* the device time of run `sample`, counted from 0; NULL: none */
+    double sleep_s;
+    uint64_t fail_at; /* the run that fails; 0: none */
+
+    uint64_t runs, numbers[RUNS_MAX];
+    double begin_s, last_begin_s; /* of bench_measure(), and of the latest run */
+    size_t shown, samples[RUNS_MAX];
+    double elapsed_s[RUNS_MAX], shown_max_time_s;
+};
+
+static struct script script;
+
+static void sleep_for(double seconds)
+{
+    struct timespec left = {0, (long)(1e9 * seconds)};
+    while (nanosleep(&left, &left) != 0)
+        ;
+}
+
+static enum status fake_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct script *s = state;
+    s->last_begin_s = timer_now_s();
+    cr_assert(s->runs < RUNS_MAX, "the runs never end");
+    s->numbers[s->runs++] = number;
+    if (s->sleep_s > 0)
+        sleep_for(s->sleep_s);
+    if (s->device_s)
+        time->device_s = s->device_s(number - 1);
+    if (number == s->fail_at)
+        return status_set(STATUS_WRONG, "run %d broke", (int)number);
+    return STATUS_OK;
+}
+
+static const struct variant fake = {.platform = "cpu", .run = fake_run};
+
+static void note(void *context, size_t samples, double elapsed_s, double max_time_s)
+{
+    struct script *s = context;
+    s->samples[s->shown] = samples;
+    s->elapsed_s[s->shown++] = elapsed_s;
+    s->shown_max_time_s = max_time_s;
+}
+
+static struct bench bench;
+
+static void measure(struct bench_limits limits)
+{
+    memset(&bench, 0xff, sizeof bench); /* what was there before must not matter */
+    script.begin_s = timer_now_s();
+    cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_OK, "%s",
+              status_text());
+    cr_assert(script.runs == bench.warmups + bench.count);
+    cr_expect(script.shown == bench.count, "progress is told of every sample");
+}
+
+static double constant(uint64_t sample)
+{
+    (void)sample;
+    return 1e-3;
+}
+
+static double bimodal(uint64_t sample)
+{
+    return sample % 2 ? 2e-3 : 1e-3;
+}
+
+/* Restless at first, then 1 ms. */
+static double settling(uint64_t sample)
+{
+    return sample < 10 ? 1e-3 * (double)(1 + sample) : 1e-3;
+}
+
+static double rising(uint64_t sample)
+{
+    return (double)(sample + 1);
+}
+
+Test(bench, runs_are_numbered_from_one_without_a_gap)
+{
+    script.device_s = constant;
+    measure((struct bench_limits){.warmups = 4, .min_samples = 7, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect(bench.warmups == 4);
+    cr_expect(bench.count == 7);
+    for (uint64_t i = 0; i < script.runs; i++)
+        cr_expect(script.numbers[i] == i + 1, "run %d is number %d", (int)i, (int)script.numbers[i]);
+    bench_free(&bench);
+}
+
+Test(bench, warms_up_as_long_and_as_often_as_asked)
+{
+    script.device_s = constant;
+    script.sleep_s = 3e-4;
+    measure((struct bench_limits){
+        .warmups = 2, .warmup_time_s = 0.02, .min_samples = 1, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect(bench.warmups >= 2);
+    cr_expect(bench.count == 1);
+    cr_expect(script.last_begin_s - script.begin_s >= 0.02, "the sample follows the warm-up");
+    bench_free(&bench);
+}
+
+Test(bench, without_a_warm_up_the_first_run_is_a_sample)
+{
+    script.device_s = rising;
+    measure((struct bench_limits){.min_samples = 3, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect(bench.warmups == 0);
+    cr_expect(bench.count == 3);
+    cr_expect(bench.samples[0].device_s == 1 && bench.samples[2].device_s == 3);
+    bench_free(&bench);
+}
+
+Test(bench, never_takes_fewer_samples_than_asked)
+{
+    static const uint64_t counts[] = {1, 2, 10, 63, 64, 65, 1000};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        script = (struct script){.device_s = bimodal};
+        measure((struct bench_limits){.min_samples = counts[i], .max_time_s = 0, .max_median_error = 1e-6});
+        cr_expect(bench.count == counts[i], "%zu samples, not %d, where the time is over at once",
+                  bench.count, (int)counts[i]);
+        bench_free(&bench);
+    }
+}
+
+Test(bench, stops_at_the_least_number_of_samples_when_they_agree)
+{
+    script.device_s = constant;
+    measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 0.01});
+    cr_expect(bench.count == 10, "%zu", bench.count);
+    cr_expect(bench.settled);
+    cr_expect(bench.time.median == 1e-3 && bench.time.median_error == 0);
+    bench_free(&bench);
+}
+
+Test(bench, samples_at_least_as_long_as_asked)
+{
+    script.device_s = constant;
+    script.sleep_s = 3e-4;
+    measure((struct bench_limits){
+        .min_samples = 2, .min_time_s = 0.03, .max_time_s = 30, .max_median_error = 0.01});
+    cr_expect(bench.settled);
+    cr_expect(script.elapsed_s[bench.count - 1] >= 0.03);
+    cr_expect(bench.count == 2 || script.elapsed_s[bench.count - 2] < 0.03,
+              "and no longer, as all samples are equal");
+    bench_free(&bench);
+}
+
+Test(bench, two_modes_never_settle_and_the_time_runs_out)
+{
+    script.device_s = bimodal;
+    script.sleep_s = 2e-4;
+    measure((struct bench_limits){.min_samples = 5, .max_time_s = 0.05, .max_median_error = 0.01});
+    cr_expect_not(bench.settled);
+    cr_expect(bench.time.median_error > 0.2, "%g", bench.time.median_error);
+    cr_expect(script.elapsed_s[bench.count - 1] >= 0.05);
+    cr_expect(bench.count == 5 || script.elapsed_s[bench.count - 2] < 0.05,
+              "stops as soon as the time is over");
+    bench_free(&bench);
+}
+
+Test(bench, the_longest_time_beats_the_least_time_but_not_the_least_number)
+{
+    script.device_s = bimodal;
+    measure((struct bench_limits){
+        .min_samples = 20, .min_time_s = 30, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect(bench.count == 20, "%zu", bench.count);
+    cr_expect_not(bench.settled);
+    bench_free(&bench);
+}
+
+Test(bench, goes_on_until_the_median_is_known)
+{
+    script.device_s = settling;
+    measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 0.01});
+    cr_expect(bench.settled);
+    cr_expect(bench.time.median_error < 0.01);
+    cr_expect(bench.count > 10 && bench.count < 60, "%zu", bench.count);
+    cr_expect(bench.time.median == 1e-3);
+    bench_free(&bench);
+}
+
+Test(bench, the_limit_of_the_error_decides)
+{
+    script.device_s = bimodal;
+    measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 2});
+    cr_expect(bench.settled, "an error of 0.5 at most is under 2");
+    cr_expect(bench.count == 10, "%zu", bench.count);
+    bench_free(&bench);
+}
+
+Test(bench, device_time_is_the_time_where_there_is_one)
+{
+    script.device_s = rising;
+    script.sleep_s = 1e-4;
+    measure((struct bench_limits){.min_samples = 5, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect(bench.on_device);
+    cr_expect(bench.time.count == 5);
+    cr_expect(bench.time.min == 1 && bench.time.median == 3 && bench.time.mean == 3);
+    for (size_t i = 0; i < bench.count; i++) {
+        cr_expect(bench.samples[i].device_s == (double)(i + 1));
+        cr_expect(bench.samples[i].wall_s >= 1e-4 && bench.samples[i].wall_s < 1);
+    }
+    cr_expect(bench.wall_s >= 1e-4 && bench.wall_s < 1, "wall time stands beside it");
+    bench_free(&bench);
+}
+
+Test(bench, wall_time_is_the_time_elsewhere)
+{
+    script.sleep_s = 1e-4;
+    measure((struct bench_limits){.min_samples = 5, .max_time_s = 0, .max_median_error = 0.01});
+    cr_expect_not(bench.on_device);
+    cr_expect(bench.time.min >= 1e-4);
+    cr_expect(bench.time.median == bench.wall_s);
+    for (size_t i = 0; i < bench.count; i++)
+        cr_expect(bench.samples[i].device_s < 0);
+    bench_free(&bench);
+}
+
+Test(bench, progress_counts_up_and_knows_the_longest_time)
+{
+    script.device_s = constant;
+    measure((struct bench_limits){.warmups = 3, .min_samples = 6, .max_time_s = 5, .max_median_error = 0.01});
+    cr_expect(script.shown_max_time_s == 5);
+    for (size_t i = 0; i < script.shown; i++) {
+        cr_expect(script.samples[i] == i + 1);
+        cr_expect(script.elapsed_s[i] >= (i ? script.elapsed_s[i - 1] : 0));
+    }
+    bench_free(&bench);
+}
+
+Test(bench, progress_may_be_left_out)
+{
+    const struct bench_limits limits = {.min_samples = 2, .max_median_error = 0.01};
+    cr_assert(bench_measure(&fake, &script, &limits, NULL, NULL, &bench) == STATUS_OK);
+    cr_expect(bench.count == 2);
+    bench_free(&bench);
+    cr_expect_null(bench.samples);
+    bench_free(&bench); /* nothing is left to free twice */
+}
+
+/* Three warm-ups, then samples: run 2 fails among those, run 6 among these. */
+Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
+{
+    static const uint64_t failing[] = {1, 2, 4, 6};
+    const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};
+    for (size_t i = 0; i < COUNT_OF(failing); i++) {
+        script = (struct script){.device_s = constant, .fail_at = failing[i]};
+        char expected[32];
+        snprintf(expected, sizeof expected, "run %d broke", (int)failing[i]);
+        cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_WRONG);
+        cr_expect_str_eq(status_text(), expected);
+        cr_expect(script.runs == failing[i], "no run follows the one that failed");
+        cr_expect(bench.samples == NULL && bench.count == 0, "nothing is left to free");
+    }
+}

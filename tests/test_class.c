@@ -1,0 +1,575 @@
+/* Classes: the presets, drawing from ranges, INI and CSV files. Run from the repository root. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support.h"
+#include "synth/class.h"
+
+TestSuite(class, .timeout = 60);
+
+static char folder[] = "/tmp/fdsl-class-XXXXXX";
+static char file[64];
+
+static void make_folder(void)
+{
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/list", folder);
+}
+
+static void remove_folder(void)
+{
+    unlink(file);
+    cr_assert_eq(rmdir(folder), 0, "something was left in %s", folder);
+}
+
+static void write_bytes(const char *bytes, size_t count)
+{
+    FILE *stream = fopen(file, "w");
+    cr_assert_not_null(stream);
+    cr_assert_eq(fwrite(bytes, 1, count, stream), count);
+    cr_assert_eq(fclose(stream), 0);
+}
+
+/* The latest message holds the file's name and each of these pieces. */
+static void expect_text(const char *name, const char *piece, const char *other)
+{
+    cr_assert(strstr(status_text(), name) && strstr(status_text(), piece) && strstr(status_text(), other),
+              "the message is: %s", status_text());
+    cr_assert(!strchr(status_text(), '\n'), "more than a line: %s", status_text());
+}
+
+static bool same_class(const struct atom_class *a, const struct atom_class *b)
+{
+    return a->id == b->id && a->vertices == b->vertices && a->orbits == b->orbits && a->oval_x == b->oval_x &&
+           a->oval_y == b->oval_y && a->freq1 == b->freq1 && a->freq2 == b->freq2 && a->noise == b->noise &&
+           a->radius == b->radius && a->line_width == b->line_width;
+}
+
+/* ---- One class ---- */
+
+/* The benchmark class of the paper. */
+static const struct atom_class paper = {0, 1000, 200, 1.2f, 1.8f, 5, 8, 2.0f, 25, 0.002f};
+
+Test(class, benchmark_is_valid)
+{
+    cr_assert_eq(class_check(&paper), STATUS_OK);
+}
+
+Test(class, options_default_to_the_benchmark)
+{
+    struct opened opened;
+    open_synth(&opened, "--batch 1");
+    cr_assert_eq(opened.synth->class_count, 1);
+    cr_assert(same_class(opened.synth->classes, &paper));
+    close_synth(&opened);
+}
+
+Test(class, reach_adds_the_start_and_the_farthest_steps)
+{
+    struct atom_class class_ = {0, 3, 10, 1.5f, 2.0f, 0, 0, -2.0f, 25, -0.5f};
+    cr_assert_float_eq(class_reach(&class_), 25 * 2.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
+    class_.oval_x = 4.0f;
+    cr_assert_float_eq(class_reach(&class_), 25 * 4.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
+}
+
+static void expect_refused(struct atom_class class_, const char *parameter)
+{
+    class_.id = 17;
+    cr_assert_eq(class_check(&class_), STATUS_USAGE, "%s", parameter);
+    expect_text("class 17", parameter, "");
+}
+
+Test(class, check_names_class_and_parameter)
+{
+    struct atom_class bad = paper;
+#define REFUSE(member, value, parameter) bad = paper, bad.member = value, expect_refused(bad, parameter)
+    REFUSE(vertices, 0, "vertices 0");
+    REFUSE(vertices, CLASS_VERTICES_MAX + 1, "vertices 1048577");
+    REFUSE(orbits, 0, "orbits 0");
+    REFUSE(orbits, CLASS_ORBITS_MAX + 1, "orbits 1048577");
+    REFUSE(oval_x, -1.0f, "oval_x -1");
+    REFUSE(oval_y, NAN, "oval_y");
+    REFUSE(freq1, CLASS_FREQ_MAX + 1, "freq1");
+    REFUSE(freq2, UINT32_MAX, "freq2");
+    REFUSE(noise, INFINITY, "noise");
+    REFUSE(line_width, NAN, "line_width");
+    REFUSE(radius, 8388609, "radius");
+    REFUSE(radius, 8388608, "lower radius"); /* each in its range, but times 1.8 too far */
+    REFUSE(orbits, 1000000, "lower orbits");
+#undef REFUSE
+}
+
+Test(class, check_takes_the_limits_themselves)
+{
+    struct atom_class class_ = {
+        UINT32_MAX, CLASS_VERTICES_MAX, CLASS_ORBITS_MAX, 0, 1, CLASS_FREQ_MAX, 0, 0, 0, 0};
+    cr_assert_eq(class_check(&class_), STATUS_OK, "%s", status_text());
+    struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0}; /* one step of 1: exactly 2^23 */
+    cr_assert_eq(class_check(&far), STATUS_OK, "%s", status_text());
+    far.line_width = 0.5f;
+    cr_assert_eq(class_check(&far), STATUS_USAGE);
+}
+
+/* ---- Drawing ---- */
+
+static const struct class_ranges uji = {.seed = 0,
+                                        .vertices_min = 200,
+                                        .vertices_max = 1000,
+                                        .orbits_min = 1,
+                                        .orbits_max = 200,
+                                        .oval_max = 2,
+                                        .freq_min = 0,
+                                        .freq_max = 20,
+                                        .noise_min = 2,
+                                        .noise_max = 6,
+                                        .radius_min = 0,
+                                        .radius_max = 50,
+                                        .line_width_max = 0.01};
+
+/* Made by an independent implementation of the stream: they never change. Class 775 draws n2 three times. */
+Test(class, frozen_classes)
+{
+    static const struct atom_class frozen[] = {
+        {0, 592, 188, 1.237914800643921f, 1.3098275661468506f, 1, 20, 5.098313331604004f, 50,
+         0.0005800628568977118f},
+        {1, 205, 139, 1.3981432914733887f, 1.702523946762085f, 10, 18, 3.7301738262176514f, 0,
+         0.004886451177299023f},
+        {2, 268, 126, 1.4014904499053955f, 1.9981608390808105f, 1, 5, 4.859872817993164f, 2,
+         0.005935809575021267f},
+        {775, 210, 154, 1.4490129947662354f, 1.2173383235931396f, 6, 3, 4.205595970153809f, 32,
+         0.006798745132982731f},
+    };
+    for (size_t i = 0; i < COUNT_OF(frozen); i++) {
+        struct atom_class class_;
+        class_draw(&uji, frozen[i].id, &class_);
+        cr_assert(same_class(&class_, &frozen[i]), "class %u", frozen[i].id);
+    }
+}
+
+Test(class, depends_on_nothing_but_ranges_and_number)
+{
+    struct atom_class alone, after_others;
+    class_draw(&uji, 41, &alone);
+    for (uint32_t id = 100; id-- > 41;)
+        class_draw(&uji, id, &after_others);
+    cr_assert(same_class(&alone, &after_others));
+
+    struct class_ranges other = uji;
+    other.seed = UINT64_C(1) << 32; /* the key's second word */
+    struct atom_class seeded;
+    class_draw(&other, 41, &seeded);
+    cr_assert(!same_class(&alone, &seeded));
+}
+
+Test(class, equal_frequencies_are_redrawn)
+{
+    struct class_ranges two = uji;
+    two.freq_min = 0, two.freq_max = 1;
+    int zeros = 0;
+    for (uint32_t id = 0; id < 4000; id++) {
+        struct atom_class class_;
+        class_draw(&two, id, &class_);
+        cr_assert(class_.freq1 != class_.freq2 || class_.freq1 == 0, "class %u", id);
+        zeros += class_.freq1 == 0 && class_.freq2 == 0;
+    }
+    cr_assert(zeros > 900 && zeros < 1100, "(0, 0) stands, a quarter of the classes: %d of 4000", zeros);
+}
+
+Test(class, a_single_frequency_stands)
+{
+    struct class_ranges one = uji;
+    one.freq_min = one.freq_max = 7;
+    struct atom_class class_;
+    class_draw(&one, 3, &class_);
+    cr_assert(class_.freq1 == 7 && class_.freq2 == 7);
+}
+
+Test(class, single_values_are_met_exactly)
+{
+    struct class_ranges one = {9, 5, 5, 6, 6, 1, 2, 3, 0.3, 0.3, 8, 8, 0};
+    struct atom_class class_, expected = {1, 5, 6, 1, 1, 0, 0, 0.3f, 8, 0};
+    class_draw(&one, 1, &class_);
+    expected.freq1 = class_.freq1, expected.freq2 = class_.freq2;
+    cr_assert(same_class(&class_, &expected));
+}
+
+/* The upper end of a real is never exceeded, whatever its digits: the largest word there is. */
+Test(class, reals_stay_below_awkward_ends)
+{
+    struct class_ranges ranges = uji;
+    ranges.oval_max = 1.3, ranges.noise_min = 0.7, ranges.noise_max = 4.7, ranges.line_width_max = 1e-7;
+    for (uint32_t id = 0; id < 200000; id++) {
+        struct atom_class class_;
+        class_draw(&ranges, id, &class_);
+        cr_assert(class_.oval_x >= 1 && class_.oval_x <= 1.3f && class_.oval_y <= 1.3f);
+        cr_assert(class_.noise >= 0.7f && class_.noise <= 4.7f);
+        cr_assert(class_.line_width >= 0 && class_.line_width <= 1e-7f);
+    }
+}
+
+#ifdef HAVE_INIH
+
+/* What many draws of one parameter look like. */
+struct spread {
+    double minimum, maximum, sum;
+};
+
+static void add(struct spread *spread, double value)
+{
+    spread->minimum = fmin(spread->minimum, value);
+    spread->maximum = fmax(spread->maximum, value);
+    spread->sum += value;
+}
+
+enum { DRAWS = 20000 };
+
+/* Whole numbers reach both ends; reals come within a thousandth of the range. Means lie within five standard
+ * errors of the middle. */
+static void expect_spread(const char *name, struct spread spread, double minimum, double maximum, bool whole)
+{
+    double span = maximum - minimum, slack = whole ? 0 : span / 1000;
+    double error = (span + whole) / sqrt(12.0 * DRAWS);
+    cr_assert(spread.minimum >= minimum && spread.minimum <= minimum + slack, "%s from %.9g", name,
+              spread.minimum);
+    cr_assert(spread.maximum <= maximum && spread.maximum >= maximum - slack, "%s to %.9g", name,
+              spread.maximum);
+    cr_assert_float_eq(spread.sum / DRAWS, (minimum + maximum) / 2, 5 * error, "mean %s: %.9g", name,
+                       spread.sum / DRAWS);
+}
+
+enum { Q, K, OX, OY, P, R0, L, N1, PARAMETERS };
+
+static void expect_preset(const char *preset, const struct class_ranges *expected)
+{
+    struct class_ranges ranges;
+    cr_assert_eq(class_ranges_read(NULL, preset, &ranges), STATUS_OK, "%s", status_text());
+    struct spread spread[PARAMETERS];
+    for (int i = 0; i < PARAMETERS; i++)
+        spread[i] = (struct spread){INFINITY, -INFINITY, 0};
+    for (uint32_t id = 0; id < DRAWS; id++) {
+        struct atom_class c;
+        class_draw(&ranges, id, &c);
+        cr_assert_eq(class_check(&c), STATUS_OK, "%s", status_text());
+        cr_assert(c.id == id && (c.freq1 != c.freq2 || c.freq1 == 0) && c.freq2 <= expected->freq_max);
+        double values[] = {c.vertices, c.orbits, c.oval_x,     c.oval_y,
+                           c.noise,    c.radius, c.line_width, c.freq1};
+        for (int i = 0; i < PARAMETERS; i++)
+            add(&spread[i], values[i]);
+    }
+    expect_spread("vertices", spread[Q], expected->vertices_min, expected->vertices_max, true);
+    expect_spread("orbits", spread[K], expected->orbits_min, expected->orbits_max, true);
+    expect_spread("oval_x", spread[OX], 1, (float)expected->oval_max, false);
+    expect_spread("oval_y", spread[OY], 1, (float)expected->oval_max, false);
+    expect_spread("noise", spread[P], (float)expected->noise_min, (float)expected->noise_max, false);
+    expect_spread("radius", spread[R0], expected->radius_min, expected->radius_max, true);
+    expect_spread("line_width", spread[L], 0, (float)expected->line_width_max, false);
+    expect_spread("freq1", spread[N1], expected->freq_min, expected->freq_max, true);
+}
+
+Test(class, preset_uji)
+{
+    expect_preset("uji", &uji);
+}
+
+Test(class, preset_visualatom)
+{
+    struct class_ranges expected = uji;
+    expected.noise_min = 0, expected.noise_max = 4;
+    expected.radius_min = 10, expected.radius_max = 60;
+    expected.line_width_max = 0.1;
+    expect_preset("visualatom", &expected);
+}
+
+Test(class, preset_lowercompute)
+{
+    struct class_ranges expected = uji;
+    expected.vertices_max = 400;
+    expect_preset("lowercompute", &expected);
+}
+
+Test(class, the_shipped_file_is_built_in)
+{
+    static const char *const presets[] = {"visualatom", "uji", "lowercompute"};
+    for (size_t i = 0; i < COUNT_OF(presets); i++) {
+        struct class_ranges built_in, shipped;
+        memset(&built_in, 0, sizeof built_in), memset(&shipped, 0, sizeof shipped);
+        cr_assert_eq(class_ranges_read(NULL, presets[i], &built_in), STATUS_OK, "%s", status_text());
+        cr_assert_eq(class_ranges_read("configs/classes.cfg", presets[i], &shipped), STATUS_OK, "%s",
+                     status_text());
+        struct atom_class a, b;
+        class_draw(&built_in, 12, &a);
+        class_draw(&shipped, 12, &b);
+        cr_assert(same_class(&a, &b), "%s", presets[i]);
+    }
+}
+
+/* ---- INI files ---- */
+
+static const char ini[] = "# mine\n"
+                          "[mine]\n"
+                          "nvertex_min = 3\n"
+                          "nvertex_max = 40\n"
+                          "norbits_min = 1\n"
+                          "norbits_max = 9\n"
+                          "oval_max = 1.5\n"
+                          "freq_min = 2\n"
+                          "freq_max = 6\n"
+                          "noisecoef_min = 0.25\n"
+                          "startrad_min = 7\n"
+                          "linewidth_max = 0.125\n"
+                          "seed = 18446744073709551615\n"
+                          "[other]\n"
+                          "what = ever\n";
+
+Test(class, ini_reads_every_key, .init = make_folder, .fini = remove_folder)
+{
+    write_bytes(ini, strlen(ini));
+    struct class_ranges r;
+    cr_assert_eq(class_ranges_read(file, "mine", &r), STATUS_OK, "%s", status_text());
+    cr_assert(r.vertices_min == 3 && r.vertices_max == 40 && r.orbits_min == 1 && r.orbits_max == 9);
+    cr_assert(r.oval_max == 1.5 && r.freq_min == 2 && r.freq_max == 6 && r.seed == UINT64_MAX);
+    cr_assert(r.noise_min == 0.25 && r.noise_max == 4.25 && r.radius_min == 7 && r.radius_max == 57);
+    cr_assert_eq(r.line_width_max, 0.125);
+}
+
+/* A copy of `text` with the only occurrence of `from` replaced; the caller frees it. */
+static char *replaced(const char *text, const char *from, const char *to)
+{
+    const char *at = strstr(text, from);
+    cr_assert(at && !strstr(at + 1, from), "'%s' must occur once", from);
+    char *copy = malloc(strlen(text) + strlen(to) + 1);
+    cr_assert_not_null(copy);
+    sprintf(copy, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    return copy;
+}
+
+static void expect_ini_error(const char *from, const char *to, const char *preset, const char *piece,
+                             const char *other)
+{
+    char *text = replaced(ini, from, to);
+    write_bytes(text, strlen(text));
+    free(text);
+    struct class_ranges ranges = uji, before = uji;
+    cr_assert_eq(class_ranges_read(file, preset, &ranges), STATUS_USAGE, "'%s' for '%s'", to, from);
+    expect_text(file, piece, other);
+    cr_assert_eq(memcmp(&ranges, &before, sizeof ranges), 0, "a failure leaves the ranges alone");
+}
+
+Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
+{
+    expect_ini_error("freq_min = 2\n", "", "mine", "[mine]", "'freq_min' is missing");
+    expect_ini_error("seed = 18446744073709551615\n", "", "mine", "[mine]", "'seed' is missing");
+    expect_ini_error("oval_max", "oval_mux", "mine", ":7: unknown key 'oval_mux'", "oval_max");
+    expect_ini_error("oval_max", "entirely_else", "mine", ":7: unknown key 'entirely_else'", "");
+    expect_ini_error("freq_max = 6", "freq_min = 6", "mine", ":9: key 'freq_min'", "twice");
+    expect_ini_error("nvertex_min = 3", "nvertex_min = 41", "mine", "nvertex_min 41", "nvertex_max 40");
+    expect_ini_error("norbits_min = 1", "norbits_min = 10", "mine", "norbits_min 10", "norbits_max 9");
+    expect_ini_error("freq_min = 2", "freq_min = 7", "mine", "freq_min 7", "freq_max 6");
+    expect_ini_error("oval_max = 1.5", "oval_max = wide", "mine", ":7: oval_max", "wide");
+    expect_ini_error("oval_max = 1.5", "oval_max = 0.5", "mine", ":7: oval_max", "0.5");
+    expect_ini_error("nvertex_min = 3", "nvertex_min = 0", "mine", ":3: nvertex_min", "0");
+    expect_ini_error("nvertex_min = 3", "nvertex_min = 3.5", "mine", ":3: nvertex_min", "3.5");
+    expect_ini_error("nvertex_min = 3", "nvertex_min =", "mine", ":3: nvertex_min", "");
+    expect_ini_error("551615", "551616", "mine", ":13: seed", "18446744073709551616");
+    expect_ini_error("seed = 18446744073709551615", "seed = -1", "mine", ":13: seed", "-1");
+    expect_ini_error("linewidth_max = 0.125", "linewidth_max = nan", "mine", ":12: linewidth_max", "nan");
+    expect_ini_error("norbits_max = 9", "norbits_max = 1000000", "mine", "largest class", "lower orbits");
+    expect_ini_error("# mine", "# mine", "mime", "no section [mime]", "did you mean [mine]?");
+    expect_ini_error("# mine", "# mine", "zzzzzzzzzzzz", "no section [zzzzzzzzzzzz]", "[mine] [other]");
+    expect_ini_error("# mine", "early = 1", "mine", ":1: key 'early'", "before any [section]");
+    expect_ini_error("# mine", "what is this", "mine", ":1: ", "[section]");
+    /* The first of two errors is told, whoever finds it: inih or the handler. */
+    expect_ini_error("nvertex_min = 3\n", "nvertex_min\noval_max = x\n", "mine", ":3: neither", "");
+    expect_ini_error("nvertex_min = 3\n", "nvertex_min = x\nseed\n", "mine", ":3: nvertex_min", "");
+}
+
+Test(class, ini_lines_that_are_no_text, .init = make_folder, .fini = remove_folder)
+{
+    struct class_ranges ranges;
+    char line[5000];
+    memset(line, 'x', sizeof line);
+    write_bytes(line, sizeof line);
+    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    expect_text(file, ":1: ", "longer");
+    write_bytes("[mine]\na\0b = 1\n", 15);
+    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    expect_text(file, ":2: ", "not text");
+    write_bytes("", 0);
+    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    expect_text(file, "no section [mine]", "none");
+}
+
+Test(class, ini_files_that_cannot_be_read, .init = make_folder, .fini = remove_folder)
+{
+    struct class_ranges ranges;
+    cr_assert_eq(class_ranges_read("/nowhere/classes.cfg", "uji", &ranges), STATUS_USAGE);
+    expect_text("/nowhere/classes.cfg", "cannot open", "No such file");
+    cr_assert_eq(class_ranges_read(folder, "uji", &ranges), STATUS_USAGE);
+    expect_text(folder, "cannot read", "directory");
+    cr_assert_eq(class_ranges_read(NULL, "ujo", &ranges), STATUS_USAGE);
+    expect_text("classes.cfg", "no section [ujo]", "[uji]");
+}
+
+#else
+
+Test(class, without_inih_ranges_are_unavailable)
+{
+    struct class_ranges ranges;
+    cr_assert_eq(class_ranges_read(NULL, "uji", &ranges), STATUS_UNAVAILABLE);
+    expect_text("inih", "build again", "CSV");
+}
+
+#endif
+
+/* ---- CSV lists ---- */
+
+#define HEADER "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width"
+#define ROW    "1000,200,1.2,1.8,5,8,2,25,0.002"
+
+static void read_one(const char *text, struct atom_class *class_)
+{
+    struct atom_class *classes = NULL;
+    size_t count = 0;
+    write_bytes(text, strlen(text));
+    cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(count, 1);
+    *class_ = classes[0];
+    free(classes);
+}
+
+Test(class, csv_reads_usual_forms, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const texts[] = {
+        HEADER "\n0," ROW "\n",
+        HEADER "\n0," ROW,
+        HEADER "\r\n0," ROW "\r\n",
+        HEADER "\n0," ROW "\n\n",
+        HEADER "\n0," ROW "\r\n\r\n\n",
+        ("\"class\",vertices,orbits,\"oval_x\",oval_y,freq1,freq2,noise,radius,\"line_width\"\n"
+         "\"0\",1000,\"200\",1.2,\"1.8\",5,8,2.0,25,\"2e-3\"\n"),
+    };
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        struct atom_class class_;
+        read_one(texts[i], &class_);
+        cr_assert(same_class(&class_, &paper), "form %zu", i);
+    }
+}
+
+Test(class, csv_round_trip_is_exact, .init = make_folder, .fini = remove_folder)
+{
+    enum { COUNT = 3000 };
+    struct atom_class *classes = calloc(COUNT, sizeof *classes), *back = NULL;
+    for (uint32_t i = 0; i < COUNT; i++)
+        class_draw(&uji, i, &classes[i]);
+    classes[0] =
+        (struct atom_class){UINT32_MAX, CLASS_VERTICES_MAX, 1,       0,      0x1.fffffep-1f, CLASS_FREQ_MAX,
+                            0,          -0x1.000002p0f,     8388000, -1e-30f};
+    classes[1].line_width = 0x1p-149f, classes[1].noise = 1e4f, classes[1].oval_x = 8388.607f;
+    cr_assert_eq(class_write_csv(file, classes, COUNT), STATUS_OK, "%s", status_text());
+    size_t count = 0;
+    cr_assert_eq(class_read_csv(file, &back, &count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(count, COUNT);
+    for (size_t i = 0; i < count; i++)
+        cr_assert(same_class(&classes[i], &back[i]), "class %u", classes[i].id);
+    free(classes);
+    free(back);
+}
+
+Test(class, csv_writes_the_fewest_digits, .init = make_folder, .fini = remove_folder)
+{
+    cr_assert_eq(class_write_csv(file, &paper, 1), STATUS_OK, "%s", status_text());
+    char text[256] = "";
+    FILE *stream = fopen(file, "r");
+    cr_assert_not_null(stream);
+    cr_assert_gt(fread(text, 1, sizeof text - 1, stream), 0);
+    fclose(stream);
+    cr_assert_str_eq(text, HEADER "\n0," ROW "\n");
+}
+
+Test(class, csv_that_cannot_be_written)
+{
+    cr_assert_neq(class_write_csv("/nowhere/list.csv", &paper, 1), STATUS_OK);
+    expect_text("/nowhere/list.csv", "", "");
+}
+
+static void expect_csv_error(const char *text, size_t length, const char *place, const char *piece)
+{
+    write_bytes(text, length);
+    struct atom_class *classes = NULL;
+    size_t count = 0;
+    cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_USAGE, "%s", text);
+    expect_text(file, place, piece);
+    cr_assert(!classes && count == 0);
+}
+
+#define CSV_ERROR(text, place, piece) expect_csv_error(text, sizeof(text) - 1, place, piece)
+
+Test(class, csv_header_errors, .init = make_folder, .fini = remove_folder)
+{
+    CSV_ERROR("", ":1: ", "empty");
+    CSV_ERROR(HEADER "\n", ":2: ", "no class");
+    CSV_ERROR(HEADER "\n\n\n", ": ", "no class");
+    CSV_ERROR("0," ROW "\n", ":1: column 1", "'class'");
+    CSV_ERROR("\n" HEADER "\n0," ROW "\n", ":1: column 1", "'class'");
+    CSV_ERROR("class,vertices,orbits,oval_y,oval_x,freq1,freq2,noise,radius,line_width\n0," ROW,
+              ":1: column 4", "'oval_y': it must be 'oval_x'");
+    CSV_ERROR("class,vertices,orbits,oval_x,oval_y,freq1,freq2,radius,line_width\n0," ROW, ":1: column 8",
+              "'radius': it must be 'noise'");
+    CSV_ERROR("class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius\n0," ROW, ":1: ", "'line_width'");
+    CSV_ERROR(HEADER ",more\n0," ROW ",1\n", ":1: ", "11 columns");
+}
+
+Test(class, csv_row_errors, .init = make_folder, .fini = remove_folder)
+{
+    CSV_ERROR(HEADER "\n0," ROW "\n1,1000,200,1.2,1.8,5,8,2,25\n", ":3: ", "line_width is missing");
+    CSV_ERROR(HEADER "\n0," ROW ",9\n", ":2: ", "follow line_width");
+    CSV_ERROR(HEADER "\n0," ROW ",\n", ":2: ", "follow line_width");
+    CSV_ERROR(HEADER "\n0,many,200,1.2,1.8,5,8,2,25,0.002\n", ":2: vertices", "many");
+    CSV_ERROR(HEADER "\n0,1000,0,1.2,1.8,5,8,2,25,0.002\n", ":2: orbits", "0");
+    CSV_ERROR(HEADER "\n0,1000,200,,1.8,5,8,2,25,0.002\n", ":2: oval_x", "");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,-1,5,8,2,25,0.002\n", ":2: oval_y", "-1");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,1.8,5.5,8,2,25,0.002\n", ":2: freq1", "5.5");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,1.8,5,-8,2,25,0.002\n", ":2: freq2", "-8");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,1.8,5,8,inf,25,0.002\n", ":2: noise", "inf");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,1.8,5,8,2,25px,0.002\n", ":2: radius", "25px");
+    CSV_ERROR(HEADER "\n0,1000,200,1.2,1.8,5,8,2,25,1e99\n", ":2: line_width", "1e99");
+    CSV_ERROR(HEADER "\n4294967296," ROW "\n", ":2: class", "4294967296");
+    CSV_ERROR(HEADER "\n3,1000,1000000,1.2,1.8,5,8,2,25,0.002\n", ":2: class 3", "lower orbits");
+    CSV_ERROR(HEADER "\n0," ROW "\n\n1," ROW "\n", ":4: ", "line 3");
+    CSV_ERROR(HEADER "\n7," ROW "\n1," ROW "\n7," ROW "\n", ":4: class 7", "line 2");
+    CSV_ERROR(HEADER "\n0\0," ROW "\n", ":2: ", "zero byte");
+}
+
+Test(class, csv_files_that_cannot_be_read, .init = make_folder, .fini = remove_folder)
+{
+    struct atom_class *classes = NULL;
+    size_t count = 0;
+    cr_assert_eq(class_read_csv("/nowhere/list.csv", &classes, &count), STATUS_USAGE);
+    expect_text("/nowhere/list.csv", "cannot open", "No such file");
+    cr_assert_eq(class_read_csv(folder, &classes, &count), STATUS_USAGE);
+    expect_text(folder, "directory", "");
+}
+
+/* ---- Spokes ---- */
+
+Test(class, spokes_match_the_formula)
+{
+    struct atom_class class_ = {0, 8191, 1, 1, 1, 3, 1048573, 2.5f, 0, 0.25f};
+    float cosine[8191], sine[8191], advance[8191];
+    atom_spokes_fill(&class_, cosine, sine, advance);
+    for (uint32_t i = 0; i < 8191; i++) {
+        long double theta = 2 * acosl(-1) * i / 8191;
+        long double wave = (sinl(3 * theta) + sinl(1048573 * theta)) / 2;
+        cr_assert_float_eq(cosine[i], cosl(theta), 6.1e-8, "cosine %u",
+                           i); /* half a last place, and a little */
+        cr_assert_float_eq(sine[i], sinl(theta), 6.1e-8, "sine %u", i);
+        cr_assert_float_eq(advance[i], 2.75L + wave, 2.5e-7, "advance %u", i);
+    }
+    cr_assert(cosine[0] == 1 && sine[0] == 0 && advance[0] == 2.75f);
+}

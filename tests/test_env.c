@@ -1,0 +1,320 @@
+#include "core/env.h"
+
+#include <criterion/criterion.h>
+#include <criterion/new/assert.h>
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/fdsl-env-XXXXXX";
+
+static void make_folder(void)
+{
+    cr_assert(mkdtemp(folder) != NULL);
+}
+
+static void remove_folder(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert(system(command) == 0);
+}
+
+TestSuite(env, .timeout = 60);
+TestSuite(cgroup, .init = make_folder, .fini = remove_folder, .timeout = 60);
+TestSuite(nvml, .init = make_folder, .fini = remove_folder, .timeout = 60);
+
+Test(env, says_where_and_when)
+{
+    struct env env;
+    char host[256];
+    struct tm utc = {0};
+    cr_assert(gethostname(host, sizeof host) == 0);
+    time_t before = time(NULL);
+    env_capture(&env);
+
+    cr_expect(eq(str, env.host, host));
+    cr_expect(strncmp(env.kernel, "Linux ", 6) == 0, "%s", env.kernel);
+    cr_expect(ne(str, env.revision, ""));
+    cr_expect(strpbrk(env.compiler, "0123456789") != NULL, "%s", env.compiler);
+    const char *end = strptime(env.time_utc, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    cr_assert(end && *end == '\0', "%s", env.time_utc);
+    cr_expect(timegm(&utc) >= before && timegm(&utc) <= time(NULL), "%s", env.time_utc);
+}
+
+Test(env, does_not_depend_on_the_time_zone)
+{
+    struct env env;
+    struct tm utc = {0};
+    setenv("TZ", "XYZ-9", 1);
+    tzset();
+    env_capture(&env);
+    cr_assert(strptime(env.time_utc, "%Y-%m-%dT%H:%M:%SZ", &utc) != NULL);
+    cr_expect(labs((long)(timegm(&utc) - time(NULL))) < 30, "%s", env.time_utc);
+}
+
+Test(env, names_the_slurm_job)
+{
+    struct env env;
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_ARRAY_JOB_ID");
+    unsetenv("SLURM_ARRAY_TASK_ID");
+    env_capture(&env);
+    cr_expect(eq(str, env.job_id, ""));
+
+    setenv("SLURM_JOB_ID", "127", 1);
+    env_capture(&env);
+    cr_expect(eq(str, env.job_id, "127"));
+
+    /* Each task of an array has a job id of its own as well, which nobody has seen. */
+    setenv("SLURM_ARRAY_JOB_ID", "123", 1);
+    setenv("SLURM_ARRAY_TASK_ID", "4", 1);
+    env_capture(&env);
+    cr_expect(eq(str, env.job_id, "123_4"));
+}
+
+Test(env, knows_the_processors)
+{
+    struct env env;
+    cpu_set_t allowed;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    env_capture(&env);
+    cr_expect(eq(int, env.allowed_threads, CPU_COUNT(&allowed)));
+    cr_expect(eq(int, env.threads, (int)sysconf(_SC_NPROCESSORS_ONLN)));
+    cr_expect(env.cores >= 1 && env.cores <= env.threads, "%d cores, %d threads", env.cores, env.threads);
+#ifdef __x86_64__
+    cr_expect(ne(str, env.cpu_model, ""));
+    cr_expect(ne(str, env.simd, ""));
+#endif
+}
+
+Test(env, sees_affinity_and_not_only_the_machine)
+{
+    struct env whole, bound;
+    cpu_set_t allowed, one;
+    char number[16];
+    int last = -1;
+    env_capture(&whole);
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            last = cpu;
+    CPU_ZERO(&one);
+    CPU_SET(last, &one);
+    cr_assert(sched_setaffinity(0, sizeof one, &one) == 0);
+
+    env_capture(&bound);
+    snprintf(number, sizeof number, "%d", last);
+    cr_expect(eq(str, bound.affinity, number));
+    cr_expect(eq(int, bound.allowed_threads, 1));
+    cr_expect(eq(int, bound.threads, whole.threads));
+    cr_expect(eq(int, bound.cores, whole.cores));
+}
+
+Test(env, knows_the_memory)
+{
+    struct env env;
+    env_capture(&env);
+    double physical = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    cr_expect(epsilon_eq(dbl, (double)env.memory_bytes / physical, 1.0, 0.01));
+    cr_expect(env.memory_available_bytes > 0 && env.memory_available_bytes < env.memory_bytes);
+    cr_expect(env_memory_available_bytes() > 0);
+}
+
+static void put(const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0, "%s", path);
+}
+
+static void make_groups(void)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/job", folder);
+    cr_assert(mkdir(path, 0700) == 0);
+    snprintf(path, sizeof path, "%s/job/step", folder);
+    cr_assert(mkdir(path, 0700) == 0);
+}
+
+Test(cgroup, no_limit_is_no_limit)
+{
+    make_groups();
+    put("job/step/memory.max", "max\n");
+    put("job/step/memory.current", "4096\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), UINT64_MAX));
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), UINT64_MAX));
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/gone"), UINT64_MAX));
+}
+
+Test(cgroup, limits_of_the_groups_above_count)
+{
+    make_groups();
+    put("job/step/memory.max", "max\n");
+    put("job/memory.max", "1000000\n");
+    put("job/memory.current", "400000\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 600000));
+    put("job/step/memory.max", "500000\n");
+    put("job/step/memory.current", "450000\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 50000));
+    put("memory.max", "30000\n"); /* within a container, the root has a limit too */
+    put("memory.current", "10000\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 20000));
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), 20000));
+}
+
+Test(cgroup, file_cache_is_free)
+{
+    make_groups();
+    put("job/memory.max", "1000000\n");
+    put("job/memory.current", "990000\n");
+    put("job/memory.stat", "anon 90000\nfile 900000\ninactive_anon 90000\nactive_anon 0\n"
+                           "inactive_file 700000\nactive_file 200000\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 910000));
+    put("job/memory.current", "1500000\n"); /* over, after the limit was lowered */
+    put("job/memory.stat", "inactive_file 0\nactive_file 0\n");
+    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
+}
+
+/* A library with NVML's interface and one GPU. OLD leaves out what older drivers lack; BROKEN fails to start.
+ */
+static const char fake_nvml[] =
+    "#include <stdio.h>\n"
+    "#include <string.h>\n"
+    "static int gpu;\n"
+    "int nvmlInit_v2(void) {\n"
+    "#ifdef BROKEN\n"
+    "    return 9;\n"
+    "#endif\n"
+    "    gpu = 42; return 0; }\n"
+    "const char *nvmlErrorString(int result) { return result == 9 ? \"Driver Not Loaded\" : \"Not Found\"; "
+    "}\n"
+    "int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {\n"
+    "    if (gpu != 42) return 1;\n"
+    "    if (strcmp(id, \"0000:17:00.0\") != 0) return 6;\n"
+    "    *device = &gpu; return 0; }\n"
+    "int nvmlSystemGetDriverVersion(char *text, unsigned length) {\n"
+    "    return snprintf(text, length, \"580.159.04\") >= (int)length ? 7 : 0; }\n"
+    "int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) {\n"
+    "    if (device != &gpu) return 2;\n"
+    "    *mhz = clock == 1 ? 1410 : clock == 2 ? 3201 : 7; return 0; }\n"
+    "int nvmlDeviceGetMaxClockInfo(void *device, int clock, unsigned *mhz) {\n"
+    "    if (device != &gpu) return 2;\n"
+    "    *mhz = clock == 1 ? 1980 : 7; return 0; }\n"
+    "int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {\n"
+    "    if (device != &gpu || sensor != 0) return 2;\n"
+    "    *celsius = 61; return 0; }\n"
+    "#ifdef OLD\n"
+    "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { (void)device, (void)mw; return 3; }\n"
+    "int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {\n"
+    "#else\n"
+    "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) {\n"
+    "    if (device != &gpu) return 2;\n"
+    "    *mw = 312500; return 0; }\n"
+    "int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *bits) {\n"
+    "#endif\n"
+    "    if (device != &gpu) return 2;\n"
+    "    *bits = 0x24; return 0; }\n";
+
+/* Compiles the library and loads it, so that asking for one of its name finds it, even beside a real one. */
+static void load_fake_nvml(const char *flags)
+{
+    char command[512];
+    const char *cc = getenv("CC");
+    put("fake.c", fake_nvml);
+    snprintf(command, sizeof command,
+             "cd '%s' && %s %s -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o fake.so fake.c", folder,
+             cc && *cc ? cc : "cc", flags);
+    cr_assert(system(command) == 0, "%s", command);
+    snprintf(command, sizeof command, "%s/fake.so", folder);
+    cr_assert(dlopen(command, RTLD_NOW) != NULL, "%s", dlerror());
+}
+
+Test(nvml, reads_a_gpu)
+{
+    struct gpu_state state;
+    char driver[80], tiny[4] = "???";
+    load_fake_nvml("");
+    cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
+    cr_expect(eq(int, state.sm_clock_mhz, 1410));
+    cr_expect(eq(int, state.sm_clock_max_mhz, 1980));
+    cr_expect(eq(int, state.memory_clock_mhz, 3201));
+    cr_expect(eq(int, state.temperature_c, 61));
+    cr_expect(epsilon_eq(dbl, state.power_w, 312.5, 1e-9));
+    cr_expect(eq(u64, state.throttle_reasons, 0x24));
+    nvml_driver_version(driver, sizeof driver);
+    cr_expect(eq(str, driver, "580.159.04"));
+    nvml_driver_version(tiny, sizeof tiny);
+    cr_expect(eq(str, tiny, ""));
+}
+
+Test(nvml, lives_with_an_older_driver)
+{
+    struct gpu_state state;
+    load_fake_nvml("-DOLD");
+    cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
+    cr_expect(lt(dbl, state.power_w, 0.0));
+    cr_expect(eq(int, state.sm_clock_mhz, 1410));
+    cr_expect(eq(u64, state.throttle_reasons, 0x24));
+}
+
+Test(nvml, says_which_gpu_is_unknown)
+{
+    struct gpu_state state;
+    load_fake_nvml("");
+    cr_expect(nvml_gpu_state("0000:18:00.0", &state) == STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "0000:18:00.0") && strstr(status_text(), "Not Found"), "%s",
+              status_text());
+    cr_expect(state.sm_clock_mhz < 0 && state.temperature_c < 0 && state.power_w < 0);
+}
+
+Test(nvml, says_why_it_does_not_start)
+{
+    struct gpu_state state;
+    char driver[80] = "???";
+    load_fake_nvml("-DBROKEN");
+    for (int again = 0; again < 2; again++) {
+        status_set(STATUS_FAILED, "something else");
+        cr_expect(nvml_gpu_state("0000:17:00.0", &state) == STATUS_UNAVAILABLE);
+        cr_expect(strstr(status_text(), "Driver Not Loaded") != NULL, "%s", status_text());
+    }
+    nvml_driver_version(driver, sizeof driver);
+    cr_expect(eq(str, driver, ""));
+}
+
+Test(nvml, names_a_driver_too_old)
+{
+    struct gpu_state state;
+    load_fake_nvml("-DnvmlInit_v2=nvmlInit");
+    cr_expect(nvml_gpu_state("0000:17:00.0", &state) == STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
+}
+
+/* With a driver, there is no such GPU; without, no library: whichever it is, it is said. */
+Test(nvml, is_unavailable_for_a_gpu_that_cannot_be)
+{
+    struct gpu_state state;
+    status_set(STATUS_FAILED, "something else");
+    cr_expect(nvml_gpu_state("ffff:ff:1f.7", &state) == STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "NVML") != NULL, "%s", status_text());
+}
+
+Test(nvml, puts_throttling_in_words)
+{
+    char text[80], tiny[6];
+    cr_expect(eq(str, (char *)nvml_throttle_words(0, text, sizeof text), ""));
+    cr_expect(eq(str, (char *)nvml_throttle_words(0x1 | 0x2 | 0x100, text, sizeof text), ""));
+    cr_expect(eq(str, (char *)nvml_throttle_words(0x4 | 0x1, text, sizeof text), "power cap"));
+    cr_expect(eq(str, (char *)nvml_throttle_words(0x20, text, sizeof text), "thermal"));
+    cr_expect(
+        eq(str, (char *)nvml_throttle_words(0x4 | 0x20 | 0x40, text, sizeof text), "power cap, thermal"));
+    cr_expect(eq(str, (char *)nvml_throttle_words(0x98, text, sizeof text),
+                 "hardware slowdown, sync boost, power brake"));
+    cr_expect(eq(str, (char *)nvml_throttle_words(0xff, tiny, sizeof tiny), "power"));
+}

@@ -1,0 +1,185 @@
+/* The noise of a vertex: published values, both gradient rules, draws, and half precision. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "synth/noise.h"
+
+TestSuite(noise, .timeout = 60);
+
+static float noise_at_place(const float *gradients, float place)
+{
+    float whole = floorf(place);
+    return noise_at(gradients, (uint32_t)whole % NOISE_PERIOD, place - whole);
+}
+
+/* What the released dataset's noise package gives for float32 places. */
+Test(noise, visualatom_matches_the_published_table)
+{
+    static const struct {
+        float place, noise;
+    } published[] = {{0.25f, 0.68613285f},   {0.5f, 0.69999999f},      {3.75f, 0.05859375f},
+                     {15.9f, 0.04582105f},   {16.125f, -0.07728882f},  {100.3f, 0.24652521f},
+                     {255.5f, -0.30000001f}, {256.5f, 0.69999999f},    {1023.9f, -0.30178776f},
+                     {1024.1f, 0.31410572f}, {5000.625f, 0.04673767f}, {9999.99f, 0.00391350f}};
+    float gradients[NOISE_TABLE_COUNT];
+    noise_gradients(FORMULA_VISUALATOM, gradients);
+    for (size_t i = 0; i < COUNT_OF(published); i++)
+        cr_assert_float_eq(noise_at_place(gradients, published[i].place), published[i].noise, 2e-6,
+                           "at %.9g: %.9g", published[i].place,
+                           noise_at_place(gradients, published[i].place));
+}
+
+/* Half-way through a cell the fade is 1/2, so that the noise is (G(i) - G(i+1)) / 10. The hashes of cells 0
+ * to 4 are 151, 160, 137, 91, 90: under `uji` gradients 8, 1, -2, -4, -3, under `visualatom` 8, 1, -1, -1,
+ * -1. */
+Test(noise, both_rules_by_hand)
+{
+    float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
+    noise_gradients(FORMULA_UJI, uji);
+    noise_gradients(FORMULA_VISUALATOM, visualatom);
+    static const float uji_half[] = {0.7f, 0.3f, 0.2f, -0.1f}, visualatom_half[] = {0.7f, 0.2f, 0, 0};
+    for (uint32_t cell = 0; cell < 4; cell++) {
+        cr_assert_float_eq(noise_at(uji, cell, 0.5f), uji_half[cell], 1e-6, "cell %u", cell);
+        cr_assert_float_eq(noise_at(visualatom, cell, 0.5f), visualatom_half[cell], 1e-6, "cell %u", cell);
+    }
+    /* Cell 3, t = 1/4: fade 0.103515625; from the left -4 t = -1, from the right -3 (t - 1) = 2.25. */
+    cr_assert_float_eq(noise_at(uji, 3, 0.25f), 0.4 * (-1 + 0.103515625 * 3.25), 1e-6);
+    /* The same under `visualatom`: -t = -0.25 and 1 - t = 0.75. */
+    cr_assert_float_eq(noise_at(visualatom, 3, 0.25f), 0.4 * (-0.25 + 0.103515625), 1e-6);
+    /* The last cell (hash 180: 5) goes on with the first one's 8. */
+    cr_assert_float_eq(noise_at(uji, 255, 0.5f), -0.3, 1e-6);
+}
+
+Test(noise, permutation_is_one)
+{
+    int seen[NOISE_PERIOD] = {0};
+    for (int i = 0; i < NOISE_PERIOD; i++)
+        seen[noise_permutation[i]]++;
+    for (int i = 0; i < NOISE_PERIOD; i++)
+        cr_assert_eq(seen[i], 1, "%d", i);
+}
+
+/* From the left the fade ends a few units of its last place beside 1, times a rise of up to 3.2. */
+Test(noise, zero_at_every_border_and_continuous)
+{
+    for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
+        float gradients[NOISE_TABLE_COUNT];
+        noise_gradients((enum formula)formula, gradients);
+        for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++) {
+            cr_assert_eq(noise_at(gradients, cell, 0), 0, "cell %u", cell);
+            cr_assert_float_eq(noise_at(gradients, cell, 1 - 0x1p-24f), 0, 2e-6, "cell %u", cell);
+            cr_assert_float_eq(noise_at(gradients, cell, 0x1p-24f), 0, 1e-6, "cell %u", cell);
+        }
+    }
+}
+
+Test(noise, edge_draws)
+{
+    float gradients[NOISE_TABLE_COUNT];
+    noise_gradients(FORMULA_UJI, gradients);
+    cr_assert_eq(noise_of_draw(gradients, 0), 0);
+    /* 2^31 is place 5000 exactly: a border. */
+    cr_assert_eq(noise_of_draw(gradients, UINT32_C(1) << 31), 0);
+    /* The last draw is place 10000 - 10000/2^32: cell 9999 & 255 = 15, and 2^32 - 10000 leaves 2^24 - 40. */
+    cr_assert_eq(noise_of_draw(gradients, UINT32_MAX), noise_at(gradients, 15, 16777176.0f / 16777216.0f));
+    /* 2^31 + 2^29 is place 6250, cell 106; with 107374 = 2^32/40000 more it is a quarter (t = 0.2499996)
+     * further. */
+    cr_assert_float_eq(noise_of_draw(gradients, 0xA0000000u + 107374u), noise_at(gradients, 106, 0.25f),
+                       2e-6);
+    cr_assert_neq(noise_at(gradients, 106, 0.25f), 0);
+}
+
+Test(noise, limit_holds)
+{
+    for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
+        float gradients[NOISE_TABLE_COUNT], largest = 0;
+        noise_gradients((enum formula)formula, gradients);
+        for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
+            for (int step = 0; step < 4096; step++)
+                largest = fmaxf(largest, fabsf(noise_at(gradients, cell, (float)step / 4096)));
+        cr_assert(largest > 0.9f && largest <= NOISE_LIMIT, "%.9g", largest);
+    }
+}
+
+/* Mean 0 and the two known deviations, over draws spread evenly over all 2^32. */
+static double deviation(enum formula formula, double *mean)
+{
+    float gradients[NOISE_TABLE_COUNT];
+    noise_gradients(formula, gradients);
+    const int count = 1 << 22;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < count; i++) {
+        double noise = noise_of_draw(gradients, (uint32_t)i * 1024u + 511u);
+        sum += noise;
+        squares += noise * noise;
+    }
+    *mean = sum / count;
+    return sqrt(squares / count - *mean * *mean);
+}
+
+Test(noise, deviations)
+{
+    double uji_mean, visualatom_mean;
+    double uji = deviation(FORMULA_UJI, &uji_mean),
+           visualatom = deviation(FORMULA_VISUALATOM, &visualatom_mean);
+    cr_assert_float_eq(uji, 0.513, 0.00513, "%.6f", uji);
+    cr_assert_float_eq(visualatom, 0.329, 0.00329, "%.6f", visualatom);
+    cr_assert(fabs(uji_mean) < 0.05 && fabs(visualatom_mean) < 0.05, "%.6f %.6f", uji_mean, visualatom_mean);
+}
+
+#ifdef __FLT16_MANT_DIG__ /* the compiler has halves of its own to compare with */
+
+static void expect_half(float value)
+{
+    float expected = (float)(_Float16)value, rounded = noise_round_half(value);
+    cr_assert_eq(memcmp(&expected, &rounded, sizeof rounded), 0, "%a gives %a, not %a", value, rounded,
+                 expected);
+}
+
+static float float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Every half under 65504, every midpoint between two, and the floats next to these, of both signs. */
+Test(noise, half_rounding_at_every_half_and_tie)
+{
+    for (uint32_t half = 0; half < 0x7BFF; half++) {
+        uint16_t low_bits = (uint16_t)half, high_bits = (uint16_t)(half + 1);
+        _Float16 low, high;
+        memcpy(&low, &low_bits, sizeof low);
+        memcpy(&high, &high_bits, sizeof high);
+        float places[] = {(float)low, ((float)low + (float)high) / 2};
+        for (int i = 0; i < 2; i++) {
+            float near[] = {places[i], nextafterf(places[i], INFINITY), nextafterf(places[i], -INFINITY)};
+            for (int j = 0; j < 3; j++) {
+                expect_half(near[j]);
+                expect_half(-near[j]);
+            }
+        }
+    }
+}
+
+Test(noise, half_rounding_over_all_magnitudes)
+{
+    for (uint32_t bits = 0; float_of_bits(bits) < 65504; bits += 1009) {
+        expect_half(float_of_bits(bits));
+        expect_half(-float_of_bits(bits));
+    }
+}
+
+#endif
+
+Test(noise, half_rounding_by_hand)
+{
+    cr_assert_eq(noise_round_half(1 + 0x1p-11f), 1);           /* a tie goes to the even neighbour: down */
+    cr_assert_eq(noise_round_half(1 + 0x3p-11f), 1 + 0x1p-9f); /* and here up */
+    cr_assert_eq(noise_round_half(1 + 0x1.002p-11f), 1 + 0x1p-10f); /* a little more than a tie */
+    cr_assert_eq(noise_round_half(0x1p-25f), 0);                    /* half the smallest subnormal, a tie */
+    cr_assert_eq(noise_round_half(-0x1.8p-25f), -0x1p-24f);
+    cr_assert(signbit(noise_round_half(-0.0f)) && noise_round_half(-0.0f) == 0);
+}

@@ -1,0 +1,461 @@
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/options.h"
+
+TestSuite(options, .timeout = 60);
+
+struct common {
+    bool help, verbose, verify;
+    const char *out;
+    int format;
+    double min_time_s;
+};
+
+struct workload_values {
+    uint64_t batch, seed, limit;
+    double noise, rate;
+    int mode;
+    const char *label;
+};
+
+static const char *const formats[] = {"table", "csv", "json", NULL};
+static const char *const modes[] = {"fast", "exact", NULL};
+
+static const struct option_spec common_specs[] = {
+    {"help", NULL, OPTION_FLAG, offsetof(struct common, help), NULL, 0, 0, NULL, false, "this text"},
+    {"verbose", NULL, OPTION_FLAG, offsetof(struct common, verbose), NULL, 0, 0, NULL, false, "say more"},
+    {"verify", NULL, OPTION_FLAG, offsetof(struct common, verify), NULL, 0, 0, NULL, false, "check results"},
+    {"out", "FILE", OPTION_TEXT, offsetof(struct common, out), NULL, 0, 0, NULL, false, "append rows"},
+    {"format", "NAME", OPTION_CHOICE, offsetof(struct common, format), "table", 0, 0, formats, false,
+     "what goes to stdout"},
+    {"min-time", "S", OPTION_REAL, offsetof(struct common, min_time_s), "1", 0, 86400, NULL, false,
+     "measure at least this long, however many samples that takes, and never less than the samples asked "
+     "for"},
+};
+
+static const struct option_spec workload_specs[] = {
+    {"batch", "N", OPTION_COUNT, offsetof(struct workload_values, batch), "32", 1, 1048576, NULL, true,
+     "images a run"},
+    {"seed", "N", OPTION_COUNT, offsetof(struct workload_values, seed), "1", 0, 18446744073709551615.0, NULL,
+     true, "of every random stream"},
+    {"limit", "N", OPTION_COUNT, offsetof(struct workload_values, limit), NULL, 1, 100, NULL, true,
+     "at most"},
+    {"noise", "P", OPTION_REAL, offsetof(struct workload_values, noise), "0.1", -4, 4, NULL, true,
+     "noise coefficient"},
+    {"rate", "R", OPTION_REAL, offsetof(struct workload_values, rate), NULL, 0, 1e300, NULL, true,
+     "per second"},
+    {"mode", "NAME", OPTION_CHOICE, offsetof(struct workload_values, mode), NULL, 0, 0, modes, true,
+     "how exactly"},
+    {"label", "TEXT", OPTION_TEXT, offsetof(struct workload_values, label), "none", 0, 0, NULL, true,
+     "a name for the rows"},
+};
+
+static struct common common;
+static struct workload_values values;
+static struct options options = {.tables = {{common_specs, COUNT_OF(common_specs), &common},
+                                            {workload_specs, COUNT_OF(workload_specs), &values}},
+                                 .table_count = 2};
+
+/* Parses "a b c" as a command line, words parted by one blank each: two blanks make an empty word. */
+static enum status parse(const char *line)
+{
+    static char text[1024];
+    static char *argv[64];
+    int argc = 0;
+    memset(&common, 0xff, sizeof common); /* every default has to be written */
+    memset(&values, 0xff, sizeof values);
+    snprintf(text, sizeof text, "fdsl-bench %s", line);
+    char *rest = *line ? text : strtok(text, " ");
+    for (char *word; (word = strsep(&rest, " "));)
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    options_free(&options);
+    return options_parse(&options, argc, argv);
+}
+
+static void expect_ok(const char *line)
+{
+    cr_assert_eq(parse(line), STATUS_OK, "'%s': %s", line, status_text());
+}
+
+static void expect_usage(const char *line, const char *message)
+{
+    cr_expect_eq(parse(line), STATUS_USAGE, "'%s' passed", line);
+    cr_expect_str_eq(status_text(), message);
+    options_free(&options);
+}
+
+static const struct option_spec *spec_of(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(workload_specs); i++)
+        if (strcmp(workload_specs[i].name, name) == 0)
+            return &workload_specs[i];
+    return NULL;
+}
+
+static void expect_text(const char *name, const char *expected)
+{
+    char text[64];
+    options_text(spec_of(name), &values, text, sizeof text);
+    cr_expect_str_eq(text, expected);
+}
+
+static void stop(void)
+{
+    options_free(&options);
+}
+
+Test(options, defaults, .fini = stop)
+{
+    expect_ok("");
+    cr_expect(!common.help && !common.verbose && !common.verify);
+    cr_expect_null(common.out);
+    cr_expect_eq(common.format, 0);
+    cr_expect_eq(common.min_time_s, 1);
+    cr_expect_eq(values.batch, 32);
+    cr_expect_eq(values.seed, 1);
+    cr_expect_eq(values.limit, 0);
+    cr_expect_eq(values.noise, 0.1);
+    cr_expect(isnan(values.rate));
+    cr_expect_eq(values.mode, -1);
+    cr_expect_str_eq(values.label, "none");
+    cr_expect(!options_given(&options, "batch") && !options_given(&options, "help"));
+}
+
+Test(options, every_kind_in_both_spellings, .fini = stop)
+{
+    expect_ok("--verify --batch 64 --noise=-1.5 --format json --mode=exact --out results.csv --label=a=b");
+    cr_expect(common.verify && !common.verbose);
+    cr_expect_eq(values.batch, 64);
+    cr_expect_eq(values.noise, -1.5);
+    cr_expect_eq(common.format, 2);
+    cr_expect_eq(values.mode, 1);
+    cr_expect_str_eq(common.out, "results.csv");
+    cr_expect_str_eq(values.label, "a=b");
+    expect_ok("--batch=64 --noise -1.5 --format=csv --mode fast --out=--odd");
+    cr_expect_eq(values.noise, -1.5);
+    cr_expect_eq(common.format, 1);
+    cr_expect_eq(values.mode, 0);
+    cr_expect_str_eq(common.out, "--odd");
+}
+
+Test(options, given_flags, .fini = stop)
+{
+    expect_ok("--batch 32 --verify");
+    cr_expect(options_given(&options, "batch"), "also when the value is the default");
+    cr_expect(options_given(&options, "verify"));
+    cr_expect(!options_given(&options, "seed") && !options_given(&options, "out"));
+    cr_expect(!options_given(&options, "no-such-option"));
+    options_free(&options);
+    cr_expect(!options_given(&options, "batch"), "nothing is given before a parse");
+}
+
+Test(options, last_one_wins, .fini = stop)
+{
+    expect_ok("--batch 1 --format csv --batch=2 --format table");
+    cr_expect_eq(values.batch, 2);
+    cr_expect_eq(common.format, 0);
+}
+
+Test(options, short_letters, .fini = stop)
+{
+    expect_ok("-h");
+    cr_expect(common.help && !common.verbose && options_given(&options, "help"));
+    expect_ok("-vh --batch 3");
+    cr_expect(common.help && common.verbose && values.batch == 3);
+}
+
+Test(options, short_letters_need_their_flags)
+{
+    struct workload_values only;
+    struct options few = {.tables = {{workload_specs, COUNT_OF(workload_specs), &only}}, .table_count = 1};
+    char *argv[] = {"fdsl-bench", "-h", NULL};
+    cr_expect_eq(options_parse(&few, 2, argv), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "unknown option '-h'; --help lists all options");
+    options_free(&few);
+}
+
+Test(options, abbreviations, .fini = stop)
+{
+    expect_ok("--bat 5 --verb --no=2");
+    cr_expect_eq(values.batch, 5);
+    cr_expect(common.verbose && options_given(&options, "verbose"));
+    cr_expect_eq(values.noise, 2);
+    expect_usage("--ver", "option '--ver' is ambiguous: it could be --verbose or --verify");
+    expect_usage("--l=3", "option '--l' is ambiguous: it could be --limit or --label");
+}
+
+Test(options, unknown_option)
+{
+    expect_usage("--btach 3", "unknown option '--btach'; did you mean '--batch'?");
+    expect_usage("--nosie=3", "unknown option '--nosie'; did you mean '--noise'?");
+    expect_usage("--BATCH 3", "unknown option '--BATCH'; did you mean '--batch'?");
+    expect_usage("--batches=3", "unknown option '--batches'; did you mean '--batch'?");
+    expect_usage("--xyzzyplugh", "unknown option '--xyzzyplugh'; --help lists all options");
+    expect_usage("-batch 3", "unknown option '-batch'; did you mean '--batch'?");
+    expect_usage("-hq", "unknown option '-hq'; --help lists all options");
+    expect_usage("-5", "unknown option '-5'; --help lists all options");
+    expect_usage("--=5", "unknown option '--'; --help lists all options");
+}
+
+Test(options, very_long_unknown_option)
+{
+    char line[600] = "--";
+    memset(line + 2, 'b', 500);
+    cr_expect_eq(parse(line), STATUS_USAGE);
+    cr_expect(strlen(status_text()) < 200);
+    cr_expect_not_null(strstr(status_text(), "--help lists all options"));
+    options_free(&options);
+}
+
+Test(options, arguments_in_the_wrong_place)
+{
+    expect_usage("x", "unexpected argument 'x'; options begin with --");
+    expect_usage("--verify x", "unexpected argument 'x'; options begin with --");
+    expect_usage("-- --batch", "unexpected argument '--batch'; options begin with --");
+    expect_usage("-", "unexpected argument '-'; options begin with --");
+    expect_usage("--verify=yes", "--verify takes no value");
+    expect_usage("--help= --batch", "--help takes no value");
+}
+
+Test(options, missing_value)
+{
+    expect_usage("--batch", "--batch needs a value, e.g. --batch 32");
+    expect_usage("--verify --out", "--out needs a value, e.g. --out FILE");
+    expect_usage("--out --verify", "--out needs a value, e.g. --out FILE");
+    expect_usage("--mode", "--mode needs a value, e.g. --mode fast");
+    expect_usage("--format", "--format needs a value, e.g. --format table");
+    expect_usage("--out=", "--out: the value is empty; give one or leave --out out");
+    expect_usage("--out ", "--out: the value is empty; give one or leave --out out");
+}
+
+Test(options, wrong_counts)
+{
+    static const char *const wrong[] = {"12x", "1e3", "0x10", "1.5", "nan",  "inf",
+                                        "",    "-",   "+5",   "--",  "1,000"};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        char line[64], message[128];
+        snprintf(line, sizeof line, "--batch=%s", wrong[i]);
+        snprintf(message, sizeof message, "--batch: '%s' is not a whole number", wrong[i]);
+        expect_usage(line, message);
+    }
+    static const char *const outside[] = {
+        "0", "1048577", "-1", "18446744073709551616", "99999999999999999999999", "-18446744073709551615"};
+    for (size_t i = 0; i < COUNT_OF(outside); i++) {
+        char line[64], message[128];
+        snprintf(line, sizeof line, "--batch=%s", outside[i]);
+        snprintf(message, sizeof message, "--batch: '%s' is out of range; it must be 1 to 1048576",
+                 outside[i]);
+        expect_usage(line, message);
+    }
+}
+
+Test(options, wrong_counts_keep_the_value)
+{
+    uint64_t value = 7;
+    cr_expect_eq(parse_count("rows", "x", 0, 9, &value), STATUS_USAGE);
+    cr_expect_eq(parse_count("rows", "10", 0, 9, &value), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "rows: '10' is out of range; it must be 0 to 9");
+    cr_expect_eq(value, 7);
+    cr_expect_eq(parse_count("rows", " 8", 0, 9, &value), STATUS_USAGE, "blanks are no digits");
+    cr_expect_eq(parse_count("rows", "8\n", 0, 9, &value), STATUS_USAGE);
+    cr_expect_eq(parse_count("rows", "007", 0, 9, &value), STATUS_OK);
+    cr_expect_eq(value, 7);
+}
+
+Test(options, counts_are_exact_at_the_ends, .fini = stop)
+{
+    expect_ok("--batch 1");
+    expect_ok("--batch 1048576");
+    cr_expect_eq(values.batch, 1048576);
+    expect_ok("--seed 18446744073709551615");
+    cr_expect_eq(values.seed, UINT64_MAX);
+    expect_text("seed", "18446744073709551615");
+    expect_ok("--seed=9007199254740993"); /* 2^53 + 1 is no double */
+    cr_expect_eq(values.seed, UINT64_C(9007199254740993));
+    expect_ok("--seed 0");
+    cr_expect_eq(values.seed, 0);
+    expect_usage("--seed 18446744073709551616",
+                 "--seed: '18446744073709551616' is out of range; it must be 0 to 18446744073709551615");
+
+    uint64_t value;
+    cr_expect_eq(parse_count("n", "9007199254740993", 0, 0x1p53, &value), STATUS_USAGE);
+    cr_expect_eq(parse_count("n", "9007199254740992", 0, 0x1p53, &value), STATUS_OK);
+    cr_expect_eq(parse_count("n", "2", 2.5, 9, &value), STATUS_USAGE, "a broken bound rounds inwards");
+    cr_expect_eq(parse_count("n", "3", 2.5, 3.9, &value), STATUS_OK);
+    cr_expect_eq(parse_count("n", "4", 2.5, 3.9, &value), STATUS_USAGE);
+    cr_expect_eq(parse_count("n", "0", -5, 3, &value), STATUS_OK);
+}
+
+Test(options, wrong_reals)
+{
+    static const char *const wrong[] = {"1.2.3", "x",  "nan", "inf", "-inf",    "0x1p3",
+                                        "",      "1e", ".",   "1,5", "infinity"};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        char line[64], message[128];
+        snprintf(line, sizeof line, "--noise=%s", wrong[i]);
+        snprintf(message, sizeof message, "--noise: '%s' is not a number", wrong[i]);
+        expect_usage(line, message);
+    }
+    expect_usage("--noise 4.0001", "--noise: '4.0001' is out of range; it must be -4 to 4");
+    expect_usage("--noise -4.1", "--noise: '-4.1' is out of range; it must be -4 to 4");
+    expect_usage("--rate 1e999", "--rate: '1e999' is out of range; it must be 0 to 1e+300");
+    double value = 7;
+    cr_expect_eq(parse_real("x", " 1", 0, 9, &value), STATUS_USAGE);
+    cr_expect_eq(parse_real("x", "1e999", 0, INFINITY, &value), STATUS_USAGE, "finite numbers only");
+    cr_expect_eq(value, 7);
+}
+
+Test(options, right_reals)
+{
+    static const struct {
+        const char *text;
+        double value;
+    } cases[] = {{"1", 1}, {"-.5", -0.5}, {"1e-3", 0.001}, {"2E2", 200}, {"+3", 3}, {"4.", 4}, {"1e-400", 0}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double value = NAN;
+        cr_expect_eq(parse_real("x", cases[i].text, -1000, 1000, &value), STATUS_OK, "%s", status_text());
+        cr_expect_eq(value, cases[i].value, "%s gave %g", cases[i].text, value);
+    }
+    double zero = 1;
+    cr_expect_eq(parse_real("x", "-0", 0, 1, &zero), STATUS_OK);
+    cr_expect(!signbit(zero));
+}
+
+Test(options, wrong_choice)
+{
+    expect_usage("--format cvs", "--format: 'cvs' is not one of table, csv, json; did you mean 'csv'?");
+    expect_usage("--format=xml-rpc", "--format: 'xml-rpc' is not one of table, csv, json");
+    expect_usage("--mode=", "--mode: '' is not one of fast, exact");
+}
+
+Test(options, text_of_values, .fini = stop)
+{
+    expect_ok("");
+    expect_text("batch", "32");
+    expect_text("limit", "");
+    expect_text("noise", "0.1");
+    expect_text("rate", "");
+    expect_text("mode", "");
+    expect_text("label", "none");
+    expect_ok("--limit 5 --rate 0 --mode exact --label x --seed 0");
+    expect_text("limit", "5");
+    expect_text("rate", "0");
+    expect_text("mode", "exact");
+    expect_text("label", "x");
+    expect_text("seed", "0");
+
+    char text[8];
+    options_text(&common_specs[2], &common, text, sizeof text);
+    cr_expect_str_eq(text, "0");
+    options_text(&common_specs[3], &common, text, sizeof text);
+    cr_expect_str_eq(text, "", "an absent text is empty");
+    common.verify = true;
+    options_text(&common_specs[2], &common, text, sizeof text);
+    cr_expect_str_eq(text, "1");
+}
+
+Test(options, text_of_reals_is_shortest_and_exact)
+{
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0.1, "0.1"},
+                 {1.0 / 3, "0.3333333333333333"},
+                 {2, "2"},
+                 {0.002, "0.002"},
+                 {1e300, "1e+300"},
+                 {0.1 + 0.2, "0.30000000000000004"},
+                 {123456789, "123456789"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        values.rate = cases[i].value;
+        expect_text("rate", cases[i].text);
+    }
+}
+
+Test(options, wrong_default_is_a_failure)
+{
+    static const struct option_spec broken[] = {
+        {"batch", "N", OPTION_COUNT, 0, "0", 1, 9, NULL, true, "images a run"}};
+    uint64_t batch;
+    struct options one = {.tables = {{broken, 1, &batch}}, .table_count = 1};
+    char *argv[] = {"fdsl-bench", NULL};
+    cr_expect_eq(options_parse(&one, 1, argv), STATUS_FAILED);
+    cr_expect_str_eq(status_text(),
+                     "the default of an option is wrong: --batch: '0' is out of range; it must be 1 to 9");
+    options_free(&one);
+}
+
+Test(options, no_tables_and_no_arguments)
+{
+    struct options none = {.table_count = 0};
+    char *argv[] = {"fdsl-bench", "--batch", NULL};
+    cr_expect_eq(options_parse(&none, 1, argv), STATUS_OK);
+    options_free(&none);
+    cr_expect_eq(options_parse(&none, 2, argv), STATUS_USAGE);
+    options_free(&none);
+}
+
+static char *help_text(const struct option_spec *specs, size_t count)
+{
+    static char text[4096];
+    FILE *stream = fmemopen(text, sizeof text, "w");
+    cr_assert_not_null(stream);
+    options_help(stream, specs, count);
+    fclose(stream);
+    return text;
+}
+
+Test(options, help)
+{
+    const char *text = help_text(common_specs, COUNT_OF(common_specs));
+    cr_expect_not_null(strstr(text, "  -h, --help              this text\n"));
+    cr_expect_not_null(strstr(text, "  --out FILE              append rows\n"));
+    cr_expect_not_null(
+        strstr(text, "  --format NAME           what goes to stdout: table, csv, json (default table)\n"));
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1)
+        cr_expect(strcspn(line, "\n") <= 80, "%.*s", (int)strcspn(line, "\n"), line);
+}
+
+Test(options, help_gives_long_names_a_line_of_their_own)
+{
+    static const struct option_spec specs[] = {
+        {"a-very-long-option-name", "NUMBER", OPTION_COUNT, 0, NULL, 0, 1, NULL, false, "short"}};
+    cr_expect_str_eq(help_text(specs, 1),
+                     "  --a-very-long-option-name NUMBER\n                          short\n");
+}
+
+Test(options, nearest_word)
+{
+    static const char *const names[] = {"naive", "omp", "bat", "bat-reuse", "fused", "gbase"};
+    size_t count = COUNT_OF(names);
+    cr_expect_str_eq(nearest_word("bta", names, count), "bat", "a swap is one error");
+    cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op", "and not two");
+    cr_expect_str_eq(nearest_word("nave", names, count), "naive");
+    cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
+    cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
+    cr_expect_str_eq(nearest_word("bat-", names, count), "bat", "of two prefixes, the nearer one");
+    cr_expect_str_eq(nearest_word("bat-re", names, count), "bat-reuse");
+    cr_expect_str_eq(nearest_word("gbase-float2", names, count), "gbase", "a prefix is near enough");
+    cr_expect_str_eq(nearest_word("bat", names, count), "bat");
+    cr_expect_null(nearest_word("transformer", names, count));
+    cr_expect_null(nearest_word("", names, count));
+    cr_expect_null(nearest_word("omp", names, 0));
+    char longer[200] = "";
+    memset(longer, 'o', sizeof longer - 1);
+    cr_expect_null(nearest_word(longer, names, count));
+    const char *const odd[] = {"", longer, "omp"};
+    cr_expect_str_eq(nearest_word("opm", odd, 3), "omp");
+}
+
+Test(options, nearest_word_keeps_its_distance)
+{
+    static const char *const names[] = {"abcdef"};
+    cr_expect_str_eq(nearest_word("xbcxef", names, 1), "abcdef", "2 errors in 6 letters");
+    cr_expect_str_eq(nearest_word("xbcxex", names, 1), "abcdef", "3 errors in 6 letters");
+    cr_expect_null(nearest_word("xxcxex", names, 1), "4 errors in 6 letters");
+}

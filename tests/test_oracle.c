@@ -1,0 +1,642 @@
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "synth/oracle.h"
+
+TestSuite(oracle, .timeout = 60);
+
+/* ---- An input by hand ---- */
+
+enum { RES = 48, VERTICES = 12, ORBITS = 5, BATCH = 7, CLASSES = 2, PIXELS = RES * RES };
+
+static struct synth synth;
+
+/* Rounded directions and a plain wave: whatever the tables hold is what an image is made of. */
+static void fill_spokes(const struct atom_class *class_, float *cosine, float *sine, float *advance)
+{
+    for (uint32_t v = 0; v < class_->vertices; v++) {
+        double theta = 2 * M_PI * v / class_->vertices;
+        cosine[v] = (float)cos(theta);
+        sine[v] = (float)sin(theta);
+        advance[v] = class_->noise + class_->line_width + (float)(0.5 * sin(class_->freq1 * theta));
+    }
+}
+
+static void make_synth(enum formula formula, const struct atom_class *classes, uint32_t class_count,
+                       uint64_t batch, uint32_t res)
+{
+    synth = (struct synth){.formula = formula,
+                           .res = res,
+                           .batch = batch,
+                           .seed = 0x123456789abcdefu,
+                           .first = 1000,
+                           .class_count = class_count,
+                           .classes = calloc(class_count, sizeof *classes),
+                           .spoke_offset = calloc(class_count + 1, sizeof(size_t))};
+    for (uint32_t c = 0; c < class_count; c++) {
+        uint64_t segments = (uint64_t)classes[c].vertices * classes[c].orbits;
+        synth.classes[c] = classes[c];
+        synth.spoke_offset[c + 1] = synth.spoke_offset[c] + classes[c].vertices;
+        synth.vertices_max =
+            classes[c].vertices > synth.vertices_max ? classes[c].vertices : synth.vertices_max;
+        synth.orbits_max = classes[c].orbits > synth.orbits_max ? classes[c].orbits : synth.orbits_max;
+        synth.segments_max = segments > synth.segments_max ? segments : synth.segments_max;
+    }
+    size_t stride = synth.spoke_offset[class_count];
+    synth.spoke_tables = malloc(3 * stride * sizeof(float));
+    for (uint32_t c = 0; c < class_count; c++) {
+        float *first = synth.spoke_tables + synth.spoke_offset[c];
+        fill_spokes(&classes[c], first, first + stride, first + 2 * stride);
+    }
+    noise_gradients(formula, synth.gradients);
+}
+
+static const struct atom_class tiny[CLASSES] = {
+    {.id = 3,
+     .vertices = VERTICES,
+     .orbits = ORBITS,
+     .oval_x = 1.5f,
+     .oval_y = 1,
+     .freq1 = 2,
+     .noise = 3,
+     .radius = 4,
+     .line_width = 0.25f},
+    {.id = 8, .vertices = 7, .orbits = 3, .oval_x = 1, .oval_y = 2, .freq1 = 1, .noise = 2, .radius = 5}};
+
+static void make_tiny(enum formula formula)
+{
+    make_synth(formula, tiny, CLASSES, BATCH, RES);
+}
+
+static void start(void)
+{
+    make_tiny(FORMULA_UJI);
+}
+
+static void stop(void)
+{
+    free(synth.classes);
+    free(synth.spoke_offset);
+    free(synth.spoke_tables);
+}
+
+/* ---- The definition, written down a second time ---- */
+
+/* The orbits of an image as layers: which pixels each covers, and its gray. */
+struct layers {
+    uint32_t count;
+    uint8_t covered[ORBITS][PIXELS], gray[ORBITS];
+};
+
+static int nearest(uint32_t draw, uint32_t scale) /* round(U * scale), U = draw / 2^32 */
+{
+    return (int)floor((double)draw * scale / 0x1p32 + 0.5);
+}
+
+static struct philox_key key_of(struct synth_image image)
+{
+    struct philox_block block =
+        philox(philox_key(synth.seed), (uint32_t)image.instance, (uint32_t)(image.instance >> 32),
+               synth.classes[image.class_index].id, 0);
+    return (struct philox_key){{block.word[0], block.word[1]}};
+}
+
+static int gray_of(struct synth_image image, uint32_t k)
+{
+    uint32_t draw = philox(key_of(image), k / 4, 0, 1, 0).word[k % 4];
+    return synth.formula == FORMULA_UJI ? nearest(draw, 255) : (int)((double)draw * 256 / 0x1p32);
+}
+
+static float centre_of(uint32_t draw)
+{
+    if (synth.formula == FORMULA_UJI)
+        return (float)nearest(draw, synth.res);
+    return 0.5f * (float)(int)((double)draw * (2 * synth.res + 1) / 0x1p32);
+}
+
+static bool inside(int x, int y)
+{
+    return x >= 0 && y >= 0 && x < (int)synth.res && y < (int)synth.res;
+}
+
+/* Bresenham's line in closed form: step i of `major` has moved round(i * minor / major) along the minor axis,
+ * halves up. */
+static void cover_line(uint8_t *covered, int x0, int y0, int x1, int y1)
+{
+    int dx = abs(x1 - x0), dy = abs(y1 - y0), sx = x1 > x0 ? 1 : -1, sy = y1 > y0 ? 1 : -1;
+    int major = dy >= dx ? dy : dx, minor = dy >= dx ? dx : dy;
+    bool whole = synth.formula == FORMULA_VISUALATOM;
+    if (!whole && !inside(x0, y0) && !inside(x1, y1))
+        return;
+    for (int i = 0; i < major + whole; i++) {
+        int j = major ? (2 * i * minor + major) / (2 * major) : 0;
+        int x = x0 + sx * (dy >= dx ? j : i), y = y0 + sy * (dy >= dx ? i : j);
+        if (inside(x, y))
+            covered[y * (int)synth.res + x] = 1;
+    }
+}
+
+static void make_layers(struct synth_image image, const float *noise, struct layers *layers)
+{
+    const struct atom_class *class_ = &synth.classes[image.class_index];
+    const float *cosine = synth.spoke_tables + synth.spoke_offset[image.class_index];
+    const float *sine = cosine + synth.spoke_offset[synth.class_count];
+    const float *advance = sine + synth.spoke_offset[synth.class_count];
+    struct philox_block centre = philox(key_of(image), 0, 0, 2, 0);
+    uint32_t q = class_->vertices;
+    float x[VERTICES], y[VERTICES];
+    *layers = (struct layers){.count = class_->orbits};
+    for (uint32_t v = 0; v < q; v++) {
+        x[v] = fmaf((float)class_->radius * class_->oval_x, cosine[v], centre_of(centre.word[0]));
+        y[v] = fmaf((float)class_->radius * class_->oval_y, sine[v], centre_of(centre.word[1]));
+    }
+    for (uint32_t k = 0; k < class_->orbits; k++) {
+        for (uint32_t v = 0; v < q; v++, noise += 2) {
+            x[v] = fmaf(cosine[v], fmaf(-class_->noise, noise[0], advance[v]), x[v]);
+            y[v] = fmaf(sine[v], fmaf(-class_->noise, noise[1], advance[v]), y[v]);
+        }
+        for (uint32_t v = 0; v < q; v++)
+            cover_line(layers->covered[k], (int)x[v], (int)y[v], (int)x[(v + 1) % q], (int)y[(v + 1) % q]);
+        layers->gray[k] = (uint8_t)gray_of(image, k);
+    }
+}
+
+/* Paints the layers in this order, 0, 1, ... where it is NULL. */
+static void paint_layers(const struct layers *layers, const int *order, uint8_t *pixels)
+{
+    memset(pixels, 0, PIXELS);
+    for (uint32_t i = 0; i < layers->count; i++) {
+        uint32_t k = order ? (uint32_t)order[i] : i;
+        for (int p = 0; p < PIXELS; p++)
+            if (layers->covered[k][p])
+                pixels[p] = layers->gray[k];
+    }
+}
+
+/* The noise of the shared streams: x, y of orbit 2j are words 0, 1 of a block, those of orbit 2j + 1 2, 3. */
+static void counter_noise(struct synth_image image, float *noise)
+{
+    const struct atom_class *class_ = &synth.classes[image.class_index];
+    for (uint32_t k = 0; k < class_->orbits; k++)
+        for (uint32_t v = 0; v < class_->vertices; v++, noise += 2) {
+            struct philox_block block = philox(key_of(image), v, k / 2, 0, 0);
+            noise[0] = noise_of_draw(synth.gradients, block.word[k % 2 * 2]);
+            noise[1] = noise_of_draw(synth.gradients, block.word[k % 2 * 2 + 1]);
+        }
+}
+
+static struct synth_image image_at(uint64_t run, uint64_t j)
+{
+    uint64_t number = synth.first + run * synth.batch + j;
+    return (struct synth_image){(uint32_t)(number % synth.class_count), number / synth.class_count};
+}
+
+static struct layers layers;
+static float noise[2 * VERTICES * ORBITS];
+static struct atom_point points[VERTICES];
+static uint8_t pixels[PIXELS], expected[PIXELS], marks[PIXELS];
+
+/* ---- Noise and drawing ---- */
+
+static const struct synth_traits exact = {.noise = SYNTH_NOISE_COUNTER, .timed = "draw"};
+static const struct synth_traits half = {.noise = SYNTH_NOISE_COUNTER, .half = true, .timed = "draw"};
+static const struct synth_traits racy = {.noise = SYNTH_NOISE_COUNTER, .racy = true, .timed = "draw"};
+
+Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
+{
+    float reference[COUNT_OF(noise)];
+    for (uint64_t j = 0; j < 4; j++) {
+        size_t count =
+            2 * tiny[image_at(0, j).class_index].vertices * tiny[image_at(0, j).class_index].orbits;
+        counter_noise(image_at(0, j), reference);
+        oracle_noise(&synth, &exact, image_at(0, j), noise);
+        cr_expect(memcmp(noise, reference, count * sizeof *noise) == 0, "image %d", (int)j);
+        size_t rounded = 0;
+        oracle_noise(&synth, &half, image_at(0, j), noise);
+        for (size_t i = 0; i < count; i++) {
+            cr_expect(noise[i] == noise_round_half(reference[i]));
+            rounded += noise[i] != reference[i];
+        }
+        cr_expect(rounded > count / 2, "half precision must show: %zu of %zu", rounded, count);
+    }
+}
+
+/* cuRAND's documented layout: four floats a call, served to x and y of two vertices, a subsequence an orbit.
+ */
+Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
+{
+    const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
+    struct synth_image image = image_at(0, 0);
+    oracle_noise(&synth, &uniform4, image, noise);
+    for (uint32_t k = 0; k < ORBITS; k++)
+        for (uint32_t i = 0; i < 2 * VERTICES; i++) {
+            uint32_t word = philox(key_of(image), i / 4, 0, STREAM_CURAND + k, 0).word[i % 4];
+            float uniform = (float)word * 0x1p-32f + 0x1p-33f;
+            cr_expect(noise[2 * VERTICES * k + i] == noise_of_uniform(synth.gradients, uniform));
+        }
+}
+
+Test(oracle, draws_what_the_definition_says)
+{
+    static const enum formula formulas[] = {FORMULA_UJI, FORMULA_VISUALATOM};
+    for (size_t f = 0; f < COUNT_OF(formulas); f++) {
+        size_t painted = 0;
+        make_tiny(formulas[f]);
+        for (uint64_t j = 0; j < 200; j++) {
+            struct synth_image image = image_at(j, 0);
+            counter_noise(image, noise);
+            make_layers(image, noise, &layers);
+            paint_layers(&layers, NULL, expected);
+            memset(pixels, 0xa5, sizeof pixels);
+            oracle_draw(&synth, image, noise, points, pixels);
+            cr_assert(memcmp(pixels, expected, PIXELS) == 0, "formula %zu, image %d", f, (int)j);
+            for (int p = 0; p < PIXELS; p++)
+                painted += pixels[p] != 0;
+        }
+        cr_expect(painted > 200 * 50, "the images must show something: %zu pixels", painted);
+        stop();
+    }
+}
+
+/* ---- Membership ---- */
+
+/* An image whose five grays differ from each other and from 0, and whose orbits overlap. */
+static struct synth_image choose_image(void)
+{
+    for (uint64_t j = 0;; j += 2) { /* even: class 0 */
+        struct synth_image image = image_at(0, j);
+        uint32_t different = 0, overlaps = 0;
+        counter_noise(image, noise);
+        make_layers(image, noise, &layers);
+        for (uint32_t k = 0; k < ORBITS; k++) {
+            bool alone = layers.gray[k] != 0;
+            for (uint32_t i = 0; i < k; i++)
+                alone &= layers.gray[i] != layers.gray[k];
+            different += alone;
+        }
+        for (int p = 0; p < PIXELS; p++)
+            overlaps += layers.covered[ORBITS - 2][p] && layers.covered[ORBITS - 1][p];
+        if (different == ORBITS && overlaps >= 5)
+            return image;
+        cr_assert(j < 10000);
+    }
+}
+
+static bool member(struct synth_image image)
+{
+    return oracle_member(&synth, image, noise, points, marks, pixels);
+}
+
+static bool next_order(int *order) /* the next permutation in lexical order; false after the last */
+{
+    int i = ORBITS - 2, j = ORBITS - 1;
+    while (i >= 0 && order[i] > order[i + 1])
+        i--;
+    if (i < 0)
+        return false;
+    while (order[j] < order[i])
+        j--;
+    for (int swap = order[i], once = 1; once; once = 0)
+        order[i] = order[j], order[j] = swap;
+    for (int a = i + 1, b = ORBITS - 1; a < b; a++, b--) {
+        int swap = order[a];
+        order[a] = order[b], order[b] = swap;
+    }
+    return true;
+}
+
+Test(oracle, any_order_of_orbits_is_a_member, .init = start, .fini = stop)
+{
+    struct synth_image image = choose_image();
+    int order[ORBITS] = {0, 1, 2, 3, 4}, orders = 0, others = 0;
+    paint_layers(&layers, NULL, expected);
+    do {
+        paint_layers(&layers, order, pixels);
+        cr_expect(member(image), "order %d%d%d%d%d", order[0], order[1], order[2], order[3], order[4]);
+        others += memcmp(pixels, expected, PIXELS) != 0;
+        orders++;
+    } while (next_order(order));
+    cr_expect(orders == 120);
+    cr_expect(others > 60, "orders must show: %d of them differ from the exact one", others);
+}
+
+Test(oracle, a_race_pixel_by_pixel_is_a_member, .init = start, .fini = stop)
+{
+    struct synth_image image = choose_image();
+    paint_layers(&layers, NULL, pixels);
+    for (int p = 0; p < PIXELS; p++)
+        for (uint32_t i = 0; i < ORBITS; i++)
+            if (layers.covered[((uint32_t)p + i) % ORBITS][p])
+                pixels[p] = layers.gray[((uint32_t)p + i) % ORBITS];
+    cr_expect(member(image));
+}
+
+/* Every pixel in turn takes every wrong value that the image's own grays and their neighbours offer. */
+Test(oracle, a_single_wrong_pixel_is_no_member, .init = start, .fini = stop)
+{
+    struct synth_image image = choose_image();
+    size_t wrong_values = 0;
+    paint_layers(&layers, NULL, pixels);
+    cr_assert(member(image));
+    for (int p = 0; p < PIXELS; p += 3)
+        for (uint32_t k = 0; k < 2 * ORBITS; k++) {
+            uint8_t right = pixels[p], value = (uint8_t)(layers.gray[k / 2] ^ (k & 1));
+            bool possible = value == right;
+            for (uint32_t i = 0; i < ORBITS; i++)
+                possible |= layers.covered[i][p] && value == layers.gray[i];
+            pixels[p] = value;
+            cr_expect(member(image) == possible, "pixel %d as %d", p, value);
+            wrong_values += !possible;
+            pixels[p] = right;
+        }
+    cr_expect(wrong_values > PIXELS / 3);
+}
+
+Test(oracle, a_pixel_painted_outside_of_every_line_is_no_member, .init = start, .fini = stop)
+{
+    struct synth_image image = choose_image();
+    int outside = 0;
+    paint_layers(&layers, NULL, pixels);
+    for (int p = 0; p < PIXELS; p++) {
+        if (pixels[p] != 0)
+            continue;
+        pixels[p] = 1;
+        cr_expect_not(member(image), "pixel %d", p);
+        pixels[p] = 0;
+        outside++;
+    }
+    cr_expect(outside > PIXELS / 4);
+}
+
+Test(oracle, a_missing_pixel_is_no_member, .init = start, .fini = stop)
+{
+    struct synth_image image = choose_image();
+    int missing = 0;
+    paint_layers(&layers, NULL, pixels);
+    for (int p = 0; p < PIXELS; p++) {
+        uint8_t right = pixels[p];
+        if (right == 0)
+            continue;
+        pixels[p] = 0;
+        cr_expect_not(member(image), "pixel %d", p);
+        pixels[p] = right;
+        missing++;
+    }
+    cr_expect(missing > 50, "%d", missing);
+    memset(pixels, 0, PIXELS);
+    cr_expect_not(member(image), "a black image");
+}
+
+/* ---- A batch, through a variant that does as it is told ---- */
+
+struct fake {
+    uint64_t run; /* the run whose images it shows */
+    bool half_noise, flip_order;
+    uint64_t bad_images; /* bit j: image j has one pixel too bright */
+    uint64_t fails_at;   /* the image that cannot be fetched */
+    unsigned fetched[BATCH];
+};
+
+static enum status fake_fetch(void *state, void *result)
+{
+    static const int backwards[ORBITS] = {4, 3, 2, 1, 0}, backwards3[ORBITS] = {2, 1, 0};
+    struct fake *fake = state;
+    struct synth_fetch *fetch = result;
+    struct synth_image image = image_at(fake->run, fetch->j);
+    cr_assert(fetch->j < BATCH);
+    if (fetch->j == fake->fails_at)
+        return status_set(STATUS_FAILED, "image %d is gone", (int)fetch->j);
+    fake->fetched[fetch->j]++;
+    counter_noise(image, noise);
+    for (size_t i = 0; fake->half_noise && i < COUNT_OF(noise); i++)
+        noise[i] = noise_round_half(noise[i]);
+    make_layers(image, noise, &layers);
+    paint_layers(&layers,
+                 !fake->flip_order   ? NULL
+                 : layers.count == 3 ? backwards3
+                                     : backwards,
+                 fetch->pixels);
+    fetch->pixels[PIXELS - 1] ^= (uint8_t)(fake->bad_images >> fetch->j & 1);
+    return STATUS_OK;
+}
+
+static uint64_t count_wrong(struct fake *fake, const struct synth_traits *traits)
+{
+    const struct variant variant = {.platform = "cpu", .traits = traits, .fetch = fake_fetch};
+    uint64_t wrong = 12345;
+    fake->fails_at = UINT64_MAX;
+    cr_assert(oracle_verify(&synth, &variant, fake, &wrong) == STATUS_OK, "%s", status_text());
+    for (int j = 0; j < BATCH; j++)
+        cr_expect(fake->fetched[j] == 1, "image %d is checked once, not %u times", j, fake->fetched[j]);
+    return wrong;
+}
+
+Test(oracle, verify_accepts_a_right_batch, .init = start, .fini = stop)
+{
+    cr_expect(count_wrong(&(struct fake){0}, &exact) == 0);
+    cr_expect(count_wrong(&(struct fake){0}, &racy) == 0);
+    cr_expect(count_wrong(&(struct fake){.half_noise = true}, &half) == 0);
+}
+
+Test(oracle, verify_counts_every_bad_image_once, .init = start, .fini = stop)
+{
+    for (uint64_t bad = 0; bad < 1 << BATCH; bad++) {
+        uint64_t count = (uint64_t)__builtin_popcountll(bad);
+        cr_expect(count_wrong(&(struct fake){.bad_images = bad}, &exact) == count, "images %02x",
+                  (unsigned)bad);
+        cr_expect(count_wrong(&(struct fake){.bad_images = bad}, &racy) == count, "images %02x",
+                  (unsigned)bad);
+    }
+}
+
+Test(oracle, verify_rejects_the_images_of_another_run, .init = start, .fini = stop)
+{
+    cr_expect(count_wrong(&(struct fake){.run = 1}, &exact) == BATCH);
+    cr_expect(count_wrong(&(struct fake){.run = 1}, &racy) == BATCH);
+}
+
+Test(oracle, verify_tells_a_race_from_an_order, .init = start, .fini = stop)
+{
+    cr_expect(count_wrong(&(struct fake){.flip_order = true}, &racy) == 0);
+    cr_expect(count_wrong(&(struct fake){.flip_order = true}, &exact) > BATCH / 2);
+}
+
+/* A vertex that moves by a rounding error seldom changes a pixel, so few images tell the precisions apart. */
+Test(oracle, verify_tells_half_precision_from_single)
+{
+    const struct atom_class large = {.id = 1,
+                                     .vertices = VERTICES,
+                                     .orbits = ORBITS,
+                                     .oval_x = 1,
+                                     .oval_y = 1,
+                                     .noise = 60,       /* enlarges what the rounding takes off */
+                                     .line_width = -60, /* and the orbits stay inside all the same */
+                                     .radius = 9};
+    make_synth(FORMULA_VISUALATOM, &large, 1, BATCH, RES);
+    cr_expect(count_wrong(&(struct fake){.half_noise = true}, &half) == 0);
+    cr_expect(count_wrong(&(struct fake){.half_noise = true}, &exact) > 0);
+    cr_expect(count_wrong(&(struct fake){.half_noise = false}, &half) > 0);
+    stop();
+}
+
+Test(oracle, verify_relays_a_failing_fetch, .init = start, .fini = stop)
+{
+    struct fake fake = {.fails_at = 4};
+    const struct variant variant = {.platform = "cpu", .traits = &exact, .fetch = fake_fetch};
+    uint64_t wrong;
+    cr_expect(oracle_verify(&synth, &variant, &fake, &wrong) == STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "image 4 is gone");
+}
+
+/* ---- Noise that is fetched ---- */
+
+enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
+
+/* A variant with a generator of its own, and the mistakes that such a variant can make. */
+struct generator {
+    float scale, shift;
+    uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
+    bool same_axes;              /* the last orbit of the last image draws x and y alike */
+    bool wrong_images;           /* the images come from other noise */
+    bool fails;
+};
+
+static uint64_t splitmix64(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* One stream: an axis of an orbit of an image. */
+static void draw_stream(const struct generator *generator, uint64_t j, uint32_t k, uint32_t axis,
+                        float *noise_)
+{
+    uint64_t state = ((j * STREAM_ORBITS + k) * 2 + axis) * 0x2545f4914f6cdd1du;
+    for (uint32_t v = 0; v < STREAM_VERTICES; v++) {
+        float value = noise_of_draw(synth.gradients, (uint32_t)(splitmix64(&state) >> 32));
+        noise_[2 * (k * STREAM_VERTICES + v) + axis] = value * generator->scale + generator->shift;
+    }
+}
+
+static enum status generator_noise(void *state, uint64_t j, float *noise_)
+{
+    const struct generator *generator = state;
+    if (generator->fails)
+        return status_set(STATUS_FAILED, "the noise is gone");
+    for (uint32_t k = 0; k < STREAM_ORBITS; k++)
+        for (uint32_t axis = 0; axis < 2; axis++) {
+            bool copies = j == generator->copy_to && k == 17 && axis == 1;
+            draw_stream(generator, copies ? generator->copy_from : j, k, axis, noise_);
+        }
+    for (uint32_t v = 0; generator->same_axes && j == STREAM_BATCH - 1 && v < STREAM_VERTICES; v++) {
+        float *last = noise_ + 2 * ((STREAM_ORBITS - 1) * STREAM_VERTICES + v);
+        last[1] = last[0];
+    }
+    return STATUS_OK;
+}
+
+static enum status generator_fetch(void *state, void *result)
+{
+    static float stream_noise[2 * STREAM_VERTICES * STREAM_ORBITS];
+    static struct atom_point stream_points[STREAM_VERTICES];
+    struct synth_fetch *fetch = result;
+    const struct generator *generator = state;
+    struct generator sound = *generator;
+    sound.fails = false;
+    cr_assert(generator_noise(&sound, fetch->j, stream_noise) == STATUS_OK);
+    for (size_t i = 0; generator->wrong_images && i < COUNT_OF(stream_noise); i++)
+        stream_noise[i] = -stream_noise[i];
+    oracle_draw(&synth, image_at(0, fetch->j), stream_noise, stream_points, fetch->pixels);
+    return STATUS_OK;
+}
+
+static enum status verify_generator(struct generator generator, uint64_t *wrong)
+{
+    const struct atom_class class_ = {.id = 0,
+                                      .vertices = STREAM_VERTICES,
+                                      .orbits = STREAM_ORBITS,
+                                      .oval_x = 1,
+                                      .oval_y = 1,
+                                      .noise = 1,
+                                      .radius = 3};
+    const struct synth_traits traits = {
+        .noise = SYNTH_NOISE_XORWOW, .timed = "draw", .fetch_noise = generator_noise};
+    const struct variant variant = {.platform = "cpu", .traits = &traits, .fetch = generator_fetch};
+    make_synth(FORMULA_UJI, &class_, 1, STREAM_BATCH, RES);
+    enum status status = oracle_verify(&synth, &variant, &generator, wrong);
+    stop();
+    return status;
+}
+
+static uint64_t wrong_of(struct generator generator)
+{
+    uint64_t wrong = 12345;
+    cr_assert(verify_generator(generator, &wrong) == STATUS_OK, "%s", status_text());
+    fflush(stderr);
+    return wrong;
+}
+
+Test(oracle, fetched_noise_of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1}) == 0);
+    cr_expect_stderr_eq_str("");
+}
+
+/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a spread of a twentieth.
+ */
+Test(oracle, fetched_noise_that_is_shifted_is_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1, .shift = -0.01f}) == STREAM_BATCH);
+}
+
+Test(oracle, fetched_noise_that_is_spread_is_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1.05f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 0.95f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 0}) == STREAM_BATCH);
+}
+
+Test(oracle, two_equal_streams_are_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .copy_from = 2, .copy_to = 5}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1, .same_axes = true}) == STREAM_BATCH);
+}
+
+static void expect_warning(struct generator generator, const char *words)
+{
+    char text[1024] = "";
+    cr_redirect_stderr();
+    wrong_of(generator);
+    FILE *redirected = cr_get_redirected_stderr();
+    cr_assert(fgets(text, sizeof text, redirected));
+    cr_expect(strstr(text, "warning: ") && strstr(text, words), "'%s' is not in: %s", words, text);
+}
+
+Test(oracle, a_warning_says_that_the_distribution_differs)
+{
+    expect_warning((struct generator){.scale = 2}, "Kolmogorov-Smirnov");
+}
+
+Test(oracle, a_warning_says_that_streams_overlap)
+{
+    expect_warning((struct generator){.scale = 1, .copy_from = 0, .copy_to = 1}, "streams");
+}
+
+Test(oracle, images_that_do_not_follow_from_their_noise_are_wrong)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
+}
+
+Test(oracle, verify_relays_a_failing_fetch_of_noise)
+{
+    uint64_t wrong;
+    cr_expect(verify_generator((struct generator){.scale = 1, .fails = true}, &wrong) == STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "the noise is gone");
+}

@@ -1,0 +1,108 @@
+/* The runner with variants that are wrong or fail: what a user sees of them. */
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/runner.h"
+#include "core/settings.h"
+#include "synth/synth.h"
+
+TestSuite(runner, .timeout = 60);
+
+static const struct variant *naive(void)
+{
+    return variant_find("naive")->variant;
+}
+
+/* A variant that spoils one pixel of one image. */
+static enum status spoiled_fetch(void *state, void *result)
+{
+    struct synth_fetch *fetch = result;
+    enum status status = naive()->fetch(state, result);
+    if (fetch->j == 1)
+        fetch->pixels[0] ^= 1;
+    return status;
+}
+
+/* A variant whose third run fails: while it is timed, after it was verified. */
+static uint64_t runs;
+
+static enum status failing_run(void *state, uint64_t number, struct run_time *time)
+{
+    if (++runs == 3)
+        return status_set(STATUS_FAILED, "the device caught fire");
+    return naive()->run(state, number, time);
+}
+
+/* Runs `entry`, and naive after it, verified, on a tiny batch; rows go to `out`. */
+static enum status run_with(const struct variant *variant, const char *out)
+{
+    char file[64];
+    snprintf(file, sizeof file, "%s", out);
+    char *argv[] = {
+        "fdsl-bench", "--variant", "naive",         "--verify", "--batch",       "3", "--res",      "32",
+        "--vertices", "7",         "--orbits",      "5",        "--min-time",    "0", "--max-time", "0",
+        "--warmups",  "1",         "--warmup-time", "0",        "--min-samples", "2", "--out",      file,
+        NULL};
+    const struct variant_entry fake = {"fake", "synth", "NOTHING", "made up", variant};
+    struct settings settings;
+    enum status status = settings_read(&settings, (int)COUNT_OF(argv) - 1, argv);
+    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+    const struct variant_entry *both[] = {&fake, settings.variants[0]};
+    const struct variant_entry **own = settings.variants;
+    settings.variants = both;
+    settings.variant_count = 2;
+    settings.variant_names = "fake,naive";
+    status = runner_run(&settings);
+    settings.variants = own;
+    settings_free(&settings);
+    return status;
+}
+
+static char *read_file(const char *path)
+{
+    char *text = calloc(1, 65536);
+    FILE *stream = fopen(path, "r");
+    if (stream) {
+        cr_assert_lt(fread(text, 1, 65535, stream), 65535);
+        fclose(stream);
+    }
+    return text;
+}
+
+Test(runner, wrong_results_are_counted_and_not_timed)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant wrong = *naive();
+    wrong.fetch = spoiled_fetch;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    cr_expect_eq(run_with(&wrong, out), STATUS_WRONG);
+    cr_expect(strstr(status_text(), "1 of 2 variants gave wrong results"), "%s", status_text());
+    char *rows = read_file(out);
+    cr_expect(!strstr(rows, ",fake,"), "the time of a wrong variant was recorded");
+    cr_expect(strstr(rows, ",naive,"), "the variants after a wrong one still run");
+    free(rows);
+    unlink(out);
+}
+
+Test(runner, a_failure_ends_the_runs)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant failing = *naive();
+    failing.run = failing_run;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    cr_expect_eq(run_with(&failing, out), STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "the device caught fire");
+    char *rows = read_file(out);
+    cr_expect_str_empty(rows, "rows were written: %s", rows);
+    free(rows);
+    unlink(out);
+}

@@ -1,0 +1,133 @@
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/status.h"
+
+enum { TEXT_MAX = 1023 }; /* 1 KiB with its end */
+
+TestSuite(status, .timeout = 60);
+
+/* A text of that many times the letter; static, so one at a time. */
+static const char *letters(char letter, size_t count)
+{
+    static char text[4096];
+    memset(text, letter, count);
+    text[count] = '\0';
+    return text;
+}
+
+Test(status, a_thread_begins_without_a_message)
+{
+    cr_assert_not_null(status_text());
+    cr_expect_str_empty(status_text());
+}
+
+Test(status, set_returns_its_code_and_formats)
+{
+    static const enum status codes[] = {STATUS_OK, STATUS_FAILED, STATUS_USAGE, STATUS_WRONG,
+                                        STATUS_UNAVAILABLE};
+    for (size_t i = 0; i < COUNT_OF(codes); i++) {
+        cr_expect(status_set(codes[i], "%s number %d", "message", (int)i) == codes[i]);
+        char expected[32];
+        snprintf(expected, sizeof expected, "message number %d", (int)i);
+        cr_expect_str_eq(status_text(), expected);
+    }
+}
+
+Test(status, codes_are_the_documented_exit_statuses)
+{
+    cr_expect(STATUS_OK == 0 && STATUS_FAILED == 1 && STATUS_USAGE == 2 && STATUS_WRONG == 3 &&
+              STATUS_UNAVAILABLE == 4);
+}
+
+Test(status, the_latest_failure_counts)
+{
+    status_set(STATUS_FAILED, "a long message that comes first");
+    status_set(STATUS_USAGE, "short");
+    cr_expect_str_eq(status_text(), "short");
+}
+
+Test(status, prefixes_nest_outwards_and_keep_the_code)
+{
+    status_set(STATUS_WRONG, "the cause");
+    cr_expect(status_prefix(STATUS_WRONG, "line %d", 7) == STATUS_WRONG);
+    cr_expect(status_prefix(STATUS_USAGE, "%s", "file.csv") == STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "file.csv: line 7: the cause");
+}
+
+Test(status, a_long_message_is_cut)
+{
+    status_set(STATUS_FAILED, "%s", letters('a', 3000));
+    cr_expect(strlen(status_text()) == TEXT_MAX, "%zu", strlen(status_text()));
+    cr_expect(strspn(status_text(), "a") == TEXT_MAX);
+    status_set(STATUS_FAILED, "%s", letters('b', TEXT_MAX));
+    cr_expect(strspn(status_text(), "b") == TEXT_MAX, "one that just fits is whole");
+}
+
+Test(status, a_prefix_pushes_the_end_of_a_long_message_out)
+{
+    status_set(STATUS_FAILED, "%s", letters('m', TEXT_MAX));
+    status_prefix(STATUS_FAILED, "file");
+    cr_expect(strlen(status_text()) == TEXT_MAX);
+    cr_expect(strncmp(status_text(), "file: mmm", 9) == 0, "%.20s", status_text());
+}
+
+Test(status, a_prefix_that_leaves_no_room_is_left_out)
+{
+    status_set(STATUS_FAILED, "the cause");
+    status_prefix(STATUS_FAILED, "%s", letters('p', 2000));
+    cr_expect_str_eq(status_text(), "the cause");
+}
+
+static void *fail_elsewhere(void *text_before)
+{
+    snprintf(text_before, 64, "%s", status_text());
+    status_set(STATUS_USAGE, "the other thread's");
+    status_prefix(STATUS_USAGE, "prefix");
+    return strdup(status_text());
+}
+
+Test(status, each_thread_has_its_own_message)
+{
+    status_set(STATUS_FAILED, "this thread's");
+    char text_before[64] = "unset";
+    pthread_t thread;
+    void *text;
+    cr_assert(pthread_create(&thread, NULL, fail_elsewhere, text_before) == 0);
+    cr_assert(pthread_join(thread, &text) == 0);
+    cr_expect_str_empty(text_before);
+    cr_expect_str_eq((char *)text, "prefix: the other thread's");
+    cr_expect_str_eq(status_text(), "this thread's");
+    free(text);
+}
+
+static enum status relay(enum status code, int *reached)
+{
+    TRY(code);
+    ++*reached;
+    return STATUS_OK;
+}
+
+Test(status, try_returns_at_the_first_failure)
+{
+    int reached = 0;
+    cr_expect(relay(STATUS_UNAVAILABLE, &reached) == STATUS_UNAVAILABLE);
+    cr_expect(reached == 0);
+    cr_expect(relay(STATUS_OK, &reached) == STATUS_OK);
+    cr_expect(reached == 1);
+}
+
+Test(status, prints_plain_lines_where_stderr_is_no_terminal, .init = cr_redirect_stderr)
+{
+    status_set(STATUS_FAILED, "it failed");
+    status_print();
+    status_warn("%d samples are few", 3);
+    cr_expect_str_eq(status_text(), "it failed", "a warning is no failure");
+    fflush(stderr);
+    cr_expect_stderr_eq_str("fdsl-bench: it failed\nfdsl-bench: warning: 3 samples are few\n");
+}
