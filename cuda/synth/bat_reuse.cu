@@ -1,0 +1,21 @@
+/* `bat-reuse`: an alternative that the paper studied. bat with rng-reuse's noise kernel: a batch hides what
+ * one image lacks in parallelism. */
+#include "synth/bat.cuh"
+
+static __global__ void __launch_bounds__(STREAM_BLOCK)
+    bat_reuse_noise_kernel(image_work<noise_half2> work, unsigned paint_blocks, int *failure)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        bat_follow(work, paint_blocks, failure);
+    noise_by_orbit(work);
+}
+
+struct bat_reuse {
+    static __device__ void launch(const image_work<noise_half2> &work, unsigned paint_blocks, int *failure)
+    {
+        bat_reuse_noise_kernel<<<blocks_for(work.orbits(), STREAM_BLOCK), STREAM_BLOCK, 0,
+                                 cudaStreamFireAndForget>>>(work, paint_blocks, failure);
+    }
+};
+
+BAT_VARIANT(variant_bat_reuse, bat_reuse)

@@ -1,0 +1,13 @@
+/* `mem`: the paper's MEM. mem-float2 with the noise in half precision: half the bytes between the stages. */
+#include "synth/xorwow.cuh"
+
+using step = xorwow_by_sample<noise_half2>;
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
+                                           .half = true,
+                                           .racy = true,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = ladder<step>::fetch_noise,
+                                           .stages = ladder<step>::stages};
+
+LADDER_VARIANT(variant_mem, step, traits)

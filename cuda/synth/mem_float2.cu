@@ -1,0 +1,13 @@
+/* `mem-float2`: gbase with x and y together: half as many states to seek, one access instead of two. */
+#include "synth/xorwow.cuh"
+
+using step = xorwow_by_sample<noise_float2>;
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
+                                           .half = false,
+                                           .racy = true,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = ladder<step>::fetch_noise,
+                                           .stages = ladder<step>::stages};
+
+LADDER_VARIANT(variant_mem_float2, step, traits)

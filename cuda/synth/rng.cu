@@ -1,0 +1,26 @@
+/* `rng`: the paper's RNG. Philox instead of XORWOW: a counter needs no seeking, so a sample costs one block
+ * of ten rounds. */
+#include "synth/ladder.cuh"
+
+static __global__ void __launch_bounds__(NOISE_BLOCK) rng_noise_kernel(image_work<noise_half2> work)
+{
+    noise_by_sample(work);
+}
+
+struct rng {
+    using noise = noise_half2;
+    static void launch(const image_work<noise> &work, cudaStream_t stream)
+    {
+        rng_noise_kernel<<<work.orbits() * blocks_an_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
+                           stream>>>(work);
+    }
+};
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
+                                           .half = true,
+                                           .racy = true,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = nullptr,
+                                           .stages = ladder<rng>::stages};
+
+LADDER_VARIANT(variant_rng, rng, traits)

@@ -1,0 +1,25 @@
+/* `rng-reuse`: an alternative that the paper studied. One thread and state an orbit: what reuse saves in
+ * set-up, it loses in parallelism. */
+#include "synth/ladder.cuh"
+
+static __global__ void __launch_bounds__(STREAM_BLOCK) rng_reuse_noise_kernel(image_work<noise_half2> work)
+{
+    noise_by_orbit(work);
+}
+
+struct rng_reuse {
+    using noise = noise_half2;
+    static void launch(const image_work<noise> &work, cudaStream_t stream)
+    {
+        rng_reuse_noise_kernel<<<blocks_for(work.orbits(), STREAM_BLOCK), STREAM_BLOCK, 0, stream>>>(work);
+    }
+};
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
+                                           .half = true,
+                                           .racy = true,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = nullptr,
+                                           .stages = ladder<rng_reuse>::stages};
+
+LADDER_VARIANT(variant_rng_reuse, rng_reuse, traits)

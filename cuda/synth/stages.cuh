@@ -1,0 +1,220 @@
+/* The three stages of the paper's ladder, and how each keeps its noise.
+ *
+ *   noise     one pass over all (orbit, vertex) samples: what the steps of the ladder differ in
+ *   vertices  a thread a vertex walks outwards over the orbits and stores where it stands after each
+ *   painting  a thread a segment draws its line; all orbits at once, so painting is a race
+ */
+#ifndef FDSL_CUDA_SYNTH_STAGES_CUH
+#define FDSL_CUDA_SYNTH_STAGES_CUH
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "synth/batch.cuh"
+#include "synth/line.h"
+
+/* ---- Where noise is kept ---- */
+
+/* x and y in arrays of their own. */
+struct noise_apart {
+    static constexpr size_t bytes = 2 * sizeof(float);
+    float *x, *y;
+
+    static noise_apart at(void *memory, size_t count)
+    {
+        float *first = static_cast<float *>(memory);
+        return {first, first + count};
+    }
+    __device__ void put(size_t i, float noise_x, float noise_y) const
+    {
+        x[i] = noise_x;
+        y[i] = noise_y;
+    }
+    __host__ __device__ float2 get(size_t i) const
+    {
+        return make_float2(x[i], y[i]);
+    }
+};
+
+/* x and y together, one 8-byte access. */
+struct noise_float2 {
+    static constexpr size_t bytes = sizeof(float2);
+    float2 *xy;
+
+    __host__ __device__ static noise_float2 at(void *memory, size_t)
+    {
+        return {static_cast<float2 *>(memory)};
+    }
+    __device__ void put(size_t i, float noise_x, float noise_y) const
+    {
+        xy[i] = make_float2(noise_x, noise_y);
+    }
+    __host__ __device__ float2 get(size_t i) const
+    {
+        return xy[i];
+    }
+};
+
+/* x and y together in half precision, one 4-byte access. */
+struct noise_half2 {
+    static constexpr size_t bytes = sizeof(__half2);
+    __half2 *xy;
+
+    __host__ __device__ static noise_half2 at(void *memory, size_t)
+    {
+        return {static_cast<__half2 *>(memory)};
+    }
+    __device__ void put(size_t i, float noise_x, float noise_y) const
+    {
+        xy[i] = __floats2half2_rn(noise_x, noise_y);
+    }
+    __host__ __device__ float2 get(size_t i) const
+    {
+        return __half22float2(xy[i]);
+    }
+};
+
+/* ---- An image on its way through the stages ---- */
+
+template <class Noise> struct image_work {
+    struct image_input input;
+    Noise noise;    /* vertices * orbits samples, vertex fastest */
+    int2 *points;   /* the same number: where a vertex stands after an orbit, in whole pixels */
+    uint8_t *grays; /* one an orbit */
+
+    __host__ __device__ uint32_t vertices() const
+    {
+        return input.class_.vertices;
+    }
+    __host__ __device__ uint32_t orbits() const
+    {
+        return input.class_.orbits;
+    }
+    __host__ __device__ uint64_t segments() const
+    {
+        return (uint64_t)input.class_.vertices * input.class_.orbits;
+    }
+};
+
+/* The seed of cuRAND's generators for an image: its key, so no two images share a stream. */
+static __device__ __forceinline__ unsigned long long curand_seed(struct philox_key key)
+{
+    return (unsigned long long)key.word[1] << 32 | key.word[0];
+}
+
+static __host__ __device__ __forceinline__ unsigned blocks_for(uint64_t threads, unsigned block)
+{
+    return (unsigned)((threads + block - 1) / block);
+}
+
+/* ---- Vertices and painting ---- */
+
+/* Small blocks spread one image's thousand vertices over many multiprocessors. */
+#define VERTEX_BLOCK 32
+/* Orbits whose noise is loaded at once: the walk outwards is serial, but its loads need not wait for it. */
+#define VERTEX_AHEAD 8
+
+template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_kernel(image_work<Noise> work)
+{
+    const struct image_input &image = work.input;
+    uint32_t v = blockIdx.x * VERTEX_BLOCK + threadIdx.x, q = work.vertices(), orbits = work.orbits();
+    for (uint32_t k = v; k < orbits; k += gridDim.x * VERTEX_BLOCK)
+        work.grays[k] = atom_gray(image.key, image.formula, k);
+    if (v >= q)
+        return;
+    float cosine = image.spokes.cosine[v], sine = image.spokes.sine[v], advance = image.spokes.advance[v];
+    struct atom_point point =
+        atom_start(&image.class_, atom_centre(image.key, image.formula, image.res), cosine, sine);
+    for (uint32_t k = 0; k < orbits; k += VERTEX_AHEAD) {
+        float2 noise[VERTEX_AHEAD];
+        size_t i = (size_t)k * q + v;
+#pragma unroll
+        for (uint32_t ahead = 0; ahead < VERTEX_AHEAD; ahead++)
+            if (k + ahead < orbits)
+                noise[ahead] = work.noise.get(i + (size_t)ahead * q);
+#pragma unroll
+        for (uint32_t ahead = 0; ahead < VERTEX_AHEAD; ahead++)
+            if (k + ahead < orbits) {
+                point = atom_advance(point, image.class_.noise, cosine, sine, advance,
+                                     {noise[ahead].x, noise[ahead].y});
+                work.points[i + (size_t)ahead * q] = make_int2((int)point.x, (int)point.y);
+            }
+    }
+}
+
+/* Blocks that an orbit's `threads` take: a grid is orbits times that, so that no index overflows 32 bits. */
+static __host__ __device__ __forceinline__ unsigned blocks_an_orbit(uint32_t threads, unsigned block)
+{
+    return (threads + block - 1) / block;
+}
+
+#define PAINT_BLOCK 256
+
+/* Draws the line between two points. A line between two ends inside stays inside, so its pixels need no test
+ * each; nearly all visible lines are such. */
+static __device__ __forceinline__ void paint_line(const struct image_input &image, int2 from, int2 to,
+                                                  uint8_t gray)
+{
+    int32_t res = (int32_t)image.res;
+    struct line line = line_begin(image.formula, from.x, from.y, to.x, to.y);
+    if (line_inside(from.x, from.y, res) && line_inside(to.x, to.y, res))
+        for (; line.left > 0; line_step(&line))
+            image.pixels[line.y * res + line.x] = gray;
+    else
+        for (; line.left > 0; line_step(&line))
+            if (line_inside(line.x, line.y, res))
+                image.pixels[line.y * res + line.x] = gray;
+}
+
+/* The painting kernel's grid where every thread draws one line. A smaller grid loops. */
+static __host__ __device__ __forceinline__ unsigned paint_grid(uint32_t vertices, uint32_t orbits)
+{
+    return orbits * blocks_an_orbit(vertices, PAINT_BLOCK);
+}
+
+template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kernel(image_work<Noise> work)
+{
+    const struct image_input &image = work.input;
+    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, PAINT_BLOCK);
+    for (uint32_t block = blockIdx.x; block < blocks * work.orbits(); block += gridDim.x) {
+        uint32_t k = block / blocks, v = (block - k * blocks) * PAINT_BLOCK + threadIdx.x;
+        if (v >= q)
+            continue;
+        const int2 *orbit = work.points + (size_t)k * q;
+        int2 from = orbit[v], to = orbit[v + 1 < q ? v + 1 : 0];
+        if (line_drawn(image.formula, from.x, from.y, to.x, to.y, (int32_t)image.res))
+            paint_line(image, from, to, work.grays[k]);
+    }
+}
+
+/* ---- Noise stages that several variants share ---- */
+
+#define NOISE_BLOCK  256
+#define STREAM_BLOCK 32
+
+/* A block of our own Philox stream for every (orbit, vertex), of which this sample takes its half. */
+template <class Noise> __device__ __forceinline__ void noise_by_sample(const image_work<Noise> &work)
+{
+    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, NOISE_BLOCK);
+    uint32_t orbit = blockIdx.x / blocks, vertex = (blockIdx.x - orbit * blocks) * NOISE_BLOCK + threadIdx.x;
+    if (vertex >= q)
+        return;
+    struct atom_point noise = atom_noise(work.input.key, work.input.gradients, vertex, orbit);
+    work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
+}
+
+/* A thread an orbit, whose counter runs on from vertex to vertex: the same draws, and no parallelism within
+ * an orbit. */
+template <class Noise> __device__ __forceinline__ void noise_by_orbit(const image_work<Noise> &work)
+{
+    uint32_t orbit = blockIdx.x * STREAM_BLOCK + threadIdx.x;
+    if (orbit >= work.orbits())
+        return;
+    size_t i = (size_t)orbit * work.vertices();
+    for (uint32_t vertex = 0; vertex < work.vertices(); vertex++, i++) {
+        struct atom_point noise = atom_noise(work.input.key, work.input.gradients, vertex, orbit);
+        work.noise.put(i, noise.x, noise.y);
+    }
+}
+
+#endif

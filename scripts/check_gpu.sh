@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Verifies every variant over a grid of sizes, on a machine with a GPU, and, with --sanitize, under
+# compute-sanitizer. Every value of every parameter meets every variant; the heaviest corners (thousands of
+# images of millions of segments) do not all meet each other, as the oracle runs on the CPU.
+#
+#   scripts/check_gpu.sh [--sanitize] [--variant NAMES]
+#
+# Prints a line a configuration and a last line "N passed, N failed". Exit status 1 when one failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+list=$("$bench" --list)
+if ! grep -q 'bat  *available' <<<"$list"; then
+    echo "check_gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
+    exit 4
+fi
+# All that runs here but naive, which would take hours and has tests of its own.
+variants=$(awk '/^  / && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
+sanitize=0
+while (($#)); do
+    case $1 in
+    --sanitize) sanitize=1 ;;
+    --variant) variants=${2:?--variant needs names} && shift ;;
+    *) echo "check_gpu.sh: unknown option '$1'; see the head of this script" >&2 && exit 2 ;;
+    esac
+    shift
+done
+
+# vertices orbits res batch extra options
+grid='3 1 224 1
+3 200 1024 256
+3 1500 224 256
+64 1 1024 1024
+64 200 512 256
+64 1500 512 7
+1000 1 512 1024
+1000 200 224 256
+1000 200 512 1
+1000 200 512 7
+1000 200 512 256
+1000 200 512 1024
+1000 200 1024 7
+1000 200 1023 3
+1000 1500 512 7
+1500 1 224 7
+1500 200 512 256
+1500 1500 1024 1
+4096 1 512 256
+4096 200 1024 7
+4096 1500 1024 7
+1 1 1 1
+1 5 3 2
+2 3 31 5
+257 33 225 129
+997 201 512 31
+1000 200 512 7 --formula visualatom
+1500 200 225 33 --formula visualatom
+3 1500 1024 7 --formula visualatom
+4096 20 224 7 --formula visualatom
+- - 512 256 --classes 256
+- - 512 100 --classes 37 --formula visualatom --instance 1000003 --seed 18446744073709551615
+- - 224 64 --classes 64 --preset lowercompute'
+
+passed=0 failed=0
+check() { # name, command ...
+    local name=$1 begin=$SECONDS output
+    shift
+    if output=$("$@" 2>&1); then
+        passed=$((passed + 1))
+        printf 'ok      %3d s  %s\n' $((SECONDS - begin)) "$name"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %3d s  %s\n%s\n' $((SECONDS - begin)) "$name" "$output"
+    fi
+}
+
+quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
+if ((sanitize)); then
+    # Small sizes: the tools slow kernels down a hundredfold. Only kernels are of interest here: no CPU variant.
+    variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
+    # Kernels that launch kernels are beyond all tools but memcheck; those of bat are rng's.
+    for tool in memcheck racecheck initcheck synccheck; do
+        [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -v '^bat' | paste -sd,)
+        for size in '3 5 31 2' '257 33 225 7' '64 3 64 40'; do # vertices orbits res batch
+            read -r q k res batch <<<"$size"
+            check "$tool: $q vertices, $k orbits, $res^2, batch $batch" \
+                compute-sanitizer --tool "$tool" --error-exitcode 9 \
+                "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
+        done
+    done
+else
+    while read -r q k res batch extra; do
+        options=(--res "$res" --batch "$batch")
+        [[ $q == - ]] || options+=(--vertices "$q" --orbits "$k")
+        # shellcheck disable=SC2086  # several words on purpose
+        check "${options[*]} $extra" "$bench" --variant "$variants" --verify "${quick[@]}" "${options[@]}" $extra
+    done <<<"$grid"
+fi
+echo "$passed passed, $failed failed"
+((failed == 0))
