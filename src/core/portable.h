@@ -21,8 +21,16 @@
 #endif
 
 /* Before a function: compiled twice, for CPUs with and without a fused multiply-add, and chosen at start. The
- * bits are the same; without the instruction every fmaf is a call. */
-#if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__CUDACC__)
+ * bits are the same; without the instruction every fmaf is a call. Sanitizers start too late for the choice.
+ */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FDSL_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define FDSL_SANITIZED 1
+#endif
+#endif
+#if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__CUDACC__)
 #define FDSL_FMA_CLONES __attribute__((target_clones("default", "fma")))
 #else
 #define FDSL_FMA_CLONES

@@ -1,0 +1,492 @@
+/* `omp`: OpenMP over images, SIMD over vertices and pixels. As fast as the CPU goes, and the same bits as
+ * `naive`. docs/omp.md says what the time goes to.
+ *
+ * A batch smaller than the number of threads is cut further: each image's polygon into runs of consecutive
+ * vertices ("arcs"), as vertices do not depend on each other. A part is two opposite arcs, because an image
+ * off centre sees more of one side. Every part paints the numbers of its orbits on a canvas of its own; the
+ * highest number at a pixel says its gray.
+ *
+ * A canvas has rows an odd number of cache lines apart: then pixels below each other fall into different sets
+ * of the first-level cache, which saves a tenth of the time. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <omp.h>
+
+#include "core/timer.h"
+#include "core/variant.h"
+#include "omp_kernel.h"
+#include "synth/synth.h"
+
+#define ALIGNMENT 64 /* a cache line */
+#define ARCS_MAX  2
+
+/* The room of one thread. */
+struct worker {
+    struct omp_arc arcs[ARCS_MAX]; /* of the part in work: one for a whole image, else ARCS_MAX */
+    void *arrays;
+    uint8_t *canvas; /* gray, pitch pixels a row; for whole images */
+    uint8_t *grays;  /* of the orbits, one more in front for "none"; for cut ones */
+    double geometry_s, painting_s;
+};
+
+struct omp {
+    const struct synth *synth;
+    const struct omp_kernel *kernel;
+    struct omp_tables tables;
+    int threads;
+    uint32_t parts;     /* an image is cut into; 1 for none */
+    uint32_t pitch;     /* pixels from row to row of a canvas */
+    bool timed;         /* stage by stage */
+    uint64_t latest;    /* the number of the latest run */
+    uint8_t *images;    /* batch * res * res */
+    uint16_t *canvases; /* orbits, batch * parts canvases; where images are cut, else NULL */
+    uint32_t *heaviest; /* the classes by falling work */
+    uint64_t *order;    /* the images of a batch by falling work */
+    struct worker *workers;
+};
+
+/* ---- Kernels ---- */
+
+/* The best first. */
+static const struct omp_kernel *const kernels[] = {
+#if defined(__x86_64__)
+    &omp_kernel_avx512, &omp_kernel_avx2,
+#endif
+    &omp_kernel_scalar};
+
+static const struct omp_kernel *forced_kernel;
+
+static const struct omp_kernel *best_kernel(void)
+{
+    size_t i = 0;
+    while (!kernels[i]->supported()) /* the last always is */
+        i++;
+    return kernels[i];
+}
+
+bool omp_force_isa(const char *name)
+{
+    forced_kernel = NULL;
+    for (size_t i = 0; name && i < COUNT_OF(kernels); i++)
+        if (strcmp(kernels[i]->name, name) == 0 && kernels[i]->supported())
+            forced_kernel = kernels[i];
+    return !name || forced_kernel;
+}
+
+/* ---- Tables ---- */
+
+static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
+{
+    memcpy(tables->gradients, synth->gradients, sizeof tables->gradients);
+    for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++) {
+        for (uint32_t side = 0; side < 2; side++) {
+            uint32_t hash = noise_permutation[(cell + side) % NOISE_PERIOD] & 15;
+            tables->hashes[side][cell % 32] |= hash << (4 * (cell / 32));
+        }
+        tables->hash_gradients[noise_permutation[cell] & 15] = 0x1p-24f * synth->gradients[cell];
+    }
+}
+
+static int32_t pack_step(int32_t major, int32_t minor)
+{
+    return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
+}
+
+static void fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables *tables)
+{
+    fill_gradients(synth, tables);
+    for (int octant = 0; octant < OCTANT_COUNT; octant++) {
+        int32_t x = octant & OCTANT_LEFT ? -1 : 1, y = octant & OCTANT_UP ? -1 : 1;
+        bool steep = octant & OCTANT_STEEP;
+        tables->step_x[octant] = steep ? pack_step(0, x) : pack_step(x, 0);
+        tables->step_y[octant] = steep ? pack_step(y, 0) : pack_step(0, y);
+        tables->step_pixel[octant] = steep ? pack_step(y * pitch, x) : pack_step(x, y * pitch);
+    }
+    for (uint32_t mask = 0; mask < COUNT_OF(tables->compress); mask++)
+        for (uint32_t lane = 0, set = 0; lane < 8; lane++)
+            if (mask >> lane & 1)
+                tables->compress[mask] |= (uint64_t)lane << (8 * set++);
+}
+
+/* ---- Set-up ---- */
+
+static void omp_teardown(void *state)
+{
+    struct omp *omp = state;
+    for (int i = 0; omp->workers && i < omp->threads; i++) {
+        free(omp->workers[i].arrays);
+        free(omp->workers[i].canvas);
+        free(omp->workers[i].grays);
+    }
+    free(omp->workers);
+    free(omp->images);
+    free(omp->canvases);
+    free(omp->heaviest);
+    free(omp->order);
+    free(omp);
+}
+
+static size_t canvas_pixels(const struct omp *omp)
+{
+    return (size_t)omp->synth->res * omp->pitch;
+}
+
+static int arcs_of_part(const struct omp *omp)
+{
+    return omp->parts > 1 ? ARCS_MAX : 1;
+}
+
+/* Lays the arrays of an arc out, `length` elements each, ARC_WORDS of 4 bytes a vertex. */
+enum { ARC_WORDS = 13 };
+
+static void arc_make(const struct omp *omp, size_t length, void *arrays, struct omp_arc *arc)
+{
+    float *real = arrays;
+    int32_t *whole = arrays;
+    uint64_t *wide = (uint64_t *)arrays + 9 * length / 2;
+    *arc = (struct omp_arc){
+        .tables = &omp->tables,
+        .formula = omp->synth->formula,
+        .res = omp->synth->res,
+        .pitch = omp->pitch,
+        .cosine = real,
+        .sine = real + length,
+        .advance = real + 2 * length,
+        .x = real + 3 * length,
+        .y = real + 4 * length,
+        .column = {whole + 5 * length, whole + 6 * length},
+        .row = {whole + 7 * length, whole + 8 * length},
+        .stir = {wide, wide + length},
+    };
+}
+
+/* Room for every vertex, the first once more, and vectors that go beyond the last. */
+static bool worker_make(const struct omp *omp, struct worker *worker)
+{
+    const struct synth *synth = omp->synth;
+    size_t length = ((size_t)synth->vertices_max + 1 + 2 * OMP_LANES_MAX) / OMP_LANES_MAX * OMP_LANES_MAX;
+    size_t arc_bytes = ARC_WORDS * length * sizeof(float);
+    worker->arrays = aligned_alloc(ALIGNMENT, (size_t)arcs_of_part(omp) * arc_bytes);
+    worker->grays = malloc((size_t)synth->orbits_max + 1);
+    worker->canvas = omp->parts > 1 ? NULL : aligned_alloc(ALIGNMENT, canvas_pixels(omp));
+    if (!worker->arrays || !worker->grays || (omp->parts == 1 && !worker->canvas))
+        return false;
+    memset(worker->arrays, 0, (size_t)arcs_of_part(omp) * arc_bytes);
+    for (int i = 0; i < arcs_of_part(omp); i++)
+        arc_make(omp, length, (char *)worker->arrays + (size_t)i * arc_bytes, &worker->arcs[i]);
+    return true;
+}
+
+static double class_weight(const struct atom_class *class_)
+{
+    return (double)class_->vertices * class_->orbits;
+}
+
+static int heavier(const void *a, const void *b, void *classes)
+{
+    double first = class_weight((struct atom_class *)classes + *(const uint32_t *)a);
+    double second = class_weight((struct atom_class *)classes + *(const uint32_t *)b);
+    return (first < second) - (first > second);
+}
+
+static bool fill_state(struct omp *omp)
+{
+    const struct synth *synth = omp->synth;
+    omp->images = malloc(synth->batch * synth_image_bytes(synth));
+    omp->heaviest = malloc(synth->class_count * sizeof *omp->heaviest);
+    omp->order = malloc(synth->batch * sizeof *omp->order);
+    omp->workers = calloc((size_t)omp->threads, sizeof *omp->workers);
+    bool made = omp->images && omp->heaviest && omp->order && omp->workers;
+    if (omp->parts > 1) {
+        omp->canvases =
+            aligned_alloc(ALIGNMENT, synth->batch * omp->parts * canvas_pixels(omp) * sizeof(uint16_t));
+        made = made && omp->canvases;
+    }
+    for (int i = 0; made && i < omp->threads; i++)
+        made = worker_make(omp, &omp->workers[i]);
+    if (!made)
+        return false;
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        omp->heaviest[c] = c;
+    qsort_r(omp->heaviest, synth->class_count, sizeof *omp->heaviest, heavier, synth->classes);
+    fill_tables(synth, (int32_t)omp->pitch, &omp->tables);
+    return true;
+}
+
+/* As many parts as leave no thread idle, where the numbers of the orbits fit the canvases and those fit in
+ * memory. */
+static uint32_t choose_parts(const struct synth *synth, int threads)
+{
+    uint64_t parts = (uint64_t)threads / synth->batch;
+    uint64_t bytes = synth->batch * parts * synth_image_bytes(synth) * sizeof(uint16_t);
+    if (parts < 2 || synth->orbits_max >= UINT16_MAX ||
+        synth_check_host_memory(bytes, "a canvas a thread") != STATUS_OK)
+        return 1;
+    return (uint32_t)parts;
+}
+
+static uint32_t choose_pitch(uint32_t res, uint32_t pixel_bytes)
+{
+    uint32_t line = ALIGNMENT / pixel_bytes;
+    return ((res + line - 1) / line | 1) * line;
+}
+
+static enum status omp_setup(const struct resources *resources, const void *input, void **state)
+{
+    const struct synth *synth = input;
+    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch"));
+    struct omp *omp = calloc(1, sizeof *omp);
+    if (!omp)
+        return status_set(STATUS_FAILED, "omp: out of memory");
+    omp->synth = synth;
+    omp->kernel = forced_kernel ? forced_kernel : best_kernel();
+    omp->threads = resources->threads;
+    omp->parts = choose_parts(synth, resources->threads);
+    omp->pitch = choose_pitch(synth->res, omp->parts > 1 ? sizeof(uint16_t) : 1);
+    if (!fill_state(omp)) {
+        omp_teardown(omp);
+        return status_set(STATUS_FAILED, "omp: out of memory for a batch of %llu images; lower --batch",
+                          (unsigned long long)synth->batch);
+    }
+    *state = omp;
+    return STATUS_OK;
+}
+
+/* ---- Drawing ---- */
+
+/* The pixels' addresses come from a list, so that nothing but the stores bounds this loop. */
+static void paint_gray(const struct omp_pen *pen, const uint32_t *pixels, size_t count)
+{
+    uint8_t *canvas = pen->canvas, gray = (uint8_t)pen->value;
+#pragma GCC unroll 8
+    for (size_t i = 0; i < count; i++)
+        canvas[pixels[i]] = gray;
+}
+
+static void paint_orbit(const struct omp_pen *pen, const uint32_t *pixels, size_t count)
+{
+    uint16_t *canvas = pen->canvas, orbit = (uint16_t)pen->value;
+#pragma GCC unroll 8
+    for (size_t i = 0; i < count; i++)
+        canvas[pixels[i]] = orbit;
+}
+
+/* Puts the arc's vertices on the oval around the centre. */
+static void place_arc(const struct omp *omp, struct synth_image image, struct philox_key key, uint32_t first,
+                      uint32_t count, struct omp_arc *arc)
+{
+    const struct synth *synth = omp->synth;
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    struct atom_spokes spokes = synth_spokes(synth, image.class_index);
+    struct atom_point centre = atom_centre(key, synth->formula, synth->res);
+    arc->vertices = class_->vertices;
+    arc->p = class_->noise;
+    arc->first = first;
+    arc->count = count;
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        arc->keys[round] = key;
+        key.word[0] += PHILOX_W0;
+        key.word[1] += PHILOX_W1;
+    }
+    for (uint32_t i = 0; i <= count; i++) {
+        uint32_t v = omp_vertex(arc, i);
+        arc->cosine[i] = spokes.cosine[v];
+        arc->sine[i] = spokes.sine[v];
+        arc->advance[i] = spokes.advance[v];
+        struct atom_point point = atom_start(class_, centre, spokes.cosine[v], spokes.sine[v]);
+        arc->x[i] = point.x;
+        arc->y[i] = point.y;
+    }
+    omp->kernel->begin(arc);
+}
+
+/* Draws the orbits of the arcs that place_arc() placed: in their grays, or in their numbers plus one. */
+static void draw_orbits(const struct omp *omp, uint32_t orbits, struct philox_key key, struct omp_pen *pen,
+                        struct worker *worker)
+{
+    const struct omp_kernel *kernel = omp->kernel;
+    for (uint32_t orbit = 0; orbit < orbits; orbit++) {
+        double start_s = omp->timed ? timer_now_s() : 0;
+        for (int i = 0; orbit % 2 == 0 && i < arcs_of_part(omp); i++)
+            kernel->advance(&worker->arcs[i], orbit / 2);
+        double moved_s = omp->timed ? timer_now_s() : 0;
+        pen->value = omp->parts > 1 ? orbit + 1 : atom_gray(key, omp->synth->formula, orbit);
+        for (int i = 0; i < arcs_of_part(omp); i++)
+            kernel->trace(&worker->arcs[i], (int)(orbit % 2), pen);
+        worker->geometry_s += moved_s - start_s;
+        worker->painting_s += omp->timed ? timer_now_s() - moved_s : 0;
+    }
+}
+
+static struct philox_key image_key(const struct synth *synth, struct synth_image image)
+{
+    return atom_image_key(synth->seed, synth->classes[image.class_index].id, image.instance);
+}
+
+/* Draws a part of an image, or all of it, over black. */
+static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, void *canvas,
+                      struct worker *worker)
+{
+    const struct atom_class *class_ = &omp->synth->classes[image.class_index];
+    struct philox_key key = image_key(omp->synth, image);
+    struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray, .canvas = canvas};
+    double start_s = omp->timed ? timer_now_s() : 0;
+    memset(canvas, 0, canvas_pixels(omp) * (omp->parts > 1 ? sizeof(uint16_t) : 1));
+    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    uint64_t arcs = (uint64_t)omp->parts * (uint64_t)arcs_of_part(omp);
+    for (int i = 0; i < arcs_of_part(omp); i++) {
+        uint64_t arc = part + (uint64_t)i * omp->parts;
+        uint32_t first = (uint32_t)(class_->vertices * arc / arcs);
+        uint32_t end = (uint32_t)(class_->vertices * (arc + 1) / arcs);
+        place_arc(omp, image, key, first, end - first, &worker->arcs[i]);
+    }
+    draw_orbits(omp, class_->orbits, key, &pen, worker);
+}
+
+/* Makes image j of a worker's canvas. */
+static void copy_image(const struct omp *omp, const struct worker *worker, uint64_t j)
+{
+    size_t res = omp->synth->res;
+    uint8_t *image = omp->images + j * synth_image_bytes(omp->synth);
+    for (size_t y = 0; y < res; y++)
+        memcpy(image + y * res, worker->canvas + y * omp->pitch, res);
+}
+
+/* Makes some rows of image j of the canvases of its parts; the first of these receives the maximum. */
+static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, size_t begin_y, size_t end_y)
+{
+    size_t res = omp->synth->res, stride = canvas_pixels(omp);
+    for (size_t y = begin_y; y < end_y; y++) {
+        uint16_t *latest = omp->canvases + j * omp->parts * stride + y * omp->pitch;
+        uint8_t *image = omp->images + j * synth_image_bytes(omp->synth) + y * res;
+        for (uint32_t part = 1; part < omp->parts; part++) {
+            const uint16_t *other = latest + part * stride;
+            for (size_t x = 0; x < res; x++)
+                latest[x] = other[x] > latest[x] ? other[x] : latest[x];
+        }
+        for (size_t x = 0; x < res; x++)
+            image[x] = grays[latest[x]];
+    }
+}
+
+/* ---- Batches ---- */
+
+/* The images of a run by falling work, so that the last ones that threads take are short. Image j shows class
+ * (first + j) mod class_count, where `first` is the number of the run's first image. */
+static void order_images(struct omp *omp, uint64_t first)
+{
+    const struct synth *synth = omp->synth;
+    uint64_t classes = synth->class_count, count = 0;
+    for (uint32_t i = 0; i < synth->class_count; i++)
+        for (uint64_t j = (omp->heaviest[i] + classes - first % classes) % classes; j < synth->batch;
+             j += classes)
+            omp->order[count++] = j;
+}
+
+static struct synth_image image_of(const struct omp *omp, uint64_t number, uint64_t j)
+{
+    return synth_image_at(omp->synth->first, omp->synth->batch, omp->synth->class_count, number, j);
+}
+
+static void draw_whole_images(struct omp *omp, uint64_t number)
+{
+#pragma omp parallel for num_threads(omp->threads) schedule(dynamic)
+    for (uint64_t i = 0; i < omp->synth->batch; i++) {
+        struct worker *worker = &omp->workers[omp_get_thread_num()];
+        uint64_t j = omp->order[i];
+        draw_part(omp, image_of(omp, number, j), 0, worker->canvas, worker);
+        double start_s = omp->timed ? timer_now_s() : 0;
+        copy_image(omp, worker, j);
+        worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    }
+}
+
+/* Share number `part` of the rows of image j. */
+static void merge_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
+                        struct worker *worker)
+{
+    const struct synth *synth = omp->synth;
+    struct philox_key key = image_key(synth, image);
+    double start_s = omp->timed ? timer_now_s() : 0;
+    worker->grays[0] = 0;
+    for (uint32_t orbit = 0; orbit < synth->classes[image.class_index].orbits; orbit++)
+        worker->grays[orbit + 1] = atom_gray(key, synth->formula, orbit);
+    merge_rows(omp, worker->grays, j, (size_t)synth->res * part / omp->parts,
+               (size_t)synth->res * (part + 1) / omp->parts);
+    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+}
+
+static void draw_cut_images(struct omp *omp, uint64_t number)
+{
+    uint64_t tasks = omp->synth->batch * omp->parts;
+#pragma omp parallel num_threads(omp->threads)
+    {
+        struct worker *worker = &omp->workers[omp_get_thread_num()];
+#pragma omp for schedule(dynamic)
+        for (uint64_t task = 0; task < tasks; task++) {
+            uint64_t j = omp->order[task / omp->parts], part = task % omp->parts;
+            draw_part(omp, image_of(omp, number, j), (uint32_t)part,
+                      omp->canvases + (j * omp->parts + part) * canvas_pixels(omp), worker);
+        }
+#pragma omp for schedule(static)
+        for (uint64_t task = 0; task < tasks; task++) {
+            uint64_t j = task / omp->parts, part = task % omp->parts;
+            merge_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
+        }
+    }
+}
+
+static enum status omp_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    struct omp *omp = state;
+    omp->latest = number;
+    order_images(omp, omp->synth->first + number * omp->synth->batch);
+    if (omp->parts > 1)
+        draw_cut_images(omp, number);
+    else
+        draw_whole_images(omp, number);
+    return STATUS_OK;
+}
+
+static enum status omp_fetch(void *state, void *result)
+{
+    const struct omp *omp = state;
+    struct synth_fetch *fetch = result;
+    size_t bytes = synth_image_bytes(omp->synth);
+    memcpy(fetch->pixels, omp->images + fetch->j * bytes, bytes);
+    return STATUS_OK;
+}
+
+/* The latest run again. Noise and vertices are one loop, so their time is in one column; both times are
+ * averages over the threads. */
+static enum status omp_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
+{
+    struct omp *omp = state;
+    struct run_time unused;
+    for (int i = 0; i < omp->threads; i++)
+        omp->workers[i].geometry_s = omp->workers[i].painting_s = 0;
+    omp->timed = true;
+    enum status status = omp_run(omp, omp->latest, &unused);
+    omp->timed = false;
+    *noise_s = *vertices_s = *painting_s = 0;
+    for (int i = 0; i < omp->threads; i++) {
+        *noise_s += omp->workers[i].geometry_s / omp->threads;
+        *painting_s += omp->workers[i].painting_s / omp->threads;
+    }
+    return status;
+}
+
+static const struct synth_traits traits = {
+    .noise = SYNTH_NOISE_COUNTER, .timed = "clear+draw", .stages = omp_stages};
+
+const struct variant variant_omp = {
+    .platform = "cpu",
+    .threaded = true,
+    .traits = &traits,
+    .setup = omp_setup,
+    .run = omp_run,
+    .fetch = omp_fetch,
+    .teardown = omp_teardown,
+};

@@ -1,0 +1,116 @@
+/* `omp` in vectors of 8: AVX2 and FMA. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "omp_kernel.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,popcnt"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,popcnt")
+#endif
+
+#define LANES 8
+typedef __m256i vint;
+typedef __m256 vreal;
+
+#define v_load(p)             _mm256_loadu_si256((const __m256i *)(p))
+#define v_store(p, a)         _mm256_storeu_si256((__m256i *)(p), a)
+#define v_set(n)              _mm256_set1_epi32((int32_t)(n))
+#define v_set64(n)            _mm256_set1_epi64x((int64_t)(n))
+#define v_add(a, b)           _mm256_add_epi32(a, b)
+#define v_add64(a, b)         _mm256_add_epi64(a, b)
+#define v_sub(a, b)           _mm256_sub_epi32(a, b)
+#define v_multiply(a, b)      _mm256_mullo_epi32(a, b)
+#define v_multiply_wide(a, b) _mm256_mul_epu32(a, b)
+#define v_multiply_add(a, b)  _mm256_madd_epi16(a, b)
+#define v_and(a, b)           _mm256_and_si256(a, b)
+#define v_or(a, b)            _mm256_or_si256(a, b)
+#define v_xor(a, b)           _mm256_xor_si256(a, b)
+#define v_xor3(a, b, c)       v_xor(v_xor(b, c), a)
+#define v_or3(a, b, c)        v_or(v_or(b, c), a)
+#define v_left(a, n)          _mm256_slli_epi32(a, n)
+#define v_right(a, n)         _mm256_srli_epi32(a, n)
+#define v_abs(a)              _mm256_abs_epi32(a)
+#define v_max(a, b)           _mm256_max_epi32(a, b)
+#define v_min(a, b)           _mm256_min_epi32(a, b)
+#define v_min_unsigned(a, b)  _mm256_min_epu32(a, b)
+#define v_signs(a)            ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
+
+#define v_real_load(p)        _mm256_loadu_ps(p)
+#define v_real_store(p, a)    _mm256_storeu_ps(p, a)
+#define v_real_set(x)         _mm256_set1_ps(x)
+#define v_real(a)             _mm256_cvtepi32_ps(a)
+#define v_truncate(x)         _mm256_cvttps_epi32(x)
+#define v_real_sub(x, y)      _mm256_sub_ps(x, y)
+#define v_real_mul(x, y)      _mm256_mul_ps(x, y)
+#define v_real_div(x, y)      _mm256_div_ps(x, y)
+#define v_fma(x, y, z)        _mm256_fmadd_ps(x, y, z)  /* x y + z */
+#define v_fms(x, y, z)        _mm256_fmsub_ps(x, y, z)  /* x y - z */
+#define v_fnma(x, y, z)       _mm256_fnmadd_ps(x, y, z) /* -x y + z */
+
+/* 0, 1, 2, ... */
+#define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
+
+/* The high halves of 64-bit lanes, moved down; what is above them is of no account. */
+#define v_high(a) _mm256_shuffle_epi32(a, 0xF5)
+
+/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating from `even` and `odd`.
+ */
+#define v_lows(even, odd)  _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xA0), 0xAA)
+#define v_highs(even, odd) _mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xF5), 0x55)
+
+/* Writes the lanes in `mask` one after the other, and whatever after them: LANES in all. */
+static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t mask, vint a)
+{
+    __m128i lanes = _mm_loadl_epi64((const __m128i *)&tables->compress[mask]);
+    v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
+}
+
+/* Element `index` (0 .. 7) of a table of eight. */
+#define v_octant(table, index) _mm256_permutevar8x32_epi32(v_load(table), index)
+
+/* a where bit `bit` of `selector` is clear, b where it is set. */
+#define SELECT(a, b, selector, bit) \
+    _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32(selector, 31 - (bit))))
+
+/* The scaled gradients on both sides of the cells. A hash is looked up in registers, in a table of 32 words
+ * of which an instruction sees 8, and then its gradient: gathers take five times as long. */
+static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
+{
+    vint shift = v_and(v_right(cell, 3), v_set(28));
+    vreal *const gradient[2] = {left, right};
+    for (int side = 0; side < 2; side++) {
+        vreal words[4];
+        for (int i = 0; i < 4; i++)
+            words[i] =
+                _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(v_load(tables->hashes[side] + 8 * i), cell));
+        vreal word =
+            SELECT(SELECT(words[0], words[1], cell, 3), SELECT(words[2], words[3], cell, 3), cell, 4);
+        vint hash = _mm256_srlv_epi32(_mm256_castps_si256(word), shift);
+        *gradient[side] =
+            SELECT(_mm256_permutevar8x32_ps(v_real_load(tables->hash_gradients), hash),
+                   _mm256_permutevar8x32_ps(v_real_load(tables->hash_gradients + 8), hash), hash, 3);
+    }
+}
+
+#include "omp_simd.h"
+
+static bool supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("popcnt");
+}
+
+const struct omp_kernel omp_kernel_avx2 = {
+    .name = "avx2",
+    .supported = supported,
+    .begin = begin,
+    .advance = advance,
+    .trace = trace,
+};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

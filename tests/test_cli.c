@@ -1,0 +1,1131 @@
+/* The program from outside: exit statuses, what stdout and stderr hold, and the files that it leaves.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a GPU, and nothing depends on
+ * how fast the machine is. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <criterion/criterion.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/variant.h"
+#include "core/workload.h"
+
+/* What can be built here, in the order of a run. */
+#ifdef _OPENMP
+#define VARIANTS      "naive,omp"
+#define VARIANT_COUNT 2
+#else
+#define VARIANTS      "naive"
+#define VARIANT_COUNT 1
+#endif
+
+/* Images that take microseconds, and three samples of them whatever they say. */
+#define QUICK       "--res 32 --batch 2 --warmups 1 --warmup-time 0 --min-samples 3 --min-time 0 --max-time 0"
+#define TINY        QUICK " --vertices 20 --orbits 4 --radius 3"
+#define NAIVE       "--variant naive " TINY
+#define NAIVE_MIXED "--variant naive " QUICK
+
+/* The documented order of the columns: scripts depend on it. */
+static const char header[] =
+    "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,"
+    "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
+    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,"
+    "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
+    "items,items_per_s,bytes_per_s,roofline_share,outliers,throttled,"
+    "timed,noise_s,vertices_s,painting_s,digest,cache,verified,wrong";
+
+/* ---- Running the program ---- */
+
+enum { TEXT_MAX = 1 << 20, ARGUMENTS_MAX = 128 };
+
+static char program[PATH_MAX];
+
+/* How the next runs are started. */
+static struct {
+    bool terminal_out, terminal_err;
+    const char *out_to;    /* a path instead of our pipe; NULL: none */
+    rlim_t file_bytes_max; /* RLIMIT_FSIZE; 0: none */
+} how;
+
+/* What the latest run did. `status` is 128 + the signal where one ended it. */
+static int status;
+static char out[TEXT_MAX], err[TEXT_MAX];
+
+static void open_channel(bool terminal, int *ours, int *theirs)
+{
+    int ends[2];
+    if (!terminal) {
+        cr_assert(pipe2(ends, O_CLOEXEC) == 0);
+        *ours = ends[0];
+        *theirs = ends[1];
+        return;
+    }
+    *ours = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert(*ours >= 0 && grantpt(*ours) == 0 && unlockpt(*ours) == 0);
+    *theirs = open(ptsname(*ours), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert(*theirs >= 0);
+}
+
+/* Reads both channels to their ends, whichever has something. */
+static void drain(int out_fd, int err_fd)
+{
+    struct pollfd channels[2] = {{out_fd, POLLIN, 0}, {err_fd, POLLIN, 0}};
+    char *texts[2] = {out, err};
+    size_t used[2] = {0};
+    while (channels[0].fd >= 0 || channels[1].fd >= 0) {
+        cr_assert(poll(channels, 2, -1) > 0);
+        for (int i = 0; i < 2; i++) {
+            if (channels[i].fd < 0 || !channels[i].revents)
+                continue;
+            ssize_t got = read(channels[i].fd, texts[i] + used[i], TEXT_MAX - 1 - used[i]);
+            if (got <= 0) { /* a terminal whose other end is closed fails with EIO */
+                close(channels[i].fd);
+                channels[i].fd = -1;
+            } else
+                used[i] += (size_t)got;
+        }
+    }
+    out[used[0]] = err[used[1]] = '\0';
+}
+
+static void start_program(char *const argv[], int out_fd, int err_fd)
+{
+    int in_fd = open("/dev/null", O_RDONLY);
+    if (how.out_to)
+        out_fd = open(how.out_to, O_WRONLY);
+    if (how.file_bytes_max) {
+        struct rlimit limit = {how.file_bytes_max, how.file_bytes_max};
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
+            _exit(126);
+    }
+    if (dup2(in_fd, 0) != 0 || dup2(out_fd, 1) != 1 || dup2(err_fd, 2) != 2)
+        _exit(126);
+    execvp(argv[0], argv);
+    _exit(127);
+}
+
+static void run_vector(char *const argv[])
+{
+    int out_ours, out_theirs, err_ours, err_theirs, wait_status;
+    open_channel(how.terminal_out, &out_ours, &out_theirs);
+    open_channel(how.terminal_err, &err_ours, &err_theirs);
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, out_theirs, err_theirs);
+    close(out_theirs);
+    close(err_theirs);
+    drain(out_ours, err_ours);
+    cr_assert(waitpid(pid, &wait_status, 0) == pid);
+    status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+}
+
+/* Runs the program with these arguments, which blanks part. */
+static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void run(const char *format, ...)
+{
+    static char text[8192];
+    char *argv[ARGUMENTS_MAX] = {program}, *rest = text, *word;
+    size_t count = 1;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    while ((word = strsep(&rest, " ")))
+        if (*word && count + 1 < ARGUMENTS_MAX)
+            argv[count++] = word;
+    argv[count] = NULL;
+    run_vector(argv);
+}
+
+static void run_well(const char *arguments)
+{
+    run("%s", arguments);
+    cr_assert(status == 0, "%s: exit %d: %s", arguments, status, err);
+}
+
+/* ---- Files ---- */
+
+static char folder[] = "/tmp/fdsl-cli-XXXXXX";
+
+static void put(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* A whole file; the caller frees it. */
+static char *get(const char *path, size_t *bytes)
+{
+    char *text = calloc(1, TEXT_MAX);
+    FILE *file = fopen(path, "r");
+    cr_assert(text && file, "%s: %s", path, strerror(errno));
+    size_t count = fread(text, 1, TEXT_MAX - 1, file);
+    fclose(file);
+    if (bytes)
+        *bytes = count;
+    return text;
+}
+
+static void expect_file(const char *path, const char *expected)
+{
+    char *text = get(path, NULL);
+    cr_expect_str_eq(text, expected, "%s has changed", path);
+    free(text);
+}
+
+static int count_files(void)
+{
+    int count = -2; /* . and .. */
+    DIR *directory = opendir(".");
+    cr_assert_not_null(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* Every test has a folder of its own, and no launcher, job or taste in colours from outside. */
+static void start(void)
+{
+    static const char *const variables[] = {
+        "OMPI_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        "PMIX_RANK",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_JOB_ID",
+        "NO_COLOR",
+    };
+    const char *path = getenv("FDSL_BENCH");
+    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
+                       "build the program first, or set FDSL_BENCH");
+    for (size_t i = 0; i < COUNT_OF(variables); i++)
+        unsetenv(variables[i]);
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert(chdir(folder) == 0);
+}
+
+static void stop(void)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert(chdir("/") == 0 && system(command) == 0);
+}
+
+/* A test that is skipped never gets to stop(). */
+#define SKIP(reason)          \
+    do {                      \
+        stop();               \
+        cr_skip_test(reason); \
+    } while (0)
+
+TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
+
+/* ---- Texts ---- */
+
+static size_t count_of(const char *text, const char *words)
+{
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, words)); at += strlen(words))
+        count++;
+    return count;
+}
+
+/* One line on stderr that begins with the program's name and holds these words; nothing on stdout. */
+static void expect_error(int expected, const char *words, const char *arguments)
+{
+    cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
+    cr_expect(*out == '\0', "%s: stdout is not empty: %s", arguments, out);
+    cr_expect(strncmp(err, "fdsl-bench: ", 12) == 0, "%s: %s", arguments, err);
+    cr_expect(strstr(err, words), "%s: '%s' is not in: %s", arguments, words, err);
+    cr_expect(count_of(err, "\n") == 1 && err[strlen(err) - 1] == '\n', "%s: not one line: %s", arguments,
+              err);
+}
+
+/* The text of a cell of CSV: `row` 0 is the header. Static; the next call overwrites it. */
+static const char *cell(const char *csv, size_t row, size_t column)
+{
+    static char text[4096];
+    size_t r = 0, c = 0, length = 0;
+    bool quoted = false;
+    for (const char *at = csv; *at && (r < row || (r == row && c <= column)); at++) {
+        quoted ^= *at == '"';
+        if (!quoted && *at == '\n')
+            r++, c = 0;
+        else if (!quoted && *at == ',')
+            c++;
+        else if (r == row && c == column && *at != '"' && length + 1 < sizeof text)
+            text[length++] = *at;
+    }
+    text[length] = '\0';
+    return text;
+}
+
+/* The cell of that row, 1 being the first after the header, in the column of that name. */
+static const char *value(const char *csv, size_t row, const char *column)
+{
+    for (size_t c = 0; c < 100; c++)
+        if (strcmp(cell(csv, 0, c), column) == 0)
+            return cell(csv, row, c);
+    cr_assert_fail("no column %s", column);
+    return "";
+}
+
+static double number(const char *csv, size_t row, const char *column)
+{
+    char *end;
+    const char *text = value(csv, row, column);
+    double result = strtod(text, &end);
+    cr_assert(end != text && !*end, "%s is '%s'", column, text);
+    return result;
+}
+
+/* Runs a Python script with a file as its argument; fails with what it says. */
+static void check_with_python(const char *script, const char *path)
+{
+    char *argv[] = {"python3", "-c", (char *)script, (char *)path, (char *)header, NULL};
+    run_vector(argv);
+    if (status == 127)
+        SKIP("python3 is not installed");
+    cr_expect(status == 0, "%s: %s", path, err);
+}
+
+/* ---- Without a run ---- */
+
+Test(cli, information_needs_nothing_and_says_nothing_on_stderr)
+{
+    static const char *const commands[] = {"--help",
+                                           "-h",
+                                           "--version",
+                                           "--list",
+                                           "--list -v",
+                                           "--list --verbose",
+                                           "--env",
+                                           "--env --format csv",
+                                           "--workload synth --list",
+                                           "--variant naive --list"};
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        run("%s", commands[i]);
+        cr_expect(status == 0, "%s: exit %d", commands[i], status);
+        cr_expect(*err == '\0', "%s: %s", commands[i], err);
+        cr_expect(*out && out[strlen(out) - 1] == '\n', "%s", commands[i]);
+        cr_expect(!strchr(out, '\033'), "%s", commands[i]);
+    }
+    cr_expect(count_files() == 0);
+}
+
+static void expect_help_names(const char *name)
+{
+    char option[80];
+    snprintf(option, sizeof option, " --%s", name);
+    for (const char *at = out; (at = strstr(at, option)); at++)
+        if (strchr(" \n", at[strlen(option)]) && strncmp(at - 1, "  ", 2) == 0)
+            return;
+    if (strcmp(name, "help") != 0 && strcmp(name, "verbose") != 0) /* these follow a letter */
+        cr_expect_fail("--help does not explain --%s", name);
+    else
+        cr_expect(strstr(out, option), "--help does not explain --%s", name);
+}
+
+Test(cli, help_names_every_option_and_exit_status)
+{
+    static const char *const shared[] = {"variant",     "workload",  "list",     "verify",      "out",
+                                         "samples",     "format",    "threads",  "device",      "warmups",
+                                         "warmup-time", "min-time",  "max-time", "min-samples", "env",
+                                         "verbose",     "max-error", "version",  "help"};
+    static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
+                                           "3 wrong results", "4 this build or machine lacks"};
+    run_well("--help");
+    for (size_t i = 0; i < COUNT_OF(shared); i++)
+        expect_help_names(shared[i]);
+    for (size_t w = 0; workload_table[w]; w++) {
+        cr_expect(strstr(out, workload_table[w]->summary));
+        for (size_t i = 0; i < workload_table[w]->option_count; i++)
+            expect_help_names(workload_table[w]->options[i].name);
+    }
+    for (size_t i = 0; i < COUNT_OF(statuses); i++)
+        cr_expect(strstr(strstr(out, "exit status"), statuses[i]), "%s", statuses[i]);
+}
+
+Test(cli, version_is_one_line)
+{
+    run_well("--version");
+    cr_expect(strncmp(out, "fdsl-bench ", 11) == 0 && strlen(out) > 12 && count_of(out, "\n") == 1);
+}
+
+/* The line of --list that is about a variant; static. */
+static const char *list_line(const char *name)
+{
+    static char line[1024];
+    char start_[64];
+    snprintf(start_, sizeof start_, "\n  %s ", name);
+    const char *at = strstr(out, start_);
+    cr_assert(at, "--list does not name %s", name);
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+    return line;
+}
+
+Test(cli, list_names_every_variant_with_a_reason)
+{
+    run_well("--list");
+    cr_expect(strstr(list_line("naive"), " available"));
+    for (size_t i = 0; i < variant_count; i++) {
+        const char *line = list_line(variant_table[i].name), *reason = strstr(line, "unavailable: ");
+        cr_expect(reason ? strlen(reason) > 20 : strstr(line, " available") != NULL, "%s", line);
+    }
+    run_well("--list -v");
+    for (size_t i = 0; i < variant_count; i++)
+        cr_expect(strstr(out, variant_table[i].summary), "%s", variant_table[i].name);
+}
+
+Test(cli, environment_in_every_format)
+{
+    static const char *const facts[] = {"time_utc", "host", "revision", "compiler", "kernel", "memory_bytes"};
+    run_well("--env");
+    for (size_t i = 0; i < COUNT_OF(facts); i++)
+        cr_expect(strstr(out, facts[i]), "%s", facts[i]);
+    run_well("--env --format csv");
+    cr_expect(number(out, 1, "memory_bytes") > 0);
+    cr_expect(number(out, 1, "allowed_threads") >= 1);
+#ifdef HAVE_JANSSON
+    run_well("--env --format json");
+    put("env.json", out);
+    check_with_python("import json, sys; assert json.load(open(sys.argv[1]))['memory_bytes'] > 0",
+                      "env.json");
+#endif
+}
+
+/* ---- Usage ---- */
+
+struct refusal {
+    const char *arguments, *words;
+};
+
+/* Each of these ends with exit status 2 and one line, and leaves no file behind. */
+static void expect_refusals(const struct refusal *refusals, size_t count, const char *before)
+{
+    int files = count_files();
+    for (size_t i = 0; i < count; i++) {
+        run("%s %s", before, refusals[i].arguments);
+        expect_error(2, refusals[i].words, refusals[i].arguments);
+        cr_expect(count_files() == files, "%s: a file was made", refusals[i].arguments);
+    }
+}
+
+Test(cli, says_what_to_run_where_nothing_is_asked)
+{
+    static const struct refusal refusals[] = {
+        {"", "--variant NAME"},
+        {"", "--list shows the names"},
+        {"--verify", "--variant NAME"},
+        {"--batch 4 --out rows.csv", "--variant NAME"},
+        {"naive", "unexpected argument 'naive'; options begin with --"},
+        {"-- naive", "unexpected argument 'naive'"},
+        {"-x", "unknown option '-x'"},
+        {"--list extra", "unexpected argument 'extra'"},
+        {"--list --format csv", "--format csv does not apply"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), "");
+}
+
+Test(cli, refuses_unknown_names_with_the_nearest_one)
+{
+    static const struct refusal refusals[] = {
+        {"--variant nive", "unknown variant 'nive'; did you mean 'naive'?"},
+        {"--variant naive,omq", "unknown variant 'omq'; did you mean 'omp'?"},
+        {"--variant NAIVE", "did you mean 'naive'?"},
+        {"--variant quantum", "unknown variant 'quantum'; --list shows them all"},
+        {"--variant naive,naive", "variant 'naive' is asked for twice"},
+        {"--variant naive,", "unknown variant ''"},
+        {"--variant naive, omp", "unknown variant ''"},
+        {"--variant=", "unknown variant ''"},
+        {"--vari nive", "did you mean 'naive'?"},
+        {"--variant", "--variant needs a value"},
+        {"--variant --verify", "--variant needs a value"},
+        {"--variant all --workload snth", "unknown workload 'snth'; did you mean 'synth'?"},
+        {"--variant all --workload xyzzy", "unknown workload 'xyzzy'; there is synth"},
+        {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
+        {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
+        {"--variant naive --frobnicate", "unknown option '--frobnicate'; --help lists all options"},
+        {"--variant naive --ver", "'--ver' is ambiguous"},
+        {"--variant naive --verify=yes", "--verify takes no value"},
+        {"--variant naive --format xml", "--format: 'xml' is not one of table, csv, json"},
+        {"--variant naive --format jsn", "did you mean 'json'?"},
+        {"--variant naive --formula uij", "did you mean 'uji'?"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), "--out rows.csv --samples samples.csv");
+}
+
+Test(cli, refuses_values_out_of_range)
+{
+    static const struct refusal refusals[] = {
+        {"--batch 0", "--batch: '0' is out of range; it must be 1 to"},
+        {"--batch -1", "--batch: '-1' is out of range"},
+        {"--batch 16777217", "--batch: '16777217' is out of range"},
+        {"--batch 99999999999999999999999999", "is out of range"},
+        {"--batch many", "--batch: 'many' is not a whole number"},
+        {"--batch 1.5", "--batch: '1.5' is not a whole number"},
+        {"--batch 1e3", "is not a whole number"},
+        {"--batch 0x10", "is not a whole number"},
+        {"--batch +3", "is not a whole number"},
+        {"--batch=", "--batch: '' is not a whole number"},
+        {"--batch", "--batch needs a value"},
+        {"--res 0", "--res: '0' is out of range; it must be 1 to 16384"},
+        {"--res 16385", "--res: '16385' is out of range"},
+        {"--res -512", "--res: '-512' is out of range"},
+        {"--res big", "--res: 'big' is not a whole number"},
+        {"--vertices 0", "--vertices: '0' is out of range"},
+        {"--vertices 1048577", "--vertices: '1048577' is out of range"},
+        {"--vertices x", "--vertices: 'x' is not a whole number"},
+        {"--orbits 0", "--orbits: '0' is out of range"},
+        {"--orbits -2", "--orbits: '-2' is out of range"},
+        {"--orbits 18446744073709551616", "--orbits: '18446744073709551616' is out of range"},
+        {"--orbits 1048576", "lower orbits, noise or line_width"},
+        {"--radius 1000000 --oval-y 100", "lower radius, oval_x or oval_y"},
+        {"--seed 18446744073709551616", "--seed: '18446744073709551616' is out of range"},
+        {"--seed -1", "--seed: '-1' is out of range"},
+        {"--instance 4611686018427387905", "--instance: '4611686018427387905' is out of range"},
+        {"--classes 1048577", "--classes: '1048577' is out of range"},
+        {"--noise nan", "--noise: 'nan' is not a number"},
+        {"--noise inf", "--noise: 'inf' is not a number"},
+        {"--noise -1", "--noise: '-1' is out of range"},
+        {"--line-width 1e400", "--line-width: '1e400' is out of range"},
+        {"--oval-x 1,2", "--oval-x: '1,2' is not a number"},
+        {"--freq1 -3", "--freq1: '-3' is out of range"},
+        {"--threads -1", "--threads: '-1' is out of range"},
+        {"--threads 1000000", "--threads: '1000000' is out of range"},
+        {"--device gpu", "--device: 'gpu' is not a whole number"},
+        {"--min-samples 0", "--min-samples: '0' is out of range; it must be 1 to"},
+        {"--warmups -1", "--warmups: '-1' is out of range"},
+        {"--warmup-time soon", "--warmup-time: 'soon' is not a number"},
+        {"--min-time -1", "--min-time: '-1' is out of range"},
+        {"--max-time forever", "--max-time: 'forever' is not a number"},
+        {"--min-time 2 --max-time 1", "--max-time 1 is shorter than --min-time 2"},
+        {"--max-error 0", "--max-error: '0' is out of range"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv --samples samples.csv");
+}
+
+Test(cli, refuses_options_that_contradict_each_other)
+{
+    static const struct refusal refusals[] = {
+        {"--classes 4 --vertices 10", "--vertices describes the benchmark class, which --classes replaces"},
+        {"--classes 4 --oval-y 1.5", "--oval-y describes the benchmark class, which --classes replaces"},
+        {"--class some.csv --radius 3", "--radius describes the benchmark class, which --class replaces"},
+        {"--classes 4 --class some.csv", "--classes draws classes and --class reads them"},
+        {"--preset uji", "--preset has ranges to draw classes from; say how many with --classes N"},
+        {"--preset-file some.cfg", "--preset-file has ranges to draw classes from"},
+        {"--preset uji --class some.csv", "say how many with --classes N"},
+        {"--out same.csv --samples same.csv", "--out and --samples hold different columns"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
+}
+
+Test(cli, an_unambiguous_beginning_of_a_name_will_do)
+{
+    run_well("--vari naive --work synth --forma csv " TINY);
+    cr_expect_str_eq(value(out, 1, "variant"), "naive");
+    run_well("--vari=naive --forma=csv " TINY " --bat 3");
+    cr_expect(number(out, 1, "batch") == 3);
+}
+
+Test(cli, a_batch_beyond_memory_says_how_much_it_needs)
+{
+    double needed = 0, available = 0;
+    run(NAIVE " --batch 16777216 --res 16384 --out rows.csv");
+    expect_error(2, "GB of host memory", "a batch of 4.5 PB");
+    const char *numbers = strstr(err, "needs ");
+    cr_assert(numbers);
+    cr_expect(sscanf(numbers, "needs %lf GB of host memory and %lf GB are available", &needed, &available) ==
+              2);
+    cr_expect(needed > 4e6 && available > 0 && available < needed, "%s", err);
+    cr_expect(strstr(err, "lower --batch or --res"));
+    cr_expect(count_files() == 0);
+}
+
+/* ---- Classes ---- */
+
+Test(cli, a_list_of_classes_must_have_the_right_columns)
+{
+    static const char right[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n";
+    static const struct refusal refusals[] = {
+        {"--class missing.csv", "cannot open 'missing.csv': No such file or directory"},
+        {"--class wrong.csv", "wrong.csv:1: column 2 of the header is 'edges': it must be 'vertices'"},
+        {"--class short.csv", "short.csv:2: 3 values, not 10: oval_x is missing"},
+        {"--class zero.csv", "zero.csv:3: vertices: '0' is out of range"},
+        {"--class none.csv", "none.csv:2: there is no class"},
+        {"--class empty.csv", "empty.csv:1: the file is empty"},
+    };
+    char text[512];
+    put("wrong.csv", "class,edges,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n");
+    snprintf(text, sizeof text, "%s0,20,4\n", right);
+    put("short.csv", text);
+    snprintf(text, sizeof text, "%s0,20,4,1,1,0,1,2,5,0\n1,0,4,1,1,0,1,2,5,0\n", right);
+    put("zero.csv", text);
+    put("none.csv", right);
+    put("empty.csv", "");
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED);
+}
+
+#ifdef HAVE_INIH
+
+Test(cli, a_file_of_presets_must_be_whole)
+{
+    static const char ranges[] = "[mine]\nnvertex_min = %d\nnvertex_max = 40\nnorbits_min = 1\n"
+                                 "norbits_max = 5\noval_max = 2\nfreq_min = 0\nfreq_max = 20\n"
+                                 "noisecoef_min = 0\nstartrad_min = 0\nlinewidth_max = 0.1\n%s";
+    static const struct refusal refusals[] = {
+        {"--preset-file good.cfg --preset mien", "good.cfg: no section [mien]: did you mean [mine]?"},
+        {"--preset-file good.cfg --preset xyzzy", "good.cfg: no section [xyzzy]; there is [mine]"},
+        {"--preset-file good.cfg", "no section [uji]"},
+        {"--preset-file keyless.cfg --preset mine", "section [mine]: key 'seed' is missing"},
+        {"--preset-file inverted.cfg --preset mine", "nvertex_min 50 exceeds nvertex_max 40"},
+        {"--preset-file unknown.cfg --preset mine", "unknown key 'sed': did you mean 'seed'?"},
+        {"--preset-file torn.cfg --preset mine", "torn.cfg:2: neither a [section] nor key = value"},
+        {"--preset-file missing.cfg --preset mine", "cannot open 'missing.cfg'"},
+        {"--preset ujo", "no section [ujo]: did you mean [uji]?"},
+    };
+    char text[512];
+    snprintf(text, sizeof text, ranges, 20, "seed = 1\n");
+    put("good.cfg", text);
+    snprintf(text, sizeof text, ranges, 20, "");
+    put("keyless.cfg", text);
+    snprintf(text, sizeof text, ranges, 50, "seed = 1\n");
+    put("inverted.cfg", text);
+    snprintf(text, sizeof text, ranges, 20, "sed = 1\n");
+    put("unknown.cfg", text);
+    put("torn.cfg", "[mine]\nnvertex_min\n");
+    run_well(NAIVE_MIXED " --classes 3 --preset-file good.cfg --preset mine");
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --classes 3");
+}
+
+Test(cli, a_mixed_batch_leaves_the_columns_of_the_benchmark_class_empty)
+{
+    run_well(NAIVE_MIXED " --classes 3 --preset lowercompute --format csv");
+    static const char *const columns[] = {"vertices", "orbits", "noise", "line_width", "radius",
+                                          "oval_x",   "oval_y", "freq1", "freq2"};
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        cr_expect_str_empty(value(out, 1, columns[i]), "%s", columns[i]);
+    cr_expect_str_eq(value(out, 1, "classes"), "3");
+    cr_expect_str_eq(value(out, 1, "preset"), "lowercompute");
+    run_well(NAIVE_MIXED " --classes 3 --formula visualatom --format csv");
+    cr_expect_str_eq(value(out, 1, "preset"), "visualatom", "the default is known in the row");
+}
+
+Test(cli, classes_that_were_written_can_be_read)
+{
+    char *text;
+    run_well(NAIVE_MIXED " --batch 5 --classes 5 --write-classes classes.csv --format csv");
+    char drawn[64];
+    snprintf(drawn, sizeof drawn, "%s", value(out, 1, "digest"));
+    text = get("classes.csv", NULL);
+    cr_expect(count_of(text, "\n") == 6, "a header and five classes: %s", text);
+    free(text);
+    run_well(NAIVE_MIXED " --batch 5 --class classes.csv --format csv");
+    cr_expect_str_eq(value(out, 1, "digest"), drawn, "the same classes make the same images");
+}
+
+#endif
+
+/* ---- Where rows and pictures go ---- */
+
+Test(cli, refuses_to_write_where_it_cannot)
+{
+    static const char foreign[] = "schema,colour\nother/1,blue\n";
+    static const struct refusal refusals[] = {
+        {"--out nowhere/rows.csv", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
+        {"--samples nowhere/rows.csv", "its folder does not exist"},
+        {"--out file/rows.csv", "file/rows.csv cannot be used: Not a directory"},
+        {"--out .", ". is a folder"},
+        {"--out rows/", "'rows/' names no file"},
+        {"--out=", "--out: the value is empty"},
+        {"--out", "--out needs a value"},
+        {"--out /dev/full", "/dev/full is a device or pipe; name a regular file"},
+        {"--out foreign.csv", "foreign.csv holds other columns (column 2 is 'colour', not 'time_utc')"},
+        {"--samples foreign.csv", "foreign.csv holds other columns"},
+        {"--out dangling.csv", "dangling.csv is a link to a file that does not exist"},
+        {"--write-classes nowhere/c.csv", "its folder does not exist"},
+        {"--write-classes /dev/full", "is not a regular file"},
+#ifdef HAVE_PNG
+        {"--png file", "'file' is not a folder"},
+        {"--png nowhere/pictures", "cannot make folder 'nowhere/pictures': No such file or directory"},
+        {"--png /proc/pictures", "cannot make folder '/proc/pictures'"},
+        {"--sheet nowhere/sheet.png", "its folder does not exist"},
+        {"--sheet .", "is not a regular file"},
+#endif
+    };
+    put("file", "text\n");
+    put("foreign.csv", foreign);
+    cr_assert(symlink("nothing.csv", "dangling.csv") == 0);
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    expect_file("foreign.csv", foreign);
+    expect_file("file", "text\n");
+}
+
+Test(cli, refuses_a_folder_without_permission)
+{
+    if (geteuid() == 0)
+        SKIP("permissions do not hold root back");
+    static const struct refusal refusals[] = {
+        {"--out locked/rows.csv", "cannot be written"},
+#ifdef HAVE_PNG
+        {"--png locked", "cannot write into folder 'locked'"},
+#endif
+    };
+    cr_assert(mkdir("locked", 0500) == 0);
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+}
+
+Test(cli, out_appends_rows_under_one_header)
+{
+    size_t bytes;
+    run_well(NAIVE " --out rows.csv");
+    char *first = get("rows.csv", &bytes);
+    cr_expect(count_of(first, "\n") == 2);
+    cr_expect(strncmp(first, header, strlen(header)) == 0 && first[strlen(header)] == '\n', "%s", first);
+    run_well(NAIVE " --seed 7 --out rows.csv");
+    char *both = get("rows.csv", NULL);
+    cr_expect(count_of(both, "\n") == 3 && count_of(both, "schema,") == 1);
+    cr_expect(strncmp(both, first, bytes) == 0, "the first row must stay as it was");
+    cr_expect_str_eq(value(both, 1, "seed"), "0");
+    cr_expect_str_eq(value(both, 2, "seed"), "7");
+    free(first);
+    free(both);
+    cr_expect(count_files() == 1);
+}
+
+Test(cli, a_row_holds_what_was_run)
+{
+    setenv("SLURM_JOB_ID", "123", 1);
+    run_well("--variant naive --format csv --res 24 --batch 3 --vertices 30 --orbits 5 --formula visualatom "
+             "--seed 9 --instance 11 --noise 1.5 --freq2 2 --warmups 2 --warmup-time 0 --min-samples 4 "
+             "--min-time 0 --max-time 0");
+    static const struct {
+        const char *column, *text;
+    } cells[] = {{"schema", "synth/1"}, {"job_id", "123"},  {"workload", "synth"},
+                 {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
+                 {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
+                 {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
+                 {"orbits", "5"},       {"seed", "9"},      {"formula", "visualatom"},
+                 {"instance", "11"},    {"noise", "1.5"},   {"line_width", "0.002"},
+                 {"freq1", "5"},        {"freq2", "2"},     {"warmups", "2"},
+                 {"samples", "4"},      {"items", "3"},     {"classes", "0"},
+                 {"preset", ""},        {"verified", "no"}, {"wrong", ""},
+                 {"throttled", ""},     {"cache", ""},      {"timed", "clear+draw"}};
+    for (size_t i = 0; i < COUNT_OF(cells); i++)
+        cr_expect_str_eq(value(out, 1, cells[i].column), cells[i].text, "%s", cells[i].column);
+    double median = number(out, 1, "time_median_s");
+    cr_expect(median > 0 && number(out, 1, "time_min_s") <= median);
+    cr_expect(median <= number(out, 1, "time_p95_s"));
+    cr_expect(number(out, 1, "time_p95_s") <= number(out, 1, "time_p99_s"));
+    double rate = number(out, 1, "items_per_s") * median;
+    cr_expect(rate > 2.999 && rate < 3.001, "%g", rate);
+    double bytes = number(out, 1, "bytes_per_s") * median / (3 * 24 * 24);
+    cr_expect(bytes > 0.999 && bytes < 1.001, "%g", bytes);
+}
+
+Test(cli, samples_has_a_row_a_sample)
+{
+    run_well("--variant " VARIANTS " " TINY " --min-samples 7 --out rows.csv --samples samples.csv");
+    char *rows = get("rows.csv", NULL), *samples = get("samples.csv", NULL);
+    size_t expected = 0, row = 0;
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        size_t count = (size_t)number(rows, v, "samples");
+        double fastest = 1e9;
+        cr_expect(count == 7);
+        for (size_t i = 0; i < count; i++) {
+            row++;
+            cr_expect(number(samples, row, "sample") == (double)i);
+            cr_expect(strncmp(value(samples, row, "variant"), v == 1 ? "naive" : "omp", 5) == 0);
+            cr_expect_str_empty(value(samples, row, "device_s"));
+            fastest = fmin(fastest, number(samples, row, "wall_s"));
+        }
+        cr_expect(fastest == number(rows, v, "time_min_s"), "the row must sum its samples up");
+        expected += count;
+    }
+    cr_expect(count_of(samples, "\n") == expected + 1);
+    free(rows);
+    free(samples);
+}
+
+/* A limit on the size of files stands in for a full disk. */
+Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
+{
+    size_t bytes;
+    run_well(NAIVE " --out rows.csv");
+    char *before = get("rows.csv", &bytes);
+    how.file_bytes_max = bytes + 20;
+    run(NAIVE " --out rows.csv");
+    cr_expect(status == 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, "rows.csv: a row could not be written (File too large)"), "%s", err);
+    cr_expect(strstr(err, "the rows before it are whole"), "%s", err);
+    expect_file("rows.csv", before);
+    how.file_bytes_max = 0;
+    run_well(NAIVE " --out rows.csv"); /* and with room it goes on */
+    free(before);
+}
+
+Test(cli, rows_before_the_one_that_does_not_fit_stay_whole)
+{
+    if (VARIANT_COUNT < 2)
+        SKIP("two variants are wanted, and this build has one: no OpenMP");
+    size_t bytes;
+    run_well(NAIVE " --out one.csv");
+    free(get("one.csv", &bytes));
+    how.file_bytes_max = bytes + 100; /* numbers may be longer next time, but a row takes more than that */
+    run("--variant " VARIANTS " " TINY " --out rows.csv");
+    cr_expect(status == 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, "could not be written"), "%s", err);
+    char *rows = get("rows.csv", NULL);
+    cr_expect(count_of(rows, "\n") == 2 && rows[strlen(rows) - 1] == '\n');
+    cr_expect_str_eq(value(rows, 1, "variant"), "naive");
+    cr_expect_str_eq(value(rows, 1, "verified"), "no", "the row's last cells are there");
+    free(rows);
+}
+
+Test(cli, a_full_stdout_is_a_failure)
+{
+    static const char *const commands[] = {"--help",
+                                           "--list",
+                                           "--version",
+                                           "--env",
+                                           NAIVE,
+                                           NAIVE " --format csv"
+#ifdef HAVE_JANSSON
+                                           ,
+                                           NAIVE " --format json"
+#endif
+    };
+    how.out_to = "/dev/full";
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        run("%s", commands[i]);
+        cr_expect(status == 1, "%s: exit %d", commands[i], status);
+        cr_expect(strstr(err, "stdout"), "%s: %s", commands[i], err);
+        cr_expect(strstr(err, "No space left on device"), "%s: %s", commands[i], err);
+    }
+    run(NAIVE " --out rows.csv");
+    cr_expect(status == 1);
+    char *rows = get("rows.csv", NULL);
+    cr_expect(count_of(rows, "\n") == 2, "the row is safe all the same");
+    free(rows);
+}
+
+/* ---- Formats ---- */
+
+Test(cli, csv_on_stdout_is_a_header_and_a_row_a_variant)
+{
+    run_well("--variant " VARIANTS " " TINY " --format csv");
+    cr_expect(strncmp(out, header, strlen(header)) == 0 && out[strlen(header)] == '\n', "%s", out);
+    cr_expect(count_of(out, "\n") == 1 + VARIANT_COUNT);
+    put("stdout.csv", out);
+    check_with_python("import csv, sys\n"
+                      "rows = list(csv.reader(open(sys.argv[1], newline=''), strict=True))\n"
+                      "header = sys.argv[2].split(',')\n"
+                      "assert rows[0] == header, rows[0]\n"
+                      "assert all(len(row) == len(header) for row in rows), [len(row) for row in rows]\n"
+                      "names = [row[header.index('variant')] for row in rows[1:]]\n"
+                      "assert ','.join(names) == '" VARIANTS "', names\n",
+                      "stdout.csv");
+}
+
+#ifdef HAVE_JANSSON
+Test(cli, json_on_stdout_is_one_document_with_the_same_columns)
+{
+    run_well("--variant " VARIANTS " " TINY " --format json");
+    put("stdout.json", out);
+    check_with_python("import json, sys\n"
+                      "document = json.load(open(sys.argv[1]))\n"
+                      "header = sys.argv[2].split(',')\n"
+                      "assert list(document) == ['environment', 'rows'], list(document)\n"
+                      "rows = document['rows']\n"
+                      "assert ','.join(row['variant'] for row in rows) == '" VARIANTS "'\n"
+                      "for row in rows:\n"
+                      "    assert list(row)[:len(header)] == header, list(row)\n"
+                      "    assert row['batch'] == 2 and row['res'] == 32 and row['noise'] == 2\n"
+                      "    assert row['driver'] is None and row['wrong'] is None and row['cache'] is None\n"
+                      "    assert type(row['device']) is str and row['samples'] == 3\n"
+                      "    assert 0 < row['time_min_s'] <= row['time_median_s']\n"
+                      "    assert row['settled'] in (True, False) and row['median_error'] >= 0\n",
+                      "stdout.json");
+}
+#else
+Test(cli, json_is_refused_where_it_is_not_built)
+{
+    run(NAIVE " --format json");
+    expect_error(4, "jansson", "--format json");
+}
+#endif
+
+Test(cli, the_table_has_a_line_a_variant)
+{
+    run_well("--variant " VARIANTS " " TINY " --verify");
+    cr_expect(strncmp(out, "synth: batch 2 res 32 vertices 20 orbits 4 formula uji", 54) == 0, "%s", out);
+    cr_expect(strstr(out, "\nvariant ") && strstr(out, "#wrong"));
+    cr_expect(strstr(out, "\nnaive "));
+    cr_expect(count_of(out, "\n") == 3 + VARIANT_COUNT, "%s", out);
+}
+
+Test(cli, all_runs_what_can_run_here_and_notes_the_rest_on_stderr)
+{
+    size_t available = 0;
+    run_well("--list");
+    for (size_t i = 0; i < variant_count; i++)
+        available += !strstr(list_line(variant_table[i].name), "unavailable: ");
+    run_well("--variant all " TINY " --format csv");
+    cr_expect(count_of(out, "\n") == 1 + available);
+    cr_expect(count_of(err, "skipping ") == variant_count - available, "%s", err);
+}
+
+/* ---- What is missing here ---- */
+
+Test(cli, a_variant_that_cannot_run_says_why_and_which_one_would)
+{
+    char name[64] = "", reason[512] = "", offer[64];
+    run_well("--list");
+    for (size_t i = 0; i < variant_count && !*name; i++) {
+        const char *found = strstr(list_line(variant_table[i].name), "unavailable: ");
+        if (!found)
+            continue;
+        snprintf(name, sizeof name, "%s", variant_table[i].name);
+        snprintf(reason, sizeof reason, "%s", found + strlen("unavailable: "));
+    }
+    if (!*name)
+        SKIP("every variant can run here: there is a GPU, and everything is built");
+    snprintf(offer, sizeof offer, "'%s' would", strrchr("," VARIANTS, ',') + 1);
+    run("--variant %s " TINY " --out rows.csv", name);
+    expect_error(4, reason, name);
+    expect_error(4, offer, name);
+    run("--variant naive,%s " TINY " --out rows.csv", name);
+    expect_error(4, reason, "nothing runs where one of several cannot");
+    cr_expect(count_files() == 0);
+}
+
+Test(cli, a_serial_build_refuses_to_be_one_of_several_ranks)
+{
+#ifdef HAVE_MPI
+    SKIP("this build has MPI");
+#endif
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    run(NAIVE " --out rows.csv");
+    expect_error(4, "started as one of 4 ranks (OMPI_COMM_WORLD_SIZE), but this build has no MPI", "4 ranks");
+    cr_expect(count_files() == 0);
+    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+    run_well(NAIVE);
+}
+
+/* ---- Right results ---- */
+
+Test(cli, verify_fills_its_columns)
+{
+    run_well("--variant " VARIANTS " " TINY " --batch 5 --verify --format csv");
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        cr_expect_str_eq(value(out, v, "verified"), "yes");
+        cr_expect_str_eq(value(out, v, "wrong"), "0");
+    }
+    run_well("--variant " VARIANTS " " TINY " --format csv");
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        cr_expect_str_eq(value(out, v, "verified"), "no");
+        cr_expect_str_empty(value(out, v, "wrong"));
+    }
+}
+
+#ifdef HAVE_XXHASH
+
+/* The digest of a run's images; static, two at a time. */
+static const char *digest_of(const char *arguments)
+{
+    static char digests[2][64];
+    static int next;
+    next ^= 1;
+    run("%s --format csv", arguments);
+    cr_assert(status == 0, "%s: %s", arguments, err);
+    snprintf(digests[next], sizeof digests[next], "%s", value(out, 1, "digest"));
+    cr_expect(strlen(digests[next]) == 16, "%s: '%s'", arguments, digests[next]);
+    return digests[next];
+}
+
+Test(cli, the_digest_is_the_same_for_every_exact_variant)
+{
+#ifndef _OPENMP
+    SKIP("this build has one exact variant: no OpenMP");
+#endif
+    static const char *const shapes[] = {"", "--formula visualatom", "--seed 5 --instance 3",
+                                         "--res 61 --vertices 67 --orbits 9 --batch 5",
+                                         "--vertices 1 --orbits 1 --res 1"};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        run("--variant " VARIANTS " " TINY " %s --format csv", shapes[i]);
+        cr_assert(status == 0, "%s", err);
+        char reference[64];
+        snprintf(reference, sizeof reference, "%s", value(out, 1, "digest"));
+        cr_expect_str_eq(value(out, 2, "digest"), reference, "%s", shapes[i]);
+    }
+    cr_expect_str_eq(digest_of("--variant omp " TINY " --batch 6 --threads 1"),
+                     digest_of("--variant omp " TINY " --batch 6 --threads 3"));
+}
+
+Test(cli, the_digest_follows_seed_and_instance_and_nothing_else)
+{
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE));
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --min-samples 9 --warmups 4"));
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --seed 0 --instance 0"));
+    /* At this size a large circle would leave all images black, and their digests equal. */
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --radius 1000"));
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --seed 1"));
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --instance 2"));
+    cr_expect_str_neq(digest_of(NAIVE " --seed 1 --instance 2"), digest_of(NAIVE " --instance 2"));
+    cr_expect_str_neq(digest_of(NAIVE " --batch 1"), digest_of(NAIVE " --batch 1 --instance 1"));
+}
+
+#endif
+
+#ifdef HAVE_PNG
+/* An image is a function of seed, class and instance alone: a batch that begins later holds the same ones. */
+Test(cli, a_shifted_batch_holds_the_same_images)
+{
+    run_well(NAIVE " --batch 6 --seed 4 --png whole");
+    run_well("--variant " VARIANTS " " TINY " --batch 2 --seed 4 --instance 3 --png shifted");
+    run_well(NAIVE " --batch 2 --seed 5 --instance 3 --png other");
+    for (int i = 3; i < 5; i++) {
+        char path[64];
+        size_t bytes, shifted_bytes, other_bytes;
+        snprintf(path, sizeof path, "whole/class-0_instance-%d.png", i);
+        char *image = get(path, &bytes);
+        snprintf(path, sizeof path, "shifted/%sclass-0_instance-%d.png", VARIANT_COUNT > 1 ? "omp/" : "", i);
+        char *shifted = get(path, &shifted_bytes);
+        snprintf(path, sizeof path, "other/class-0_instance-%d.png", i);
+        char *other = get(path, &other_bytes);
+        cr_expect(bytes == shifted_bytes && memcmp(image, shifted, bytes) == 0, "instance %d", i);
+        cr_expect(bytes != other_bytes || memcmp(image, other, bytes) != 0, "another seed, instance %d", i);
+        free(image);
+        free(shifted);
+        free(other);
+    }
+    char *index = get("whole/index.tsv", NULL);
+    cr_expect(count_of(index, "\n") == 7, "%s", index);
+    free(index);
+}
+#else
+Test(cli, pictures_are_refused_where_they_are_not_built)
+{
+    run(NAIVE " --png pictures");
+    expect_error(4, "libpng", "--png");
+}
+#endif
+
+/* ---- Terminals ---- */
+
+Test(cli, pipes_see_no_escape_sequences)
+{
+    static const char *const commands[] = {"--variant " VARIANTS " " TINY " --verify", NAIVE " --format csv",
+                                           "--variant nive", "--list", "--variant all " TINY};
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        run("%s", commands[i]);
+        cr_expect(!strchr(out, '\033') && !strchr(err, '\033'), "%s", commands[i]);
+        cr_expect(!strchr(out, '\r') && !strchr(err, '\r'), "%s", commands[i]);
+    }
+}
+
+Test(cli, progress_shows_on_a_terminal_alone)
+{
+    run_well(NAIVE " --verify --format csv");
+    cr_expect(!strstr(err, "samples, ") && !strstr(err, "setting up"), "%s", err);
+    how.terminal_err = true;
+    run_well(NAIVE " --verify --format csv");
+    static const char *const phases[] = {"naive: setting up", "naive: verifying", "naive: 1 samples, "};
+    for (size_t i = 0; i < COUNT_OF(phases); i++)
+        cr_expect(strstr(err, phases[i]), "'%s' is not in: %s", phases[i], err);
+    cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'), "stdout is a pipe");
+}
+
+/* A sequence that sets a colour ends in m; the one that clears a progress line ends in K. */
+static bool coloured(const char *text)
+{
+    for (const char *at = text; (at = strchr(at, '\033')); at++)
+        if (at[1] == '[' && at[2 + strspn(at + 2, "0123456789;")] == 'm')
+            return true;
+    return false;
+}
+
+Test(cli, no_color_takes_colours_off)
+{
+    how.terminal_out = how.terminal_err = true;
+    for (int plain = 0; plain < 2; plain++) {
+        if (plain)
+            setenv("NO_COLOR", "1", 1);
+        run_well(NAIVE " --verify");
+        cr_expect(coloured(out) == !plain, "%s", out);
+        run("--variant nive");
+        cr_expect(status == 2 && coloured(err) == !plain, "%s", err);
+    }
+    setenv("NO_COLOR", "", 1); /* present but empty counts as absent */
+    run_well(NAIVE " --verify");
+    cr_expect(coloured(out));
+}
+
+Test(cli, a_message_on_a_terminal_wipes_the_progress_off)
+{
+    how.terminal_err = true;
+    setenv("NO_COLOR", "1", 1);
+    run("--variant nive");
+    cr_expect(strstr(err, "\r\033[Kfdsl-bench: unknown variant"), "%s", err);
+}
+
+/* ---- Sampling ---- */
+
+Test(cli, min_samples_is_honoured)
+{
+    run_well(NAIVE " --min-samples 37 --format csv");
+    cr_expect(number(out, 1, "samples") == 37);
+    run_well(NAIVE " --min-samples 1 --format csv");
+    cr_expect(number(out, 1, "samples") == 1);
+}
+
+Test(cli, warmups_are_honoured)
+{
+    run_well(NAIVE " --warmups 6 --format csv");
+    cr_expect(number(out, 1, "warmups") == 6);
+    run_well(NAIVE " --warmups 0 --format csv");
+    cr_expect(number(out, 1, "warmups") == 0);
+}
+
+/* Sampling goes on before the time is over and ends with the first sample after that, so that all samples but
+ * the last fit in, however slow the machine is. */
+Test(cli, max_time_is_honoured)
+{
+    run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "
+             "--min-samples 1 --min-time 0 --max-time 0.2 --max-error 0.000001 --format csv "
+             "--samples samples.csv");
+    char *samples = get("samples.csv", NULL);
+    size_t count = (size_t)number(out, 1, "samples");
+    double sum_s = 0;
+    for (size_t i = 1; i < count; i++)
+        sum_s += number(samples, i, "wall_s");
+    cr_expect(sum_s < 0.2, "%g s", sum_s);
+    free(samples);
+}
+
+Test(cli, a_shaky_median_is_a_warning_and_no_failure)
+{
+    run(NAIVE " --min-samples 2 --max-error 0.000001");
+    cr_expect(status == 0);
+    cr_expect(strncmp(err, "fdsl-bench: warning: naive: ", 28) == 0 || *err == '\0', "%s", err);
+}

@@ -1,0 +1,149 @@
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/variant.h"
+#include "core/workload.h"
+
+TestSuite(variant, .timeout = 60);
+
+static const struct variant_entry **chosen;
+static size_t count;
+
+static void expect_refusal(const char *list, const char *workload, const char *words)
+{
+    static const struct variant_entry *unset;
+    chosen = &unset;
+    cr_expect(variant_select(list, workload, &chosen, &count) == STATUS_USAGE, "'%s'", list);
+    cr_expect(strstr(status_text(), words), "'%s': '%s' is not in: %s", list, words, status_text());
+    cr_expect_null(chosen, "'%s': nothing is left to free", list);
+}
+
+Test(variant, the_table_is_sound)
+{
+    cr_expect(variant_table_check() == STATUS_OK, "%s", status_text());
+    cr_assert(variant_count > 0);
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        cr_expect_not_null(workload_find(entry->workload), "%s", entry->name);
+        cr_expect(entry->summary && *entry->summary, "%s", entry->name);
+        cr_expect(strspn(entry->name, "abcdefghijklmnopqrstuvwxyz0123456789-") == strlen(entry->name), "'%s'",
+                  entry->name);
+        for (size_t j = 0; j < i; j++)
+            cr_expect_str_neq(entry->name, variant_table[j].name);
+        if (entry->variant)
+            cr_expect(strcmp(entry->variant->platform, "cpu") == 0 ||
+                          strcmp(entry->variant->platform, "cuda") == 0,
+                      "%s", entry->name);
+    }
+}
+
+Test(variant, every_workload_can_be_found_and_has_variants)
+{
+    for (size_t w = 0; workload_table[w]; w++) {
+        const char *name = workload_table[w]->name;
+        cr_expect(workload_find(name) == workload_table[w]);
+        cr_expect(variant_select("all", name, &chosen, &count) == STATUS_OK);
+        cr_expect(count > 0, "%s", name);
+        free(chosen);
+    }
+    cr_expect_null(workload_find("snth"));
+}
+
+Test(variant, is_found_by_its_exact_name)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        cr_expect(variant_find(variant_table[i].name) == &variant_table[i]);
+    cr_expect_null(variant_find("NAIVE"));
+    cr_expect_null(variant_find("naiv"));
+    cr_expect_null(variant_find(""));
+    cr_expect_null(variant_find("all"));
+}
+
+Test(variant, the_reference_runs_everywhere_and_what_is_not_built_says_so)
+{
+    const struct resources resources = {.threads = 1};
+    cr_expect(variant_available(variant_find("naive"), &resources) == STATUS_OK);
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        if (entry->variant)
+            continue;
+        cr_expect(variant_available(entry, &resources) == STATUS_UNAVAILABLE, "%s", entry->name);
+        cr_expect(strncmp(status_text(), "not built: ", 11) == 0, "%s", status_text());
+    }
+    const struct variant_entry left_out = {"x", "synth", "CUDA", "", NULL};
+    cr_expect(variant_available(&left_out, &resources) == STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "not built") && strstr(status_text(), "CUDA"), "%s", status_text());
+}
+
+static enum status refuse(const struct resources *resources)
+{
+    return status_set(STATUS_UNAVAILABLE, "device %d is away", resources->device);
+}
+
+Test(variant, a_probe_decides)
+{
+    const struct variant probed = {.platform = "cpu", .probe = refuse};
+    const struct variant_entry entry = {"x", "synth", "NOTHING", "", &probed};
+    const struct resources resources = {.threads = 1, .device = 3};
+    cr_expect(variant_available(&entry, &resources) == STATUS_UNAVAILABLE);
+    cr_expect_str_eq(status_text(), "device 3 is away");
+}
+
+Test(variant, selects_one_and_several_in_the_order_asked)
+{
+    cr_assert(variant_select("naive", NULL, &chosen, &count) == STATUS_OK);
+    cr_expect(count == 1 && chosen[0] == variant_find("naive"));
+    free(chosen);
+    cr_assert(variant_select("bat,naive,omp", "synth", &chosen, &count) == STATUS_OK);
+    cr_expect(count == 3);
+    cr_expect(chosen[0] == variant_find("bat") && chosen[1] == variant_find("naive") &&
+              chosen[2] == variant_find("omp"));
+    free(chosen);
+}
+
+Test(variant, all_means_the_workload_in_the_order_of_the_table)
+{
+    static const char *const workloads[] = {NULL, "synth"};
+    for (size_t w = 0; w < COUNT_OF(workloads); w++) {
+        size_t expected = 0;
+        cr_assert(variant_select("all", workloads[w], &chosen, &count) == STATUS_OK);
+        for (size_t i = 0; i < variant_count; i++)
+            if (strcmp(variant_table[i].workload, "synth") == 0) {
+                cr_assert(expected < count);
+                cr_expect(chosen[expected++] == &variant_table[i]);
+            }
+        cr_expect(count == expected);
+        free(chosen);
+    }
+}
+
+Test(variant, the_same_one_twice_is_refused)
+{
+    expect_refusal("naive,naive", NULL, "'naive' is asked for twice");
+    expect_refusal("naive,omp,naive", "synth", "'naive' is asked for twice");
+}
+
+Test(variant, a_variant_of_another_workload_is_refused)
+{
+    expect_refusal("naive", "load", "'naive' belongs to the workload 'synth', not 'load'");
+    expect_refusal("naive", "load", "one workload at a time");
+}
+
+Test(variant, an_unknown_name_is_refused_with_the_nearest_one)
+{
+    expect_refusal("nive", NULL, "unknown variant 'nive'; did you mean 'naive'?");
+    expect_refusal("naive,omq", NULL, "unknown variant 'omq'; did you mean 'omp'?");
+    expect_refusal("bat-resue", NULL, "did you mean 'bat-reuse'?");
+    expect_refusal("zzzzzzzzzz", NULL, "unknown variant 'zzzzzzzzzz'; --list shows them all");
+    expect_refusal("naive,all", NULL, "unknown variant 'all'");
+}
+
+Test(variant, empty_names_are_refused)
+{
+    static const char *const lists[] = {"", ",", "naive,", ",naive", "naive,,omp"};
+    for (size_t i = 0; i < COUNT_OF(lists); i++)
+        expect_refusal(lists[i], NULL, "unknown variant ''");
+    expect_refusal("naive, omp", NULL, "unknown variant ' omp'; did you mean 'omp'?");
+}
