@@ -180,7 +180,7 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 /* ---- Noise that cannot be replayed: its distribution, and its streams ---- */
 
 #define NOISE_IMAGES  8     /* images whose noise enters the distribution test */
-#define NOISE_SAMPLES 65536 /* draws of each that do */
+#define NOISE_SAMPLES 524288 /* draws of each that do */
 #define NOISE_ALPHA   1e-6  /* its significance: a sound generator fails once in a million tests */
 #define STREAM_PREFIX 12    /* draws that tell two streams apart: 2^-100 or less for an accident */
 
