@@ -99,7 +99,7 @@ all: report-parts $(PROGRAM)
 mark = $(if $(call on,$(1)),✓,✗)
 report-parts:
 	@printf '%s\n' \
-	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc found)' \
+	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no --png and --sheet)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
@@ -115,7 +115,9 @@ $(BUILD)/flags: FORCE
 	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(LDLIBS)' > $@
 
 # The revision that rows carry, as a header that changes only when it does.
-REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+# An exported tree inside another repository has none.
+REVISION := $(or $(if $(filter $(CURDIR),$(shell git rev-parse --show-toplevel 2>/dev/null)),\
+              $(shell git describe --always --dirty --abbrev=12 2>/dev/null)),unknown)
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@echo '$(REVISION)' | cmp -s - $@ || echo '$(REVISION)' > $@
@@ -179,10 +181,10 @@ format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 install: all
-	install -D -m 755 fdsl-bench $(DESTDIR)$(PREFIX)/bin/fdsl-bench
+	install -D -m 755 fdsl-bench "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
 	scripts/man.sh ./fdsl-bench $(VERSION) > $(BUILD)/fdsl-bench.1
-	install -D -m 644 $(BUILD)/fdsl-bench.1 $(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1
-	install -D -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench
+	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
+	install -D -m 644 scripts/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 
 clean:
 	rm -rf build fdsl-bench

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The first command of the README: every variant that runs here, checked and timed at small sizes. Prints one
-# table a size and appends the rows to results/synth.csv; results/env.json says on what machine.
+# table a size and appends the rows to results/synth.csv; results/env.json (or .csv) says on what machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,12 @@ batch=${BATCH:-16}
 bench=./fdsl-bench
 
 mkdir -p results
-$bench --env --format json >results/env.json 2>/dev/null || $bench --env >results/env.txt
+machine=results/env.json
+if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build without jansson
+    machine=results/env.csv
+    $bench --env --format csv >"$machine.tmp"
+fi
+mv "$machine.tmp" "$machine"
 $bench --list
 for size in $sizes; do
     echo
@@ -19,4 +24,4 @@ for size in $sizes; do
         2> >(grep -v ': skipping ' >&2)
 done
 echo
-echo "rows: results/synth.csv   machine: results/env.json   more: ./fdsl-bench --help"
+echo "rows: results/synth.csv   machine: $machine   more: ./fdsl-bench --help"

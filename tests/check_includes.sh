@@ -36,11 +36,12 @@ only 'status, portable, timer and philox stand on libc alone' \
     "$libc|core/(status|portable)\.h"
 forbid 'cpu/ and cuda/ take no part in options, records or ranks' 'cpu/*/* cuda/*/*' \
     'core/(options|settings|record|report|runner|workload)\.h|comm\.h'
+forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
 forbid 'cuda/ does not include cpu/' 'cuda/*/*' 'omp.*|cpu/.*'
 for room in synth load ops train; do
     others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
     forbid "the $room room keeps to itself" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
 done
-forbid "a workload's headers stand on core alone" 'src/synth/*.h' "(load|ops|train)/.*|common/.*|comm\.h"
+only "a workload's headers stand on core alone" 'src/synth/*.h' "$libc|(core|synth)/.*\.h"
 exit $broken

@@ -501,6 +501,7 @@ struct generator {
     float scale, shift;
     uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
     bool same_axes;              /* the last orbit of the last image draws x and y alike */
+    uint32_t still_from;         /* orbits from here on draw 0.5 after their first vertices; 0: none do */
     bool wrong_images;           /* the images come from other noise */
     bool fails;
 };
@@ -520,7 +521,9 @@ static void draw_stream(const struct generator *generator, uint64_t j, uint32_t 
     uint64_t state = ((j * STREAM_ORBITS + k) * 2 + axis) * 0x2545f4914f6cdd1du;
     for (uint32_t v = 0; v < STREAM_VERTICES; v++) {
         float value = noise_of_draw(synth.gradients, (uint32_t)(splitmix64(&state) >> 32));
-        noise_[2 * (k * STREAM_VERTICES + v) + axis] = value * generator->scale + generator->shift;
+        bool still = generator->still_from > 0 && k >= generator->still_from && v >= 12;
+        noise_[2 * (k * STREAM_VERTICES + v) + axis] =
+            still ? 0.5f : value * generator->scale + generator->shift;
     }
 }
 
@@ -598,6 +601,7 @@ Test(oracle, fetched_noise_that_is_shifted_is_rejected, .init = cr_redirect_stde
 
 Test(oracle, fetched_noise_that_is_spread_is_rejected, .init = cr_redirect_stderr)
 {
+    cr_expect(wrong_of((struct generator){.scale = 1, .still_from = STREAM_ORBITS * 3 / 4}) == STREAM_BATCH);
     cr_expect(wrong_of((struct generator){.scale = 1.05f}) == STREAM_BATCH);
     cr_expect(wrong_of((struct generator){.scale = 0.95f}) == STREAM_BATCH);
     cr_expect(wrong_of((struct generator){.scale = 0}) == STREAM_BATCH);

@@ -25,7 +25,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
 {
     (void)resources;
     const struct synth *synth = input;
-    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch"));
+    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch", "--batch or --res"));
     struct naive *naive = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");

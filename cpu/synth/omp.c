@@ -221,7 +221,7 @@ static uint32_t choose_parts(const struct synth *synth, int threads)
     uint64_t parts = (uint64_t)threads / synth->batch;
     uint64_t bytes = synth->batch * parts * synth_image_bytes(synth) * sizeof(uint16_t);
     if (parts < 2 || synth->orbits_max >= UINT16_MAX ||
-        synth_check_host_memory(bytes, "a canvas a thread") != STATUS_OK)
+        synth_check_host_memory(bytes, "a canvas a thread", "--threads") != STATUS_OK)
         return 1;
     return (uint32_t)parts;
 }
@@ -235,7 +235,7 @@ static uint32_t choose_pitch(uint32_t res, uint32_t pixel_bytes)
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
 {
     const struct synth *synth = input;
-    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch"));
+    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch", "--batch or --res"));
     struct omp *omp = calloc(1, sizeof *omp);
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");

@@ -4,16 +4,6 @@
 
 #include "common/check.cuh"
 
-int device_count(void)
-{
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    return count;
-}
-
 /* A kernel that says whether this build holds code for a device at all. */
 static __global__ void probe_kernel(void)
 {

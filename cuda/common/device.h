@@ -22,9 +22,6 @@ struct device_info {
     double peak_operations_per_s; /* 32-bit instructions: lanes times the highest clock */
 };
 
-/* How many devices this process can use: 0 where there is no driver or no GPU. Never fails. */
-int device_count(void);
-
 /* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
 enum status device_probe(int device);
 

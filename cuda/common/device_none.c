@@ -1,11 +1,6 @@
 /* A build without CUDA: no device, and the reason. */
 #include "common/device.h"
 
-int device_count(void)
-{
-    return 0;
-}
-
 enum status device_probe(int device)
 {
     (void)device;

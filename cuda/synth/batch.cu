@@ -53,19 +53,27 @@ static enum status check_memory(const struct device_batch *batch, size_t bytes)
         (unsigned long long)batch->synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
 }
 
+/* On the batch's own stream: it does not wait for the default one, where a copy from pageable memory may
+ * return before it has arrived. */
+static enum status copy_table(struct device_batch *batch, void *to, const void *from, size_t bytes)
+{
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, batch->stream));
+    CUDA_TRY(cudaStreamSynchronize(batch->stream));
+    return STATUS_OK;
+}
+
 static enum status copy_tables(struct device_batch *batch, const struct layout *layout)
 {
     const struct synth *synth = batch->synth;
     static_assert(sizeof(size_t) == sizeof(uint64_t), "offsets are copied as they are");
-    size_t spokes_bytes = 3 * synth->spoke_offset[synth->class_count] * sizeof(float);
+    size_t vertices = synth->spoke_offset[synth->class_count];
     char *base = static_cast<char *>(batch->tables);
-    CUDA_TRY(cudaMemcpy(base + layout->classes, synth->classes,
-                        synth->class_count * sizeof(struct atom_class), cudaMemcpyHostToDevice));
-    CUDA_TRY(cudaMemcpy(base + layout->offsets, synth->spoke_offset,
-                        (synth->class_count + 1) * sizeof(uint64_t), cudaMemcpyHostToDevice));
-    CUDA_TRY(cudaMemcpy(base + layout->spokes, synth->spoke_tables, spokes_bytes, cudaMemcpyHostToDevice));
-    CUDA_TRY(cudaMemcpy(base + layout->gradients, synth->gradients, sizeof synth->gradients,
-                        cudaMemcpyHostToDevice));
+    TRY(copy_table(batch, base + layout->classes, synth->classes,
+                   synth->class_count * sizeof *synth->classes));
+    TRY(copy_table(batch, base + layout->offsets, synth->spoke_offset,
+                   (synth->class_count + 1) * sizeof *synth->spoke_offset));
+    TRY(copy_table(batch, base + layout->spokes, synth->spoke_tables, 3 * vertices * sizeof(float)));
+    TRY(copy_table(batch, base + layout->gradients, synth->gradients, sizeof synth->gradients));
     batch->input.classes = reinterpret_cast<const struct atom_class *>(base + layout->classes);
     batch->input.spoke_offset = reinterpret_cast<const uint64_t *>(base + layout->offsets);
     batch->input.spoke_tables = reinterpret_cast<const float *>(base + layout->spokes);

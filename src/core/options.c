@@ -179,6 +179,7 @@ static enum status set_value(const struct option_spec *spec, void *values, const
     case OPTION_CHOICE:
         return parse_choice(name, text, spec->choices, value);
     case OPTION_TEXT:
+    case OPTION_OUTPUT:
         /* Most often an unset variable of the user's script, which had better not pass for a choice. */
         if (!*text)
             return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
@@ -205,6 +206,7 @@ static enum status set_default(const struct option_spec *spec, void *values)
         *(int *)value = -1;
         break;
     case OPTION_TEXT:
+    case OPTION_OUTPUT:
         *(const char **)value = NULL;
         break;
     }
@@ -234,6 +236,7 @@ void options_text(const struct option_spec *spec, const void *values, char *text
             snprintf(text, size, "%s", spec->choices[*(const int *)value]);
         break;
     case OPTION_TEXT:
+    case OPTION_OUTPUT:
         if (*(const char *const *)value)
             snprintf(text, size, "%s", *(const char *const *)value);
         break;

@@ -16,7 +16,8 @@ enum option_kind {
     OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
     OPTION_REAL,   /* double in [minimum, maximum] */
     OPTION_CHOICE, /* int: an index into `choices` */
-    OPTION_TEXT    /* const char *, never empty; points into argv or to the default */
+    OPTION_TEXT,   /* const char *, never empty; points into argv or to the default */
+    OPTION_OUTPUT  /* a text that names a file to be written: no two may name the same one */
 };
 
 struct option_spec {

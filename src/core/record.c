@@ -339,7 +339,7 @@ static enum status check_new_file(const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
-    if (lstat(path, &info) == 0)
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) /* else another process has just made it */
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
 
     char buffer[PATH_MAX];
@@ -395,6 +395,18 @@ enum status csv_check(const char *path, const struct row *row)
     if (errno == ENOENT)
         return check_new_file(path);
     return status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
+}
+
+bool file_same(const char *a, const char *b)
+{
+    struct stat info_a, info_b;
+    if (stat(a, &info_a) == 0 && stat(b, &info_b) == 0)
+        return info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
+    char folder_a[PATH_MAX], folder_b[PATH_MAX];
+    const char *name_a = strrchr(a, '/'), *name_b = strrchr(b, '/');
+    return stat(folder_of(a, folder_a), &info_a) == 0 && stat(folder_of(b, folder_b), &info_b) == 0 &&
+           info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino &&
+           strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
 
 enum status file_check(const char *path)

@@ -56,6 +56,9 @@ enum status csv_append(const char *path, const struct row *rows, size_t count);
  * regular file. Touches nothing. STATUS_USAGE with the reason and a remedy. */
 enum status file_check(const char *path);
 
+/* Whether two paths name the same file, or would once it is made. */
+bool file_same(const char *a, const char *b);
+
 /* Writes a whole file at once: a temporary name in the same folder, fsync, rename. Follows links, and refuses
  * to replace what is not a regular file. STATUS_FAILED leaves what was there. */
 enum status file_write_atomic(const char *path, const void *bytes, size_t count);

@@ -1,6 +1,7 @@
 #include "core/report.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,8 @@ static json_t *json_field(const struct field *field)
     char *end;
     errno = 0;
     long long whole = strtoll(field->text, &end, 10);
-    if (*end == '\0' && errno == 0)
-        return json_integer(whole);
+    if (*end == '\0') /* a count beyond 63 bits stays exact as a string */
+        return errno == 0 ? json_integer(whole) : json_string(field->text);
     return json_real(strtod(field->text, NULL));
 }
 
@@ -212,7 +213,8 @@ static void print_line(struct report *report, const struct result *result)
         if (report->first_s == 0)
             report->first_s = item_s;
         time_text(item_s, time, sizeof time);
-        snprintf(error, sizeof error, "%.2f%%", 100 * stats->median_error);
+        if (isfinite(stats->median_error))
+            snprintf(error, sizeof error, "%.2f%%", 100 * stats->median_error);
         snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
         snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
                  report->first_s / item_s);
@@ -259,8 +261,8 @@ enum status report_add(struct report *report, const struct result *result)
     if (report->settings->format == FORMAT_JSON && result->row) {
         json_t *object = json_row(result->row);
         json_object_set_new(object, "settled", json_boolean(result->bench.settled));
-        json_object_set_new(object, "time_cv", json_real(result->bench.time.cv));
-        json_object_set_new(object, "median_error", json_real(result->bench.time.median_error));
+        double error = result->bench.time.median_error;
+        json_object_set_new(object, "median_error", isfinite(error) ? json_real(error) : json_null());
         json_array_append_new(report->rows, object);
     }
 #endif

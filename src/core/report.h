@@ -16,6 +16,8 @@ struct result {
     const char *variant;
     struct bench bench; /* owned by the runner; no samples where the variant was not timed */
     struct work work;
+    uint64_t
+        runs_before; /* runs before the timing began: to verify, to deliver, and to warm up all the same */
     double roofline_share; /* 0 where unknown */
     bool verified;
     uint64_t wrong;

@@ -44,6 +44,13 @@ static int threads_of(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
+/* The cores that those threads have. */
+static int cores_of(const struct runner *runner)
+{
+    int threads = threads_of(runner), allowed = runner->env.allowed_threads;
+    return allowed > 0 && allowed < threads ? allowed : threads;
+}
+
 /* The columns that say what was run, where and on what. */
 static void identity_fields(const struct runner *runner, struct row *row)
 {
@@ -89,7 +96,7 @@ static void time_fields(const struct runner *runner, const struct result *result
     const struct bench *bench = &result->bench;
     const struct stats *time = &bench->time;
     char throttled[128];
-    row_count(row, "warmups", bench->warmups);
+    row_count(row, "warmups", result->runs_before + bench->warmups);
     row_count(row, "samples", bench->count);
     row_real(row, "time_min_s", time->min);
     row_real(row, "time_median_s", time->median);
@@ -102,6 +109,7 @@ static void time_fields(const struct runner *runner, const struct result *result
     row_real(row, "items_per_s", result->work.items / time->median);
     row_real(row, "bytes_per_s", result->work.bytes / time->median);
     row_real(row, "roofline_share", result->roofline_share > 0 ? result->roofline_share : NAN);
+    row_real(row, "time_cv", time->cv);
     row_count(row, "outliers", time->outliers);
     row_text(row, "throttled", nvml_throttle_words(runner->throttle_reasons, throttled, sizeof throttled));
 }
@@ -194,7 +202,7 @@ static double roofline_share(const struct runner *runner, const struct result *r
     if (on_gpu(runner))
         peak = (struct peak){runner->device.peak_bytes_per_s, runner->device.peak_operations_per_s};
     else
-        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, threads_of(runner));
+        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, cores_of(runner));
     double bytes_s = peak.bytes_per_s > 0 ? result->work.bytes / peak.bytes_per_s : 0;
     double operations_s = peak.operations_per_s > 0 ? result->work.operations / peak.operations_per_s : 0;
     return fmax(bytes_s, operations_s) / result->bench.time.median;
@@ -211,6 +219,7 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     if (settings->verify)
         TRY(variant->run(state, 1, &unused));
     TRY(variant->run(state, 0, &unused));
+    result->runs_before = settings->verify ? 2 : 1;
     if (settings->verify) {
         show_phase(runner, "verifying");
         range_push("verify");
@@ -232,7 +241,10 @@ static void warn_about(const struct runner *runner, const struct result *result)
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
-    if (!result->bench.settled)
+    if (result->bench.count < STATS_INTERVAL_MIN)
+        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --min-samples",
+                    result->variant, result->bench.count, STATS_INTERVAL_MIN);
+    else if (!result->bench.settled)
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
                     "--max-time, or quiet the machine",
                     result->variant, result->bench.count, 100 * result->bench.time.median_error);
@@ -241,11 +253,32 @@ static void warn_about(const struct runner *runner, const struct result *result)
                     result->variant, result->bench.time.outliers, result->bench.count);
 }
 
+/* Shows the row and appends it where asked. What was measured is worth keeping: a full disk does not swallow
+ * the table's line, nor a full stdout the file's row. */
+static enum status publish(struct runner *runner, const struct row *row, struct result *result)
+{
+    const struct settings *settings = runner->settings;
+    show_phase(runner, NULL);
+    enum status recorded = STATUS_OK;
+    if (settings->out)
+        recorded = csv_append(settings->out, row, 1);
+    if (recorded == STATUS_OK && settings->samples)
+        recorded = append_samples(runner, &result->bench);
+    char reason[1024];
+    snprintf(reason, sizeof reason, "%s", status_text());
+    result->row = row;
+    enum status shown = report_add(runner->report, result);
+    result->row = NULL;
+    warn_about(runner, result);
+    return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
+}
+
 static enum status time_variant(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
+    TRY(comm_barrier());
     TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->roofline_share = roofline_share(runner, result);
@@ -254,17 +287,8 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
         TRY(workload->measure(runner->input, variant, state, measures));
     struct row row = {0};
     enum status status = make_row(runner, result, measures, &row);
-    if (status == STATUS_OK && settings->out)
-        status = csv_append(settings->out, &row, 1);
-    if (status == STATUS_OK && settings->samples)
-        status = append_samples(runner, &result->bench);
-    if (status == STATUS_OK) {
-        show_phase(runner, NULL);
-        result->row = &row;
-        status = report_add(runner->report, result);
-        result->row = NULL;
-        warn_about(runner, result);
-    }
+    if (status == STATUS_OK)
+        status = publish(runner, &row, result);
     row_free(&row);
     return status;
 }
@@ -364,15 +388,17 @@ static enum status check_outputs(struct runner *runner)
     return status;
 }
 
-static void describe_device(struct runner *runner)
+/* Describes the device where a chosen variant uses one. */
+static enum status describe_device(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
-    for (size_t i = 0; i < settings->variant_count; i++)
-        if (strcmp(settings->variants[i]->variant->platform, "cuda") == 0 &&
-            device_describe(settings->resources.device, &runner->device) == STATUS_OK) {
-            nvml_driver_version(runner->driver, sizeof runner->driver);
-            return;
-        }
+    for (size_t i = 0; i < settings->variant_count; i++) {
+        if (strcmp(settings->variants[i]->variant->platform, "cuda") != 0)
+            continue;
+        nvml_driver_version(runner->driver, sizeof runner->driver);
+        return device_describe(settings->resources.device, &runner->device);
+    }
+    return STATUS_OK;
 }
 
 static enum status run_all(struct runner *runner)
@@ -382,7 +408,7 @@ static enum status run_all(struct runner *runner)
     TRY(report_begin(settings, &runner->report));
     enum status status = STATUS_OK;
     for (size_t i = 0; i < settings->variant_count && status == STATUS_OK; i++) {
-        status = run_variant(runner, settings->variants[i]);
+        status = comm_agree(run_variant(runner, settings->variants[i]));
         if (status == STATUS_WRONG) {
             status_print();
             status = STATUS_OK;
@@ -405,9 +431,9 @@ enum status runner_run(struct settings *settings)
     struct runner runner = {.settings = settings, .progress = isatty(STDERR_FILENO)};
     TRY(keep_available(settings));
     env_capture(&runner.env);
-    describe_device(&runner);
+    TRY(describe_device(&runner));
     TRY(settings->workload->open(&settings->options, settings->parameters, &runner.input));
-    enum status status = check_outputs(&runner);
+    enum status status = comm_agree(check_outputs(&runner));
     if (status == STATUS_OK)
         status = run_all(&runner);
     settings->workload->close(runner.input);

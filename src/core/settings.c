@@ -7,6 +7,7 @@
 #endif
 
 #include "core/env.h"
+#include "core/record.h"
 
 #define THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
 
@@ -22,8 +23,9 @@ static const struct option_spec specs[] = {
      "list every variant, and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "check every result against the oracle first; a variant that fails is not timed"},
-    {"out", "FILE", OPTION_TEXT, AT(out), NULL, 0, 0, NULL, false, "append a CSV row a variant to this file"},
-    {"samples", "FILE", OPTION_TEXT, AT(samples), NULL, 0, 0, NULL, false,
+    {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
+     "append a CSV row a variant to this file"},
+    {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,
@@ -57,7 +59,7 @@ void settings_help(FILE *stream)
           "  fdsl-bench --variant all --verify              # every variant that runs here, checked\n"
           "  fdsl-bench --variant bat --batch 256           # one variant\n"
           "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
-          "  fdsl-bench --variant omp --classes 64 --sheet classes.png\n"
+          "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
           "\n"
           "options:\n",
           stream);
@@ -129,13 +131,42 @@ static bool informational(const struct settings *settings)
     return settings->help || settings->version || settings->list || settings->environment;
 }
 
+/* The number'th file that the options say is to be written, or NULL beyond the last; `*name` is the option's.
+ */
+static const char *output_at(const struct options *options, size_t number, const char **name)
+{
+    for (size_t t = 0; t < options->table_count; t++)
+        for (size_t i = 0; i < options->tables[t].count; i++) {
+            const struct option_spec *spec = &options->tables[t].specs[i];
+            const char *path = NULL;
+            if (spec->kind == OPTION_OUTPUT)
+                path = *(const char **)((char *)options->tables[t].values + spec->offset);
+            if (path && number-- == 0) {
+                *name = spec->name;
+                return path;
+            }
+        }
+    return NULL;
+}
+
+/* No file is written twice: the later output would destroy the earlier one. */
+static enum status check_outputs_differ(const struct options *options)
+{
+    const char *first, *second, *first_name, *second_name;
+    for (size_t i = 0; (first = output_at(options, i, &first_name)); i++)
+        for (size_t j = i + 1; (second = output_at(options, j, &second_name)); j++)
+            if (file_same(first, second))
+                return status_set(STATUS_USAGE, "--%s and --%s name the same file, '%s'; name two",
+                                  first_name, second_name, first);
+    return STATUS_OK;
+}
+
 static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
         return status_set(STATUS_USAGE,
                           "say what to run with --variant NAME; --list shows the names, --help the rest");
-    if (settings->out && settings->samples && strcmp(settings->out, settings->samples) == 0)
-        return status_set(STATUS_USAGE, "--out and --samples hold different columns; name two files");
+    TRY(check_outputs_differ(&settings->options));
     if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
         options_given(&settings->options, "min-time"))
         return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,

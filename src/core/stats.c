@@ -87,7 +87,9 @@ enum status stats_compute(const double *samples, size_t count, struct stats *sta
     stats->sd = sd_of(sorted, count, stats->mean);
     stats->cv = relative(stats->sd, stats->mean);
     median_interval(sorted, count, &stats->median_low, &stats->median_high);
-    stats->median_error = relative((stats->median_high - stats->median_low) / 2, stats->median);
+    stats->median_error = count < STATS_INTERVAL_MIN
+                              ? INFINITY
+                              : relative((stats->median_high - stats->median_low) / 2, stats->median);
     stats->outliers = count_outliers(sorted, count, stats->median);
     free(sorted);
     return STATUS_OK;

@@ -6,12 +6,16 @@
 
 #include "core/status.h"
 
+/* Fewer samples than this have no 95 % interval of the median: even from the least to the largest is less. */
+#define STATS_INTERVAL_MIN 6
+
 struct stats {
     size_t count;
     double min, median, mean, p95, p99;
-    double sd;                      /* with n - 1; 0 for one sample */
-    double cv;                      /* sd / mean */
-    double median_error;            /* half the width of the median's 95 % interval, over the median */
+    double sd;           /* with n - 1; 0 for one sample */
+    double cv;           /* sd / mean */
+    double median_error; /* infinite below STATS_INTERVAL_MIN samples, else half the width of the median's 95
+                            % interval, over the median */
     double median_low, median_high; /* that interval: order statistics, no distribution assumed; under 6
                                        samples none is that wide, and it is min .. max */
     size_t outliers; /* farther from the median than 3.5 scaled median absolute deviations (mean

@@ -159,7 +159,8 @@ static void slots_free(struct slot *slots, int count)
 static enum status slots_make(const struct synth *synth, int count, struct slot **slots)
 {
     size_t image_bytes = synth_image_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
-    TRY(synth_check_host_memory((uint64_t)count * (2 * image_bytes + noise_bytes), "--verify"));
+    TRY(synth_check_host_memory((uint64_t)count * (2 * image_bytes + noise_bytes), "--verify",
+                                "--threads, --vertices, --orbits or --res"));
     *slots = calloc((size_t)count, sizeof **slots);
     bool made = *slots != NULL;
     for (int i = 0; made && i < count; i++) {
@@ -179,15 +180,15 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 
 /* ---- Noise that cannot be replayed: its distribution, and its streams ---- */
 
-#define NOISE_IMAGES  8     /* images whose noise enters the distribution test */
-#define NOISE_SAMPLES 524288 /* draws of each that do */
-#define NOISE_ALPHA   1e-6  /* its significance: a sound generator fails once in a million tests */
-#define STREAM_PREFIX 12    /* draws that tell two streams apart: 2^-100 or less for an accident */
+#define NOISE_IMAGES  8      /* images whose noise enters the distribution test */
+#define NOISE_SAMPLES 524288 /* draws of each that do, spread over all of its orbits */
+#define NOISE_ALPHA   1e-6   /* its significance: a sound generator fails once in a million tests */
+#define STREAM_PREFIX 12     /* draws that tell two streams apart: 2^-100 or less for an accident */
 
 struct noise_check {
     float *fetched, *expected; /* draws of the first images, from the variant and from the reference */
     size_t fetched_count, expected_count;
-    float (*streams)[STREAM_PREFIX]; /* the first draws of every stream: an axis of an orbit of an image */
+    float (*streams)[STREAM_PREFIX]; /* the draws of an axis from the start of each orbit of each image on */
     size_t stream_count;
 };
 
@@ -211,10 +212,11 @@ static void noise_check_free(struct noise_check *check)
 
 static enum status noise_check_make(const struct synth *synth, struct noise_check *check)
 {
-    *check = (struct noise_check){0};
+    uint64_t stream_bytes = synth->batch * 2 * synth->orbits_max * sizeof *check->streams;
+    TRY(synth_check_host_memory(stream_bytes, "--verify", "--batch or --orbits"));
     check->fetched = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
     check->expected = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
-    check->streams = malloc(synth->batch * 2 * synth->orbits_max * sizeof *check->streams);
+    check->streams = malloc(stream_bytes);
     if (check->fetched && check->expected && check->streams)
         return STATUS_OK;
     noise_check_free(check);
@@ -227,21 +229,21 @@ static void noise_check_add(struct noise_check *check, const struct synth *synth
                             float *scratch, bool sample)
 {
     const struct atom_class *class_ = &synth->classes[image.class_index];
-    size_t draws = 2 * (size_t)class_->vertices * class_->orbits;
-    for (uint32_t k = 0; class_->vertices >= STREAM_PREFIX && k < class_->orbits; k++)
-        for (int axis = 0; axis < 2; axis++, check->stream_count++)
-            for (int i = 0; i < STREAM_PREFIX; i++)
-                check->streams[check->stream_count][i] =
-                    noise[2 * ((size_t)class_->vertices * k + (size_t)i) + (size_t)axis];
+    size_t segments = (size_t)class_->vertices * class_->orbits, draws = 2 * segments;
+    for (size_t first = 0; first + STREAM_PREFIX <= segments; first += class_->vertices)
+        for (size_t axis = 0; axis < 2; axis++, check->stream_count++)
+            for (size_t i = 0; i < STREAM_PREFIX; i++)
+                check->streams[check->stream_count][i] = noise[2 * (first + i) + axis];
     if (!sample)
         return;
     const struct synth_traits reference = {.noise = SYNTH_NOISE_COUNTER, .half = traits->half};
     oracle_noise(synth, &reference, image, scratch);
-    size_t count = draws < NOISE_SAMPLES ? draws : NOISE_SAMPLES;
-    memcpy(check->fetched + check->fetched_count, noise, count * sizeof *noise);
-    memcpy(check->expected + check->expected_count, scratch, count * sizeof *noise);
-    check->fetched_count += count;
-    check->expected_count += count;
+    /* An odd step, so that both axes are taken in turn. */
+    size_t step = (draws + NOISE_SAMPLES - 1) / NOISE_SAMPLES | 1;
+    for (size_t i = 0; i < draws; i += step) {
+        check->fetched[check->fetched_count++] = noise[i];
+        check->expected[check->expected_count++] = scratch[i];
+    }
 }
 
 /* Whether the noise passes; warns with the reason where it does not. */
@@ -326,9 +328,11 @@ enum status oracle_verify(const struct synth *synth, const struct variant *varia
         slot_count = (int)synth->batch;
     *wrong = 0;
     struct slot *slots;
-    struct noise_check check;
+    struct noise_check check = {0};
     TRY(slots_make(synth, slot_count, &slots));
-    enum status status = noise_check_make(synth, &check);
+    enum status status = STATUS_OK;
+    if (((const struct synth_traits *)variant->traits)->fetch_noise)
+        status = noise_check_make(synth, &check);
     if (status == STATUS_OK) {
         status = count_wrong(synth, variant, state, slots, slot_count, &check, wrong);
         noise_check_free(&check);

@@ -1,9 +1,12 @@
 /* The workload `synth`: its options, its input, and what is done with its images. */
 #include "synth/synth.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -54,11 +57,11 @@ static const struct option_spec options[] = {
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true, "and along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true, "its first frequency"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
-    {"write-classes", "FILE", OPTION_TEXT, AT(write_classes), NULL, 0, 0, NULL, false,
+    {"write-classes", "FILE", OPTION_OUTPUT, AT(write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
      "write the images of the batch as PNG files, and index.tsv"},
-    {"sheet", "FILE", OPTION_TEXT, AT(sheet), NULL, 0, 0, NULL, false,
+    {"sheet", "FILE", OPTION_OUTPUT, AT(sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
 };
 
@@ -73,14 +76,13 @@ struct synth_job {
     struct parameters parameters;
 };
 
-enum status synth_check_host_memory(uint64_t bytes, const char *what)
+enum status synth_check_host_memory(uint64_t bytes, const char *what, const char *remedy)
 {
     uint64_t available = env_memory_available_bytes();
     if (available == 0 || bytes <= available)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "%s needs %.2f GB of host memory and %.2f GB are available; lower --batch or --res",
-                      what, 1e-9 * (double)bytes, 1e-9 * (double)available);
+    return status_set(STATUS_USAGE, "%s needs %.2f GB of host memory and %.2f GB are available; lower %s",
+                      what, 1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
 }
 
 /* ---- Opening the input ---- */
@@ -173,6 +175,7 @@ static enum status fill_tables(struct synth *synth)
             synth->segments_max = segments;
     }
     size_t stride = synth->spoke_offset[synth->class_count];
+    TRY(synth_check_host_memory(3 * sizeof(float) * (uint64_t)stride, "the classes' tables", "--classes"));
     synth->spoke_tables = malloc(3 * stride * sizeof *synth->spoke_tables);
     if (!synth->spoke_tables)
         return status_set(STATUS_FAILED, "out of memory for the tables of %u classes; lower --classes",
@@ -185,16 +188,51 @@ static enum status fill_tables(struct synth *synth)
     return STATUS_OK;
 }
 
+/* The folder of a file, "" or with its slash, into a buffer of PATH_MAX. */
+static const char *folder_of(const char *file, char *folder)
+{
+    const char *slash = strrchr(file, '/');
+    snprintf(folder, PATH_MAX, "%.*s", slash ? (int)(slash - file + 1) : 0, file);
+    return folder;
+}
+
+/* The index.tsv that pictures in `folder` get, into a buffer of PATH_MAX. One that something else wrote is
+ * not overwritten. */
+static enum status check_index(const char *folder, char *path)
+{
+    static const char header[] = "file\tclass\tinstance\tseed";
+    char begin[sizeof header] = "";
+    bool slash = *folder && folder[strlen(folder) - 1] != '/';
+    if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
+        return status_set(STATUS_USAGE, "the name of folder '%.80s...' is too long", folder);
+    FILE *stream = fopen(path, "r");
+    if (!stream)
+        return STATUS_OK;
+    size_t length = fread(begin, 1, sizeof header - 1, stream);
+    fclose(stream);
+    if (length == 0 || strcmp(begin, header) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s is there and is no index of pictures; name another folder", path);
+}
+
 /* Whether the files asked for can be written, found out before anything is made. */
 static enum status check_files(const struct parameters *parameters)
 {
+    char folder[PATH_MAX], sheet_index[PATH_MAX], png_index[PATH_MAX];
     if (parameters->png || parameters->sheet)
         TRY(picture_available());
-    if (parameters->sheet)
+    if (parameters->sheet) {
         TRY(file_check(parameters->sheet));
-    if (parameters->write_classes)
-        TRY(file_check(parameters->write_classes));
-    return parameters->png ? picture_check_folder(parameters->png) : STATUS_OK;
+        TRY(check_index(folder_of(parameters->sheet, folder), sheet_index));
+    }
+    if (parameters->png) {
+        TRY(picture_check_folder(parameters->png));
+        TRY(check_index(parameters->png, png_index));
+    }
+    if (parameters->png && parameters->sheet && file_same(sheet_index, png_index))
+        return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
+                          png_index);
+    return parameters->write_classes ? file_check(parameters->write_classes) : STATUS_OK;
 }
 
 static void synth_close(void *input)
@@ -217,7 +255,6 @@ static enum status fill_job(const struct options *given, struct synth_job *job)
     synth->seed = parameters->seed;
     synth->first = parameters->instance;
     TRY(get_classes(parameters, synth));
-    TRY(synth_check_host_memory(3 * sizeof(float) * (uint64_t)synth->vertices_max, "the classes' tables"));
     TRY(fill_tables(synth));
     return check_files(parameters);
 }
@@ -318,38 +355,49 @@ static enum status synth_measure(const void *input, const struct variant *varian
         snprintf(texts[2], 64, "%.9g", vertices_s);
         snprintf(texts[3], 64, "%.9g", painting_s);
     }
+    if (traits->racy) /* its images differ from run to run: their digest would say nothing */
+        return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));
-    /* The images of a race differ from run to run: their digest would say nothing. */
-    return traits->racy ? STATUS_OK : digest(input, variant, state, texts[4]);
+    return digest(input, variant, state, texts[4]);
 }
 
 /* ---- Pictures ---- */
 
-/* `path` with the variant's name in it where several variants write: DIR/name, or FILE-name.png. */
+/* `path` with the variant's name in it where several variants write: DIR/name, and DIR/name/FILE. */
 static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
 {
-    const char *dot = strrchr(path, '.');
+    char parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
     if (!name)
         snprintf(result, size, "%s", path);
     else if (folder)
         snprintf(result, size, "%s/%s", path, name);
-    else if (dot && !strchr(dot, '/'))
-        snprintf(result, size, "%.*s-%s%s", (int)(dot - path), path, name, dot);
     else
-        snprintf(result, size, "%s-%s", path, name);
+        snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
+}
+
+/* Makes the folder that a variant's contact sheet goes into. */
+static enum status make_parent(const char *file)
+{
+    char folder[PATH_MAX];
+    if (mkdir(folder_of(file, folder), 0777) == 0 || errno == EEXIST)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "cannot make folder '%s': %s", folder, strerror(errno));
 }
 
 static enum status write_pictures(const struct synth_job *job, const char *name,
                                   const struct picture *pictures)
 {
-    char path[4096];
+    char path[2 * PATH_MAX];
     if (job->parameters.png) {
         picture_path(path, sizeof path, job->parameters.png, name, true);
         TRY(picture_write_folder(path, pictures, job->synth.batch));
     }
     if (job->parameters.sheet) {
         picture_path(path, sizeof path, job->parameters.sheet, name, false);
+        if (name)
+            TRY(make_parent(path));
         TRY(picture_write_sheet(path, pictures, job->synth.batch));
     }
     return STATUS_OK;
@@ -365,7 +413,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     if (!job->parameters.png && !job->parameters.sheet)
         return STATUS_OK;
     size_t bytes = synth_image_bytes(synth);
-    TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch"));
+    TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch", "--batch or --res"));
     uint8_t *pixels = malloc(synth->batch * bytes);
     struct picture *pictures = calloc(synth->batch, sizeof *pictures);
     enum status status = STATUS_OK;

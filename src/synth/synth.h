@@ -92,8 +92,8 @@ struct synth_fetch {
 FDSL_C_BEGIN
 
 /* Checks that `bytes` of host memory for `what` can be had. STATUS_USAGE says how much is needed, how much
- * there is, and what to lower. */
-enum status synth_check_host_memory(uint64_t bytes, const char *what);
+ * there is, and that `remedy` ("--batch") can be lowered. */
+enum status synth_check_host_memory(uint64_t bytes, const char *what, const char *remedy);
 
 FDSL_C_END
 
