@@ -67,7 +67,7 @@ static inline uint8_t *images_of(const struct opened *opened, const char *name, 
         cr_assert_eq(variant->run(state, numbers[i], &time), STATUS_OK, "%s", status_text());
     }
     for (uint64_t j = 0; j < opened->synth->batch; j++) {
-        struct synth_fetch fetch = {j, images + j * bytes};
+        struct synth_fetch fetch = {.j = j, .pixels = images + j * bytes};
         cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK, "%s", status_text());
     }
     variant->teardown(state);

@@ -177,6 +177,7 @@ template <class Step> struct bat_batch {
     static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER, \
                                                         .half = true,                 \
                                                         .racy = true,                 \
+                                                        .outputs = false,             \
                                                         .timed = "clear+draw",        \
                                                         .fetch_noise = nullptr,       \
                                                         .stages = nullptr};           \

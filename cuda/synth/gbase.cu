@@ -27,6 +27,7 @@ struct gbase {
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .half = false,
                                            .racy = true,
+                                           .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<gbase>::fetch_noise,
                                            .stages = ladder<gbase>::stages};

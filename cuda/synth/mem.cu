@@ -6,6 +6,7 @@ using step = xorwow_by_sample<noise_half2>;
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .half = true,
                                            .racy = true,
+                                           .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<step>::fetch_noise,
                                            .stages = ladder<step>::stages};

@@ -18,6 +18,7 @@ struct rng_reuse {
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .half = true,
                                            .racy = true,
+                                           .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
                                            .stages = ladder<rng_reuse>::stages};

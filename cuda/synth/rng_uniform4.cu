@@ -33,6 +33,7 @@ struct rng_uniform4 {
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_UNIFORM4,
                                            .half = true,
                                            .racy = true,
+                                           .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
                                            .stages = ladder<rng_uniform4>::stages};

@@ -31,6 +31,7 @@ struct rng_xorwow_reuse {
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .half = true,
                                            .racy = true,
+                                           .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<rng_xorwow_reuse>::fetch_noise,
                                            .stages = ladder<rng_xorwow_reuse>::stages};

@@ -40,7 +40,13 @@ struct atom_point {
 
 /* The streams of an image, by the third word of the counter. Streams of STREAM_CURAND and above belong to
  * variants that draw through cuRAND's own states. */
-enum atom_stream { STREAM_NOISE = 0, STREAM_GRAY = 1, STREAM_CENTRE = 2, STREAM_CURAND = 16 };
+enum atom_stream {
+    STREAM_NOISE = 0,
+    STREAM_GRAY = 1,
+    STREAM_CENTRE = 2,
+    STREAM_CROP = 3,
+    STREAM_CURAND = 16
+};
 
 FDSL_C_BEGIN
 

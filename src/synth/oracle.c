@@ -279,7 +279,7 @@ static enum status fetch_slots(const struct synth *synth, const struct variant *
     const struct synth_traits *traits = variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
-        struct synth_fetch fetch = {j, slots[i].pixels};
+        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels};
         TRY(variant->fetch(state, &fetch));
         if (!traits->fetch_noise)
             continue;

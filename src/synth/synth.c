@@ -254,6 +254,7 @@ static enum status fill_job(const struct options *given, struct synth_job *job)
     synth->batch = parameters->batch;
     synth->seed = parameters->seed;
     synth->first = parameters->instance;
+    synth->output = (struct synth_output){.type = OUTPUT_U8, .res = synth->res, .channels = 1};
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
     return check_files(parameters);
@@ -323,7 +324,7 @@ static enum status digest(const struct synth *synth, const struct variant *varia
     if (!pixels || !hash || XXH3_64bits_reset(hash) != XXH_OK)
         status = status_set(STATUS_FAILED, "out of memory for the digest of the images");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
-        struct synth_fetch fetch = {j, pixels};
+        struct synth_fetch fetch = {.j = j, .pixels = pixels};
         status = variant->fetch(state, &fetch);
         if (status == STATUS_OK && XXH3_64bits_update(hash, pixels, synth_image_bytes(synth)) != XXH_OK)
             status = status_set(STATUS_FAILED, "the digest of the images failed");
@@ -421,7 +422,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
         status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
-        struct synth_fetch fetch = {j, pixels + j * bytes};
+        struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
         pictures[j] = (struct picture){pixels + j * bytes, synth->res, synth->classes[image.class_index].id,
                                        image.instance, synth->seed};
         status = variant->fetch(state, &fetch);

@@ -10,16 +10,18 @@
 #include "core/status.h"
 #include "synth/atom.h"
 #include "synth/noise.h"
+#include "synth/output.h"
 
-#define SYNTH_RES_MAX 16384u /* pixels a side */
+#define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels a side */
 
 /* The input: constant over all runs. Image j of run n has the number g = first + n * batch + j; it shows
  * class g mod class_count, of which it is instance g div class_count. */
 struct synth {
     enum formula formula;
-    uint32_t res;   /* side of an image in pixels */
+    uint32_t res;   /* side of an image's canvas in pixels */
     uint64_t batch; /* images a run */
     uint64_t seed, first;
+    struct synth_output output; /* what is made of a canvas */
 
     uint32_t class_count;
     struct atom_class *classes;
@@ -45,10 +47,17 @@ FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t batch, uint32
     return image;
 }
 
-/* Bytes of one image, and of a batch of them. */
+/* Bytes of one image's canvas: a byte of gray a pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
     return (size_t)synth->res * synth->res;
+}
+
+/* Bytes of one finished image. The images of a batch follow each other without a gap. */
+static inline size_t synth_output_bytes(const struct synth *synth)
+{
+    const struct synth_output *output = &synth->output;
+    return (size_t)output->res * output->res * output->channels * output_value_bytes(output->type);
 }
 
 /* The spoke tables of a class (pointers into the input). */
@@ -70,8 +79,9 @@ enum synth_noise {
 /* The traits of a synth variant. */
 struct synth_traits {
     enum synth_noise noise;
-    bool half; /* noise is rounded to half precision before use */
-    bool racy; /* orbits are painted in no order: a pixel holds the gray of any orbit that covers it */
+    bool half;    /* noise is rounded to half precision before use */
+    bool racy;    /* orbits are painted in no order: a pixel holds the gray of any orbit that covers it */
+    bool outputs; /* makes any output, and the images' labels; others make canvases and no labels */
     const char *timed; /* what one run's time includes, for the column `timed` */
 
     /* The noise that image j of the latest run was made from: (x, y) a vertex, vertices an orbit, by orbits.
@@ -86,7 +96,8 @@ struct synth_traits {
  * needs to be in host memory twice. */
 struct synth_fetch {
     uint64_t j;      /* which image of the batch */
-    uint8_t *pixels; /* res * res bytes, the caller's */
+    uint8_t *pixels; /* synth_output_bytes() of it, the caller's */
+    int64_t label;   /* the number of its class; variants that make no labels leave it as it is */
 };
 
 FDSL_C_BEGIN
