@@ -11,7 +11,11 @@ _fdsl_bench()
         ;;
     --format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$current") ;;
     --formula) mapfile -t COMPREPLY < <(compgen -W 'uji visualatom' -- "$current") ;;
-    --out | --samples | --class | --preset-file | --write-classes | --sheet)
+    --output) mapfile -t COMPREPLY < <(compgen -W 'u8 f16 bf16 f32' -- "$current") ;;
+    --channels) mapfile -t COMPREPLY < <(compgen -W '1 3' -- "$current") ;;
+    --layout) mapfile -t COMPREPLY < <(compgen -W 'nchw nhwc' -- "$current") ;;
+    --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
+    --out | --samples | --class | --preset-file | --write-classes | --sheet | --npy)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;
     --png) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;

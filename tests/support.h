@@ -50,14 +50,14 @@ static inline void close_synth(struct opened *opened)
     free(opened->line);
 }
 
-/* The images of the last of the runs `numbers` (`count` of them) of a variant, one after the other; the
- * caller frees them. */
+/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, one after the other;
+ * the caller frees them. */
 static inline uint8_t *images_of(const struct opened *opened, const char *name, int threads,
                                  const uint64_t *numbers, int count)
 {
     const struct variant *variant = variant_find(name)->variant;
     const struct resources resources = {.threads = threads};
-    size_t bytes = synth_image_bytes(opened->synth);
+    size_t bytes = synth_output_bytes(opened->synth);
     uint8_t *images = malloc(opened->synth->batch * bytes);
     void *state;
     cr_assert_not_null(images);

@@ -43,7 +43,7 @@
 static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,"
     "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
-    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,"
+    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,"
     "timed,noise_s,vertices_s,painting_s,digest,cache,verified,wrong";
@@ -725,7 +725,7 @@ Test(cli, a_row_holds_what_was_run)
              "--min-time 0 --max-time 0");
     static const struct {
         const char *column, *text;
-    } cells[] = {{"schema", "synth/1"}, {"job_id", "123"},  {"workload", "synth"},
+    } cells[] = {{"schema", "synth/2"}, {"job_id", "123"},  {"workload", "synth"},
                  {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
                  {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
                  {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
@@ -734,7 +734,9 @@ Test(cli, a_row_holds_what_was_run)
                  {"freq1", "5"},        {"freq2", "2"},     {"warmups", "3"},
                  {"samples", "4"},      {"items", "3"},     {"classes", "0"},
                  {"preset", ""},        {"verified", "no"}, {"wrong", ""},
-                 {"throttled", ""},     {"cache", ""},      {"timed", "clear+draw"}};
+                 {"throttled", ""},     {"cache", ""},      {"timed", "clear+draw"},
+                 {"output", "u8"},      {"channels", "1"},  {"layout", "nchw"},
+                 {"out_res", "24"},     {"fit", ""},        {"mean", ""}};
     for (size_t i = 0; i < COUNT_OF(cells); i++)
         cr_expect_str_eq(value(out, 1, cells[i].column), cells[i].text, "%s", cells[i].column);
     double median = number(out, 1, "time_median_s");
@@ -743,7 +745,7 @@ Test(cli, a_row_holds_what_was_run)
     cr_expect(number(out, 1, "time_p95_s") <= number(out, 1, "time_p99_s"));
     double rate = number(out, 1, "items_per_s") * median;
     cr_expect(rate > 2.999 && rate < 3.001, "%g", rate);
-    double bytes = number(out, 1, "bytes_per_s") * median / (3 * 24 * 24);
+    double bytes = number(out, 1, "bytes_per_s") * median / (3 * (24 * 24 + 8)); /* 8 for the label */
     cr_expect(bytes > 0.999 && bytes < 1.001, "%g", bytes);
 }
 

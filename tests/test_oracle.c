@@ -34,6 +34,7 @@ static void make_synth(enum formula formula, const struct atom_class *classes, u
                            .batch = batch,
                            .seed = 0x123456789abcdefu,
                            .first = 1000,
+                           .output = {.res = res, .channels = 1},
                            .class_count = class_count,
                            .classes = calloc(class_count, sizeof *classes),
                            .spoke_offset = calloc(class_count + 1, sizeof(size_t))};

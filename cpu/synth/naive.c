@@ -9,7 +9,9 @@
 
 struct naive {
     const struct synth *synth;
-    uint8_t *images;           /* batch * res * res */
+    uint8_t *images;           /* the batch, as synth_output_bytes() says */
+    int64_t *labels;           /* of its images */
+    uint8_t *canvas;           /* of the image in work; NULL where canvases are the images */
     struct atom_point *points; /* where the vertices of the image in work stand */
 };
 
@@ -17,6 +19,8 @@ static void naive_teardown(void *state)
 {
     struct naive *naive = state;
     free(naive->images);
+    free(naive->labels);
+    free(naive->canvas);
     free(naive->points);
     free(naive);
 }
@@ -25,14 +29,17 @@ static enum status naive_setup(const struct resources *resources, const void *in
 {
     (void)resources;
     const struct synth *synth = input;
-    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch", "--batch or --res"));
+    TRY(synth_check_batch_memory(synth));
     struct naive *naive = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->synth = synth;
-    naive->images = malloc(synth->batch * synth_image_bytes(synth));
+    bool converted = !output_is_canvas(&synth->output);
+    naive->images = malloc(synth->batch * synth_output_bytes(synth));
+    naive->labels = malloc(synth->batch * sizeof *naive->labels);
+    naive->canvas = converted ? malloc(synth_image_bytes(synth)) : NULL;
     naive->points = malloc(synth->vertices_max * sizeof *naive->points);
-    if (!naive->images || !naive->points) {
+    if (!naive->images || !naive->labels || (converted && !naive->canvas) || !naive->points) {
         naive_teardown(naive);
         return status_set(STATUS_FAILED, "naive: out of memory for a batch of %llu images; lower --batch",
                           (unsigned long long)synth->batch);
@@ -80,9 +87,16 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
     (void)time;
     struct naive *naive = state;
     const struct synth *synth = naive->synth;
-    for (uint64_t j = 0; j < synth->batch; j++)
-        draw_image(naive, synth_image_at(synth->first, synth->batch, synth->class_count, number, j),
-                   naive->images + j * synth_image_bytes(synth));
+    for (uint64_t j = 0; j < synth->batch; j++) {
+        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, number, j);
+        uint32_t class_id = synth->classes[image.class_index].id;
+        uint8_t *finished = naive->images + j * synth_output_bytes(synth);
+        naive->labels[j] = class_id;
+        draw_image(naive, image, naive->canvas ? naive->canvas : finished);
+        if (naive->canvas)
+            output_convert(&synth->output, synth->res, atom_image_key(synth->seed, class_id, image.instance),
+                           naive->canvas, synth->res, finished);
+    }
     return STATUS_OK;
 }
 
@@ -90,12 +104,14 @@ static enum status naive_fetch(void *state, void *result)
 {
     const struct naive *naive = state;
     struct synth_fetch *fetch = result;
-    size_t bytes = synth_image_bytes(naive->synth);
+    size_t bytes = synth_output_bytes(naive->synth);
     memcpy(fetch->pixels, naive->images + fetch->j * bytes, bytes);
+    fetch->label = naive->labels[fetch->j];
     return STATUS_OK;
 }
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER, .timed = "clear+draw"};
+static const struct synth_traits traits = {
+    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw"};
 
 const struct variant variant_naive = {
     .platform = "cpu",

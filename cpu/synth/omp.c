@@ -39,7 +39,9 @@ struct omp {
     uint32_t pitch;     /* pixels from row to row of a canvas */
     bool timed;         /* stage by stage */
     uint64_t latest;    /* the number of the latest run */
-    uint8_t *images;    /* batch * res * res */
+    uint8_t *images;    /* the batch, as synth_output_bytes() says */
+    int64_t *labels;    /* of its images */
+    uint8_t *merged;    /* batch canvases; where images are cut and then converted, else NULL */
     uint16_t *canvases; /* orbits, batch * parts canvases; where images are cut, else NULL */
     uint32_t *heaviest; /* the classes by falling work */
     uint64_t *order;    /* the images of a batch by falling work */
@@ -121,6 +123,8 @@ static void omp_teardown(void *state)
     }
     free(omp->workers);
     free(omp->images);
+    free(omp->labels);
+    free(omp->merged);
     free(omp->canvases);
     free(omp->heaviest);
     free(omp->order);
@@ -193,15 +197,20 @@ static int heavier(const void *a, const void *b, void *classes)
 static bool fill_state(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
-    omp->images = malloc(synth->batch * synth_image_bytes(synth));
+    omp->images = malloc(synth->batch * synth_output_bytes(synth));
+    omp->labels = malloc(synth->batch * sizeof *omp->labels);
     omp->heaviest = malloc(synth->class_count * sizeof *omp->heaviest);
     omp->order = malloc(synth->batch * sizeof *omp->order);
     omp->workers = calloc((size_t)omp->threads, sizeof *omp->workers);
-    bool made = omp->images && omp->heaviest && omp->order && omp->workers;
+    bool made = omp->images && omp->labels && omp->heaviest && omp->order && omp->workers;
     if (omp->parts > 1) {
         omp->canvases =
             aligned_alloc(ALIGNMENT, synth->batch * omp->parts * canvas_pixels(omp) * sizeof(uint16_t));
         made = made && omp->canvases;
+    }
+    if (omp->parts > 1 && !output_is_canvas(&synth->output)) {
+        omp->merged = malloc(synth->batch * synth_image_bytes(synth));
+        made = made && omp->merged;
     }
     for (int i = 0; made && i < omp->threads; i++)
         made = worker_make(omp, &omp->workers[i]);
@@ -235,7 +244,7 @@ static uint32_t choose_pitch(uint32_t res, uint32_t pixel_bytes)
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
 {
     const struct synth *synth = input;
-    TRY(synth_check_host_memory(synth->batch * synth_image_bytes(synth), "the batch", "--batch or --res"));
+    TRY(synth_check_batch_memory(synth));
     struct omp *omp = calloc(1, sizeof *omp);
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
@@ -344,13 +353,20 @@ static void draw_part(const struct omp *omp, struct synth_image image, uint32_t 
     draw_orbits(omp, class_->orbits, key, &pen, worker);
 }
 
-/* Makes image j of a worker's canvas. */
-static void copy_image(const struct omp *omp, const struct worker *worker, uint64_t j)
+/* Makes image j, and its label, of its canvas; NULL where the image is there already. */
+static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, const uint8_t *canvas,
+                         size_t pitch, struct worker *worker)
 {
-    size_t res = omp->synth->res;
-    uint8_t *image = omp->images + j * synth_image_bytes(omp->synth);
-    for (size_t y = 0; y < res; y++)
-        memcpy(image + y * res, worker->canvas + y * omp->pitch, res);
+    const struct synth *synth = omp->synth;
+    double start_s = omp->timed ? timer_now_s() : 0;
+    uint8_t *finished = omp->images + j * synth_output_bytes(synth);
+    omp->labels[j] = synth->classes[image.class_index].id;
+    if (canvas && output_is_canvas(&synth->output))
+        for (size_t y = 0; y < synth->res; y++)
+            memcpy(finished + y * synth->res, canvas + y * pitch, synth->res);
+    else if (canvas)
+        output_convert(&synth->output, synth->res, image_key(synth, image), canvas, pitch, finished);
+    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
 }
 
 /* Makes some rows of image j of the canvases of its parts; the first of these receives the maximum. */
@@ -359,7 +375,8 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
     size_t res = omp->synth->res, stride = canvas_pixels(omp);
     for (size_t y = begin_y; y < end_y; y++) {
         uint16_t *latest = omp->canvases + j * omp->parts * stride + y * omp->pitch;
-        uint8_t *image = omp->images + j * synth_image_bytes(omp->synth) + y * res;
+        uint8_t *image =
+            (omp->merged ? omp->merged : omp->images) + j * synth_image_bytes(omp->synth) + y * res;
         for (uint32_t part = 1; part < omp->parts; part++) {
             const uint16_t *other = latest + part * stride;
             for (size_t x = 0; x < res; x++)
@@ -395,10 +412,9 @@ static void draw_whole_images(struct omp *omp, uint64_t number)
     for (uint64_t i = 0; i < omp->synth->batch; i++) {
         struct worker *worker = &omp->workers[omp_get_thread_num()];
         uint64_t j = omp->order[i];
-        draw_part(omp, image_of(omp, number, j), 0, worker->canvas, worker);
-        double start_s = omp->timed ? timer_now_s() : 0;
-        copy_image(omp, worker, j);
-        worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+        struct synth_image image = image_of(omp, number, j);
+        draw_part(omp, image, 0, worker->canvas, worker);
+        finish_image(omp, image, j, worker->canvas, omp->pitch, worker);
     }
 }
 
@@ -434,6 +450,11 @@ static void draw_cut_images(struct omp *omp, uint64_t number)
             uint64_t j = task / omp->parts, part = task % omp->parts;
             merge_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
         }
+#pragma omp for schedule(static)
+        for (uint64_t j = 0; j < omp->synth->batch; j++)
+            finish_image(omp, image_of(omp, number, j), j,
+                         omp->merged ? omp->merged + j * synth_image_bytes(omp->synth) : NULL,
+                         omp->synth->res, worker);
     }
 }
 
@@ -454,8 +475,9 @@ static enum status omp_fetch(void *state, void *result)
 {
     const struct omp *omp = state;
     struct synth_fetch *fetch = result;
-    size_t bytes = synth_image_bytes(omp->synth);
+    size_t bytes = synth_output_bytes(omp->synth);
     memcpy(fetch->pixels, omp->images + fetch->j * bytes, bytes);
+    fetch->label = omp->labels[fetch->j];
     return STATUS_OK;
 }
 
@@ -479,7 +501,7 @@ static enum status omp_stages(void *state, double *noise_s, double *vertices_s, 
 }
 
 static const struct synth_traits traits = {
-    .noise = SYNTH_NOISE_COUNTER, .timed = "clear+draw", .stages = omp_stages};
+    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .stages = omp_stages};
 
 const struct variant variant_omp = {
     .platform = "cpu",

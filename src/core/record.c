@@ -534,35 +534,78 @@ static int open_temporary(const char *target, char *name)
     return -1;
 }
 
-static enum status replace_file(const char *target, const void *bytes, size_t count)
+/* Gives up what the writer holds, and the file unless it is in place. */
+static void writer_free(struct file_writer *writer, bool in_place)
+{
+    if (writer->fd >= 0)
+        close(writer->fd);
+    if (writer->name && !in_place)
+        unlink(writer->name);
+    free(writer->target);
+    free(writer->name);
+    *writer = (struct file_writer){.fd = -1};
+}
+
+/* Ends a writer that failed for the reason in errno. */
+static enum status writer_failed(struct file_writer *writer)
+{
+    enum status status =
+        status_set(STATUS_FAILED, "%s cannot be written: %s", writer->target, strerror(errno));
+    writer_free(writer, false);
+    return status;
+}
+
+enum status file_begin(struct file_writer *writer, const char *path)
 {
     struct stat info;
-    if (stat(target, &info) == 0 && !S_ISREG(info.st_mode))
-        return status_set(STATUS_FAILED, "%s is not a regular file; name another", target);
+    char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
     char name[PATH_MAX];
-    int fd = open_temporary(target, name);
-    if (fd < 0)
-        return status_set(STATUS_FAILED, "%s cannot be written: %s", target, strerror(errno));
-
-    bool written = write_all(fd, bytes, count) && fsync(fd) == 0;
-    int cause = errno;
-    if (close(fd) != 0 && written) {
-        written = false;
-        cause = errno;
+    *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
+    if (!writer->target)
+        return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
+    if (stat(writer->target, &info) == 0 && !S_ISREG(info.st_mode)) {
+        enum status status =
+            status_set(STATUS_FAILED, "%s is not a regular file; name another", writer->target);
+        writer_free(writer, false);
+        return status;
     }
-    if (written && rename(name, target) == 0) {
-        sync_folder(target);
+    writer->fd = open_temporary(writer->target, name);
+    if (writer->fd < 0)
+        return writer_failed(writer);
+    writer->name = strdup(name);
+    if (writer->name)
         return STATUS_OK;
-    }
-    cause = written ? errno : cause;
     unlink(name);
-    return status_set(STATUS_FAILED, "%s cannot be written: %s", target, strerror(cause));
+    return writer_failed(writer);
+}
+
+enum status file_add(struct file_writer *writer, const void *bytes, size_t count)
+{
+    return write_all(writer->fd, bytes, count) ? STATUS_OK : writer_failed(writer);
+}
+
+enum status file_end(struct file_writer *writer)
+{
+    if (fsync(writer->fd) != 0)
+        return writer_failed(writer);
+    int failed = close(writer->fd);
+    writer->fd = -1;
+    if (failed || rename(writer->name, writer->target) != 0)
+        return writer_failed(writer);
+    sync_folder(writer->target);
+    writer_free(writer, true);
+    return STATUS_OK;
+}
+
+void file_abandon(struct file_writer *writer)
+{
+    writer_free(writer, false);
 }
 
 enum status file_write_atomic(const char *path, const void *bytes, size_t count)
 {
-    char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
-    enum status status = replace_file(target ? target : path, bytes, count);
-    free(target);
-    return status;
+    struct file_writer writer;
+    TRY(file_begin(&writer, path));
+    TRY(file_add(&writer, bytes, count));
+    return file_end(&writer);
 }

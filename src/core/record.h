@@ -59,8 +59,21 @@ enum status file_check(const char *path);
 /* Whether two paths name the same file, or would once it is made. */
 bool file_same(const char *a, const char *b);
 
-/* Writes a whole file at once: a temporary name in the same folder, fsync, rename. Follows links, and refuses
- * to replace what is not a regular file. STATUS_FAILED leaves what was there. */
+/* A file that appears whole or not at all: it grows under a temporary name in its folder. */
+struct file_writer {
+    int fd;
+    char *target, *name; /* owned; the file's name, through links, and the temporary one */
+};
+
+/* Begins a file, adds to it, and puts it in place, synced. Follows links, and refuses to replace what is not
+ * a regular file. After STATUS_FAILED, or file_abandon() instead of an end, nothing is left of it and what
+ * was there before stays. */
+enum status file_begin(struct file_writer *writer, const char *path);
+enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
+enum status file_end(struct file_writer *writer);
+void file_abandon(struct file_writer *writer);
+
+/* All of it at once. */
 enum status file_write_atomic(const char *path, const void *bytes, size_t count);
 
 #endif

@@ -56,7 +56,7 @@ static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     char schema[64];
-    snprintf(schema, sizeof schema, "%s/1", workload->name);
+    snprintf(schema, sizeof schema, "%s/2", workload->name);
     row_text(row, "schema", schema);
     row_text(row, "time_utc", runner->env.time_utc);
     row_text(row, "host", runner->env.host);
@@ -310,7 +310,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     const struct workload *workload = runner->settings->workload;
     runner->entry = entry;
     runner->throttle_reasons = 0;
-    struct result result = {.variant = entry->name, .work = workload->work(runner->input)};
+    struct result result = {.variant = entry->name, .work = workload->work(runner->input, entry->variant)};
     void *state;
     show_phase(runner, "setting up");
     range_push(entry->name);
@@ -343,26 +343,42 @@ static const char *alternative(const struct settings *settings)
     return name;
 }
 
-/* Drops what cannot run here from "all", with a note each; anything asked for by name must be able to. */
-static enum status keep_available(struct settings *settings)
+/* Whether the variant can run here, and make what the parameters ask for. */
+static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
 {
+    const struct workload *workload = runner->settings->workload;
+    TRY(variant_available(entry, &runner->settings->resources));
+    return workload->accepts ? workload->accepts(runner->input, entry->variant) : STATUS_OK;
+}
+
+/* Why a variant that was asked for by name is refused: `status` and the reason are can_run()'s. */
+static enum status refuse(const struct settings *settings, const struct variant_entry *entry,
+                          enum status status)
+{
+    if (status != STATUS_UNAVAILABLE)
+        return status_prefix(status, "variant '%s' cannot do this", entry->name);
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", status_text());
+    const char *other = alternative(settings);
+    return status_set(status, "variant '%s' cannot run here: %s%s%s%s", entry->name, reason,
+                      other ? "; '" : "", other ? other : "", other ? "' would" : "");
+}
+
+/* Drops what cannot run from "all", with a note each; anything asked for by name must be able to. */
+static enum status keep_runnable(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
     bool all = strcmp(settings->variant_names, "all") == 0;
     size_t kept = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
-        if (variant_available(entry, &settings->resources) == STATUS_OK) {
+        enum status status = can_run(runner, entry);
+        if (status == STATUS_OK)
             settings->variants[kept++] = entry;
-            continue;
-        }
-        if (all) {
+        else if (all)
             fprintf(stderr, "fdsl-bench: skipping %s: %s\n", entry->name, status_text());
-            continue;
-        }
-        char reason[512];
-        snprintf(reason, sizeof reason, "%s", status_text());
-        const char *other = alternative(settings);
-        return status_set(STATUS_UNAVAILABLE, "variant '%s' cannot run here: %s%s%s%s", entry->name, reason,
-                          other ? "; '" : "", other ? other : "", other ? "' would" : "");
+        else
+            return refuse(settings, entry, status);
     }
     settings->variant_count = kept;
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
@@ -426,14 +442,20 @@ static enum status run_all(struct runner *runner)
     return ended;
 }
 
+/* What is found out before anything is measured. */
+static enum status prepare(struct runner *runner)
+{
+    TRY(keep_runnable(runner));
+    env_capture(&runner->env);
+    TRY(describe_device(runner));
+    return check_outputs(runner);
+}
+
 enum status runner_run(struct settings *settings)
 {
     struct runner runner = {.settings = settings, .progress = isatty(STDERR_FILENO)};
-    TRY(keep_available(settings));
-    env_capture(&runner.env);
-    TRY(describe_device(&runner));
     TRY(settings->workload->open(&settings->options, settings->parameters, &runner.input));
-    enum status status = comm_agree(check_outputs(&runner));
+    enum status status = comm_agree(prepare(&runner));
     if (status == STATUS_OK)
         status = run_all(&runner);
     settings->workload->close(runner.input);

@@ -42,8 +42,12 @@ struct workload {
      */
     bool (*applies)(const void *parameters, const char *option);
 
-    /* The work of one run of `input`. */
-    struct work (*work)(const void *input);
+    /* Whether the variant can make what `input` asks for: STATUS_OK, or STATUS_USAGE and the reason, which
+     * speaks of the variant as "it". May be NULL: always. */
+    enum status (*accepts)(const void *input, const struct variant *variant);
+
+    /* The work of one run of the variant on `input`. */
+    struct work (*work)(const void *input, const struct variant *variant);
 
     /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);

@@ -129,7 +129,9 @@ bool oracle_member(const struct synth *synth, struct synth_image image, const fl
 
 /* Room to check one image. */
 struct slot {
-    uint8_t *pixels, *expected;
+    uint8_t *pixels; /* what is to be checked */
+    int64_t label;
+    uint8_t *canvas, *output; /* what is expected; output is NULL where it is the canvas */
     float *noise;
     struct atom_point *points;
 };
@@ -140,16 +142,23 @@ static bool image_right(const struct synth *synth, const struct synth_traits *tr
     if (!traits->fetch_noise)
         oracle_noise(synth, traits, image, slot->noise);
     if (traits->racy)
-        return oracle_member(synth, image, slot->noise, slot->points, slot->expected, slot->pixels);
-    oracle_draw(synth, image, slot->noise, slot->points, slot->expected);
-    return memcmp(slot->pixels, slot->expected, synth_image_bytes(synth)) == 0;
+        return oracle_member(synth, image, slot->noise, slot->points, slot->canvas, slot->pixels);
+    const struct atom_class *class_ = &synth->classes[image.class_index];
+    oracle_draw(synth, image, slot->noise, slot->points, slot->canvas);
+    if (slot->output)
+        output_convert(&synth->output, synth->res, atom_image_key(synth->seed, class_->id, image.instance),
+                       slot->canvas, synth->res, slot->output);
+    const uint8_t *expected = slot->output ? slot->output : slot->canvas;
+    return memcmp(slot->pixels, expected, synth_output_bytes(synth)) == 0 &&
+           (!traits->outputs || slot->label == class_->id);
 }
 
 static void slots_free(struct slot *slots, int count)
 {
     for (int i = 0; slots && i < count; i++) {
         free(slots[i].pixels);
-        free(slots[i].expected);
+        free(slots[i].canvas);
+        free(slots[i].output);
         free(slots[i].noise);
         free(slots[i].points);
     }
@@ -158,18 +167,22 @@ static void slots_free(struct slot *slots, int count)
 
 static enum status slots_make(const struct synth *synth, int count, struct slot **slots)
 {
-    size_t image_bytes = synth_image_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
-    TRY(synth_check_host_memory((uint64_t)count * (2 * image_bytes + noise_bytes), "--verify",
-                                "--threads, --vertices, --orbits or --res"));
+    size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
+    size_t noise_bytes = 2 * sizeof(float) * synth->segments_max;
+    bool converted = !output_is_canvas(&synth->output);
+    uint64_t slot_bytes = canvas_bytes + (converted ? 2 : 1) * output_bytes + noise_bytes;
+    TRY(synth_check_host_memory((uint64_t)count * slot_bytes, "--verify",
+                                "--threads, --vertices, --orbits, --res or --out-res"));
     *slots = calloc((size_t)count, sizeof **slots);
     bool made = *slots != NULL;
     for (int i = 0; made && i < count; i++) {
         struct slot *slot = &(*slots)[i];
-        slot->pixels = malloc(image_bytes);
-        slot->expected = malloc(image_bytes);
+        slot->pixels = malloc(output_bytes);
+        slot->canvas = malloc(canvas_bytes);
+        slot->output = converted ? malloc(output_bytes) : NULL;
         slot->noise = malloc(noise_bytes);
         slot->points = malloc(synth->vertices_max * sizeof *slot->points);
-        made = slot->pixels && slot->expected && slot->noise && slot->points;
+        made = slot->pixels && slot->canvas && (slot->output || !converted) && slot->noise && slot->points;
     }
     if (made)
         return STATUS_OK;
@@ -279,8 +292,9 @@ static enum status fetch_slots(const struct synth *synth, const struct variant *
     const struct synth_traits *traits = variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
-        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels};
+        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels, .label = -1};
         TRY(variant->fetch(state, &fetch));
+        slots[i].label = fetch.label;
         if (!traits->fetch_noise)
             continue;
         TRY(traits->fetch_noise(state, j, slots[i].noise));

@@ -1,5 +1,32 @@
 #include "synth/output.h"
 
+#include <stdio.h>
+
+#include "core/options.h"
+
+enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
+                                double maximum, double values[OUTPUT_CHANNELS_MAX])
+{
+    uint32_t count = 0;
+    for (const char *at = text; at; count++) {
+        size_t length = strcspn(at, ",");
+        char value[80];
+        if (length >= sizeof value)
+            return status_set(STATUS_USAGE, "%s: '%.80s' is too long for a number", name, at);
+        snprintf(value, sizeof value, "%.*s", (int)length, at);
+        at = at[length] ? at + length + 1 : NULL;
+        if (count < OUTPUT_CHANNELS_MAX)
+            TRY(parse_real(name, value, minimum, maximum, &values[count]));
+    }
+    if (count != 1 && count != channels)
+        return status_set(STATUS_USAGE,
+                          "%s: '%.80s' are %u values for %u channel%s; give one, or one a channel", name,
+                          text, count, channels, channels == 1 ? "" : "s");
+    for (uint32_t c = count; c < OUTPUT_CHANNELS_MAX; c++)
+        values[c] = values[0];
+    return STATUS_OK;
+}
+
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX])
 {
@@ -10,13 +37,52 @@ void output_set_scale(struct synth_output *output, uint32_t res, const double me
     }
 }
 
-/* The canvas, or a square of it. */
+/* Writes for each gray the `bytes` that begin at its entry of the table, `stride` bytes an entry. */
+static inline void write_entries(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
+                                 size_t bytes, uint8_t *to)
+{
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(to + i * bytes, table + grays[i] * stride, bytes);
+}
+
+/* The same, compiled for each number of bytes that there is: a value, or three. */
+static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
+                             size_t bytes, uint8_t *to)
+{
+    switch (bytes) {
+    case 1:
+        return write_entries(grays, count, table, stride, 1, to);
+    case 2:
+        return write_entries(grays, count, table, stride, 2, to);
+    case 3:
+        return write_entries(grays, count, table, stride, 3, to);
+    case 4:
+        return write_entries(grays, count, table, stride, 4, to);
+    case 6:
+        return write_entries(grays, count, table, stride, 6, to);
+    default:
+        return write_entries(grays, count, table, stride, 12, to);
+    }
+}
+
+/* The canvas, or a square of it. There are 256 grays: each is converted once, all its channels together. */
 static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t pitch,
                            struct output_corner corner, void *image)
 {
-    for (uint32_t y = 0; y < output->res; y++)
-        for (uint32_t x = 0; x < output->res; x++)
-            output_store(output, 1, canvas[(corner.y + y) * pitch + corner.x + x], y, x, image);
+    float table[256 * OUTPUT_CHANNELS_MAX]; /* aligned for any type */
+    struct synth_output line = *output;
+    line.layout = OUTPUT_NHWC;
+    for (uint32_t gray = 0; gray < 256; gray++)
+        output_store(&line, 1, gray, 0, gray, table);
+
+    size_t pixel_bytes = output->channels * output_value_bytes(output->type);
+    uint32_t planes = output->layout == OUTPUT_NCHW ? output->channels : 1;
+    size_t bytes = pixel_bytes / planes, row_bytes = output->res * bytes;
+    for (uint32_t plane = 0; plane < planes; plane++)
+        for (uint32_t y = 0; y < output->res; y++)
+            write_row(canvas + (corner.y + y) * pitch + corner.x, output->res,
+                      (const uint8_t *)table + plane * bytes, pixel_bytes, bytes,
+                      (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
 }
 
 /* First the weighted sums down the columns of the rows that a row of the output covers, then along them. */

@@ -15,6 +15,7 @@
 
 #include "core/philox.h"
 #include "core/portable.h"
+#include "core/status.h"
 #include "synth/atom.h"
 
 #define OUTPUT_RES_MAX      16384u /* pixels a side, of the canvas too */
@@ -188,6 +189,11 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
 }
 
 FDSL_C_BEGIN
+
+/* Reads "V", one value for all channels, or "V,V,V", one a channel. Each must lie in [minimum, maximum].
+ * STATUS_USAGE with a message that begins with `name`. */
+enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
+                                double maximum, double values[OUTPUT_CHANNELS_MAX]);
 
 /* Sets scale and bias from the means and the standard deviations of the channels, both for grays from 0 to 1,
  * and from type, fit and the canvas' side. */

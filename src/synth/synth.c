@@ -15,17 +15,22 @@
 #include "core/record.h"
 #include "core/workload.h"
 #include "synth/class.h"
+#include "synth/npy.h"
 #include "synth/oracle.h"
 #include "synth/picture.h"
 
 struct parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y;
-    int formula;
-    const char *preset, *preset_file, *class_file, *write_classes, *png, *sheet;
+    uint64_t channels, out_res;
+    int formula, output, layout, fit;
+    const char *preset, *preset_file, *class_file, *mean, *std, *write_classes, *png, *sheet, *npy;
 };
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
+static const char *const types[] = {"u8", "f16", "bf16", "f32", NULL}; /* as enum output_type */
+static const char *const layouts[] = {"nchw", "nhwc", NULL};           /* as enum output_layout */
+static const char *const fits[] = {"resize", "crop", NULL}; /* enum output_fit, from its second on */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -57,12 +62,28 @@ static const struct option_spec options[] = {
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true, "and along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true, "its first frequency"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
+    {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, types, true,
+     "what a finished image holds: grays (u8), or floats from --mean and --std"},
+    {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 1, OUTPUT_CHANNELS_MAX, NULL, true,
+     "its channels; three have the same gray"},
+    {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
+     "channel by channel, or the channels of a pixel together"},
+    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
+     "its side (default: --res)"},
+    {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
+     "how it gets there: the mean over areas, or a crop at a random place"},
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
+     "mean that floats are less of, grays being 0 to 1; one value, or one a channel"},
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
+     "standard deviation that they are then divided by"},
     {"write-classes", "FILE", OPTION_OUTPUT, AT(write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
      "write the images of the batch as PNG files, and index.tsv"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
+    {"npy", "FILE", OPTION_OUTPUT, AT(npy), NULL, 0, 0, NULL, false,
+     "write the batch as a NumPy array, and its labels as FILE with .labels.npy"},
 };
 
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
@@ -83,6 +104,13 @@ enum status synth_check_host_memory(uint64_t bytes, const char *what, const char
         return STATUS_OK;
     return status_set(STATUS_USAGE, "%s needs %.2f GB of host memory and %.2f GB are available; lower %s",
                       what, 1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
+}
+
+enum status synth_check_batch_memory(const struct synth *synth)
+{
+    return synth_check_host_memory(synth->batch * synth_output_bytes(synth), "the batch",
+                                   synth->output.fit == OUTPUT_WHOLE ? "--batch or --res"
+                                                                     : "--batch or --out-res");
 }
 
 /* ---- Opening the input ---- */
@@ -107,6 +135,54 @@ static enum status check_combination(const struct options *given, const struct p
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
         return status_set(STATUS_USAGE, "--%s has ranges to draw classes from; say how many with --classes N",
                           parameters->preset ? "preset" : "preset-file");
+    return STATUS_OK;
+}
+
+/* The same for the output. */
+static enum status check_output(const struct options *given, const struct parameters *parameters)
+{
+    static const char *const float_options[] = {"mean", "std"};
+    bool shows = parameters->png || parameters->sheet;
+    for (size_t i = 0; parameters->output == OUTPUT_U8 && i < COUNT_OF(float_options); i++)
+        if (options_given(given, float_options[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s scales floats, and u8 holds grays as they are: drop it, or "
+                              "add --output f32",
+                              float_options[i]);
+    if (parameters->channels == 2)
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+    if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
+        return status_set(STATUS_USAGE,
+                          "--fit crop: --out-res %llu is larger than --res %llu; lower it, or "
+                          "enlarge with --fit resize",
+                          (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
+    if (shows && (parameters->output != OUTPUT_U8 || parameters->channels != 1))
+        return status_set(STATUS_USAGE, "--%s shows u8 images of one channel; write others with --npy FILE",
+                          parameters->png ? "png" : "sheet");
+    return STATUS_OK;
+}
+
+/* Bounds that keep every value finite, and far from float32's limits. */
+#define MEAN_MAX      1e6
+#define DEVIATION_MIN 1e-6
+#define DEVIATION_MAX 1e6
+
+static enum status get_output(struct parameters *parameters, struct synth *synth)
+{
+    double mean[OUTPUT_CHANNELS_MAX], deviation[OUTPUT_CHANNELS_MAX];
+    uint32_t channels = (uint32_t)parameters->channels;
+    if (parameters->out_res == 0)
+        parameters->out_res = parameters->res;
+    bool whole = parameters->out_res == parameters->res;
+    synth->output =
+        (struct synth_output){.type = (enum output_type)parameters->output,
+                              .layout = (enum output_layout)parameters->layout,
+                              .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
+                              .res = (uint32_t)parameters->out_res,
+                              .channels = channels};
+    TRY(output_parse_values("--mean", parameters->mean, channels, -MEAN_MAX, MEAN_MAX, mean));
+    TRY(output_parse_values("--std", parameters->std, channels, DEVIATION_MIN, DEVIATION_MAX, deviation));
+    output_set_scale(&synth->output, synth->res, mean, deviation);
     return STATUS_OK;
 }
 
@@ -215,8 +291,28 @@ static enum status check_index(const char *folder, char *path)
     return status_set(STATUS_USAGE, "%s is there and is no index of pictures; name another folder", path);
 }
 
+/* Whether the files of --npy can be written, and the labels' is none that another option names. */
+static enum status check_npy(const struct options *given, const char *path)
+{
+    char labels_path[PATH_MAX];
+    TRY(file_check(path));
+    TRY(npy_labels_path(path, labels_path));
+    TRY(file_check(labels_path));
+    for (size_t t = 0; t < given->table_count; t++)
+        for (size_t i = 0; i < given->tables[t].count; i++) {
+            const struct option_spec *spec = &given->tables[t].specs[i];
+            const char *other = NULL;
+            if (spec->kind == OPTION_OUTPUT)
+                other = *(const char **)((char *)given->tables[t].values + spec->offset);
+            if (other && file_same(other, labels_path))
+                return status_set(STATUS_USAGE, "--npy and --%s would both write %s; name another file",
+                                  spec->name, labels_path);
+        }
+    return STATUS_OK;
+}
+
 /* Whether the files asked for can be written, found out before anything is made. */
-static enum status check_files(const struct parameters *parameters)
+static enum status check_files(const struct options *given, const struct parameters *parameters)
 {
     char folder[PATH_MAX], sheet_index[PATH_MAX], png_index[PATH_MAX];
     if (parameters->png || parameters->sheet)
@@ -232,6 +328,8 @@ static enum status check_files(const struct parameters *parameters)
     if (parameters->png && parameters->sheet && file_same(sheet_index, png_index))
         return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
                           png_index);
+    if (parameters->npy)
+        TRY(check_npy(given, parameters->npy));
     return parameters->write_classes ? file_check(parameters->write_classes) : STATUS_OK;
 }
 
@@ -249,15 +347,16 @@ static enum status fill_job(const struct options *given, struct synth_job *job)
     struct parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(check_combination(given, parameters));
+    TRY(check_output(given, parameters));
     synth->formula = (enum formula)parameters->formula;
     synth->res = (uint32_t)parameters->res;
     synth->batch = parameters->batch;
     synth->seed = parameters->seed;
     synth->first = parameters->instance;
-    synth->output = (struct synth_output){.type = OUTPUT_U8, .res = synth->res, .channels = 1};
+    TRY(get_output(parameters, synth));
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
-    return check_files(parameters);
+    return check_files(given, parameters);
 }
 
 static enum status synth_open(const struct options *given, void *parameters, void **input)
@@ -271,20 +370,49 @@ static enum status synth_open(const struct options *given, void *parameters, voi
         synth_close(job);
         return status;
     }
-    *(struct parameters *)parameters = job->parameters; /* the preset's default is known now */
+    *(struct parameters *)parameters = job->parameters; /* defaults that depend on others are known now */
     *input = job;
     return STATUS_OK;
 }
 
-/* Columns that describe the benchmark class stay empty where other classes were drawn. */
-static bool synth_applies(const void *parameters, const char *option)
+/* Columns that describe the benchmark class stay empty where other classes were drawn, those that scale
+ * floats where there are none, and how the canvas is fitted where it is the image. */
+static bool synth_applies(const void *parameters_, const char *option)
 {
-    if (!mixed(parameters))
-        return true;
-    for (size_t i = 0; i < COUNT_OF(benchmark_options); i++)
+    const struct parameters *parameters = parameters_;
+    if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
+        return parameters->output != OUTPUT_U8;
+    if (strcmp(option, "fit") == 0)
+        return parameters->out_res != parameters->res;
+    for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
         if (strcmp(option, benchmark_options[i]) == 0)
             return false;
     return true;
+}
+
+/* The names of the variants that make any output, in this build. */
+static void list_makers(char *names, size_t size)
+{
+    names[0] = '\0';
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        const struct synth_traits *traits = entry->variant ? entry->variant->traits : NULL;
+        size_t used = strlen(names);
+        if (strcmp(entry->workload, "synth") == 0 && traits && traits->outputs)
+            snprintf(names + used, size - used, "%s%s", used ? ", " : "", entry->name);
+    }
+}
+
+static enum status synth_accepts(const void *input, const struct variant *variant)
+{
+    const struct synth *synth = input;
+    const struct synth_traits *traits = variant->traits;
+    char names[256];
+    if (traits->outputs || output_is_canvas(&synth->output))
+        return STATUS_OK;
+    list_makers(names, sizeof names);
+    return status_set(STATUS_USAGE,
+                      "it makes u8 images of one channel and the full size; for others there is %s", names);
 }
 
 /* ---- Work, checks, measures ---- */
@@ -294,15 +422,17 @@ static bool synth_applies(const void *parameters, const char *option)
  */
 #define OPERATIONS_PER_VERTEX 76.0
 
-static struct work synth_work(const void *input)
+static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
+    const struct synth_traits *traits = variant->traits;
     double segments = 0;
     for (uint32_t c = 0; c < synth->class_count; c++)
         segments += (double)synth->classes[c].vertices * synth->classes[c].orbits / synth->class_count;
     double images = (double)synth->batch;
+    size_t image_bytes = synth_output_bytes(synth) + (traits->outputs ? sizeof(int64_t) : 0);
     struct work work = {.items = images,
-                        .bytes = images * (double)synth_image_bytes(synth),
+                        .bytes = images * (double)image_bytes,
                         .operations = images * segments * OPERATIONS_PER_VERTEX};
     return work;
 }
@@ -314,11 +444,11 @@ static enum status synth_verify(const void *input, const struct variant *variant
 }
 
 #ifdef HAVE_XXHASH
-/* XXH3 (64 bits) over the pixels of the batch of run 0, image after image. */
+/* XXH3 (64 bits) over the finished images of run 0, one after the other. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           char text[64])
 {
-    uint8_t *pixels = malloc(synth_image_bytes(synth));
+    uint8_t *pixels = malloc(synth_output_bytes(synth));
     XXH3_state_t *hash = XXH3_createState();
     enum status status = STATUS_OK;
     if (!pixels || !hash || XXH3_64bits_reset(hash) != XXH_OK)
@@ -326,7 +456,7 @@ static enum status digest(const struct synth *synth, const struct variant *varia
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_fetch fetch = {.j = j, .pixels = pixels};
         status = variant->fetch(state, &fetch);
-        if (status == STATUS_OK && XXH3_64bits_update(hash, pixels, synth_image_bytes(synth)) != XXH_OK)
+        if (status == STATUS_OK && XXH3_64bits_update(hash, pixels, synth_output_bytes(synth)) != XXH_OK)
             status = status_set(STATUS_FAILED, "the digest of the images failed");
     }
     if (status == STATUS_OK)
@@ -347,8 +477,9 @@ static enum status digest(const struct synth *synth, const struct variant *varia
 static enum status synth_measure(const void *input, const struct variant *variant, void *state,
                                  char texts[][64])
 {
+    const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    snprintf(texts[0], 64, "%s", traits->timed);
+    snprintf(texts[0], 64, "%s%s", traits->timed, output_is_canvas(&synth->output) ? "" : "+output");
     if (traits->stages) {
         double noise_s, vertices_s, painting_s;
         TRY(traits->stages(state, &noise_s, &vertices_s, &painting_s));
@@ -360,7 +491,7 @@ static enum status synth_measure(const void *input, const struct variant *varian
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));
-    return digest(input, variant, state, texts[4]);
+    return digest(synth, variant, state, texts[4]);
 }
 
 /* ---- Pictures ---- */
@@ -378,7 +509,7 @@ static void picture_path(char *result, size_t size, const char *path, const char
         snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
 }
 
-/* Makes the folder that a variant's contact sheet goes into. */
+/* Makes the folder that a variant's file goes into. */
 static enum status make_parent(const char *file)
 {
     char folder[PATH_MAX];
@@ -404,16 +535,12 @@ static enum status write_pictures(const struct synth_job *job, const char *name,
     return STATUS_OK;
 }
 
-static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
-                                 void *state)
+/* The images as pictures: all of them in memory, as threads write them. */
+static enum status deliver_pictures(const struct synth_job *job, const char *name,
+                                    const struct variant *variant, void *state)
 {
-    const struct synth_job *job = input;
     const struct synth *synth = &job->synth;
-    if (job->parameters.write_classes)
-        TRY(class_write_csv(job->parameters.write_classes, synth->classes, synth->class_count));
-    if (!job->parameters.png && !job->parameters.sheet)
-        return STATUS_OK;
-    size_t bytes = synth_image_bytes(synth);
+    size_t bytes = synth_output_bytes(synth);
     TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch", "--batch or --res"));
     uint8_t *pixels = malloc(synth->batch * bytes);
     struct picture *pictures = calloc(synth->batch, sizeof *pictures);
@@ -423,8 +550,8 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
-        pictures[j] = (struct picture){pixels + j * bytes, synth->res, synth->classes[image.class_index].id,
-                                       image.instance, synth->seed};
+        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
+                                       synth->classes[image.class_index].id, image.instance, synth->seed};
         status = variant->fetch(state, &fetch);
     }
     if (status == STATUS_OK)
@@ -432,6 +559,28 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     free(pictures);
     free(pixels);
     return status;
+}
+
+static enum status deliver_npy(const struct synth_job *job, const char *name, const struct variant *variant,
+                               void *state)
+{
+    char path[2 * PATH_MAX];
+    picture_path(path, sizeof path, job->parameters.npy, name, false);
+    if (name)
+        TRY(make_parent(path));
+    return npy_write_batch(path, &job->synth, variant, state);
+}
+
+static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
+                                 void *state)
+{
+    const struct synth_job *job = input;
+    const struct parameters *parameters = &job->parameters;
+    if (parameters->write_classes)
+        TRY(class_write_csv(parameters->write_classes, job->synth.classes, job->synth.class_count));
+    if (parameters->png || parameters->sheet)
+        TRY(deliver_pictures(job, name, variant, state));
+    return parameters->npy ? deliver_npy(job, name, variant, state) : STATUS_OK;
 }
 
 const struct workload workload_synth = {
@@ -445,6 +594,7 @@ const struct workload workload_synth = {
     .open = synth_open,
     .close = synth_close,
     .applies = synth_applies,
+    .accepts = synth_accepts,
     .work = synth_work,
     .verify = synth_verify,
     .measure = synth_measure,

@@ -106,6 +106,9 @@ FDSL_C_BEGIN
  * there is, and that `remedy` ("--batch") can be lowered. */
 enum status synth_check_host_memory(uint64_t bytes, const char *what, const char *remedy);
 
+/* The same for a batch of finished images. */
+enum status synth_check_batch_memory(const struct synth *synth);
+
 FDSL_C_END
 
 #endif

@@ -1,0 +1,116 @@
+#include "synth/npy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/record.h"
+
+#define MAGIC       "\x93NUMPY\x01" /* of version 1.0; a zero byte follows */
+#define MAGIC_BYTES 8
+#define ALIGNMENT   64 /* of the values in the file */
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "values are written as they are in memory, and called little-endian"
+#endif
+
+enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
+{
+    size_t length = strlen(path);
+    bool ends = length > 4 && strcmp(path + length - 4, ".npy") == 0;
+    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", (int)(ends ? length - 4 : length), path);
+    return bytes < PATH_MAX ? STATUS_OK
+                            : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
+}
+
+/* Begins a file of an array of this type and shape ("2, 3"). Blanks fill the header up. */
+static enum status begin_array(struct file_writer *writer, const char *path, const char *type,
+                               const char *shape)
+{
+    char header[4 * ALIGNMENT] = MAGIC, *text = header + MAGIC_BYTES + 2;
+    int length = snprintf(text, sizeof header - MAGIC_BYTES - 2,
+                          "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", type, shape);
+    size_t used = MAGIC_BYTES + 2 + (size_t)length + 1;
+    size_t bytes = (used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, text_bytes = bytes - MAGIC_BYTES - 2;
+    header[MAGIC_BYTES] = (char)(text_bytes & 0xFF);
+    header[MAGIC_BYTES + 1] = (char)(text_bytes >> 8);
+    memset(text + length, ' ', text_bytes - (size_t)length);
+    header[bytes - 1] = '\n';
+    TRY(file_begin(writer, path));
+    return file_add(writer, header, bytes);
+}
+
+static enum status begin_images(struct file_writer *writer, const char *path, const struct synth *synth)
+{
+    static const char *const types[] = {
+        [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
+    const struct synth_output *output = &synth->output;
+    char shape[128];
+    if (output->layout == OUTPUT_NCHW)
+        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
+                 output->res);
+    else
+        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
+                 output->channels);
+    return begin_array(writer, path, types[output->type], shape);
+}
+
+/* Copies the batch out. A variant that makes no labels leaves the one that the definition gives. */
+static enum status add_images(struct file_writer *writer, const struct synth *synth,
+                              const struct variant *variant, void *state, void *pixels, int64_t *labels)
+{
+    for (uint64_t j = 0; j < synth->batch; j++) {
+        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        struct synth_fetch fetch = {.j = j, .pixels = pixels, .label = synth->classes[image.class_index].id};
+        TRY(variant->fetch(state, &fetch));
+        TRY(file_add(writer, pixels, synth_output_bytes(synth)));
+        labels[j] = fetch.label;
+    }
+    return STATUS_OK;
+}
+
+static enum status write_images(const char *path, const struct synth *synth, const struct variant *variant,
+                                void *state, void *pixels, int64_t *labels)
+{
+    struct file_writer writer;
+    TRY(begin_images(&writer, path, synth));
+    enum status status = add_images(&writer, synth, variant, state, pixels, labels);
+    if (status == STATUS_OK)
+        return file_end(&writer);
+    file_abandon(&writer);
+    return status;
+}
+
+static enum status write_labels(const char *path, const int64_t *labels, uint64_t count)
+{
+    struct file_writer writer;
+    char shape[32], labels_path[PATH_MAX];
+    snprintf(shape, sizeof shape, "%" PRIu64 ",", count);
+    TRY(npy_labels_path(path, labels_path));
+    TRY(begin_array(&writer, labels_path, "<i8", shape));
+    TRY(file_add(&writer, labels, count * sizeof *labels));
+    return file_end(&writer);
+}
+
+enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
+                            void *state)
+{
+    void *pixels = malloc(synth_output_bytes(synth));
+    int64_t *labels = malloc(synth->batch * sizeof *labels);
+    enum status status = STATUS_OK;
+    if (!pixels || !labels)
+        status = status_set(STATUS_FAILED, "%s: out of memory; lower --batch or --out-res", path);
+    if (status == STATUS_OK)
+        status = write_images(path, synth, variant, state, pixels, labels);
+    if (status == STATUS_OK)
+        status = write_labels(path, labels, synth->batch);
+    free(pixels);
+    free(labels);
+    if (status == STATUS_OK && synth->output.type == OUTPUT_BF16)
+        fprintf(stderr,
+                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
+                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
+                path);
+    return status;
+}
