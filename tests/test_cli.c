@@ -544,6 +544,76 @@ Test(cli, refuses_options_that_contradict_each_other)
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
 }
 
+/* The images of TINY have a side of 32. */
+Test(cli, refuses_outputs_that_cannot_be)
+{
+    static const struct refusal refusals[] = {
+        {"--output f64", "--output: 'f64' is not one of u8, f16, bf16, f32"},
+        {"--channels 2", "--channels: '2' is neither 1 nor 3"},
+        {"--channels 4", "--channels: '4' is out of range"},
+        {"--layout hwc", "--layout: 'hwc' is not one of nchw, nhwc"},
+        {"--out-res 0", "--out-res: '0' is out of range; it must be 1 to 16384"},
+        {"--out-res 16385", "--out-res: '16385' is out of range"},
+        {"--fit pad", "--fit: 'pad' is not one of resize, crop"},
+        {"--fit crop --out-res 33", "--fit crop: --out-res 33 is larger than --res 32"},
+        {"--mean 0.5", "--mean scales floats, and u8 holds grays as they are"},
+        {"--output u8 --std 0.5", "--std scales floats, and u8 holds grays as they are"},
+        {"--output f32 --mean x", "--mean: 'x' is not a number"},
+        {"--output f32 --mean nan", "--mean: 'nan' is not a number"},
+        {"--output f32 --mean=", "--mean: the value is empty"},
+        {"--output f32 --mean 0,0,0", "--mean: '0,0,0' are 3 values for 1 channel"},
+        {"--output f32 --channels 3 --mean 0,0", "--mean: '0,0' are 2 values for 3 channels"},
+        {"--output f32 --channels 3 --std 1,,1", "--std: '' is not a number"},
+        {"--output f32 --std 0", "--std: '0' is out of range"},
+        {"--output f32 --std -1", "--std: '-1' is out of range"},
+        {"--npy nowhere/a.npy", "its folder does not exist"},
+        {"--npy /dev/full", "/dev/full is not a regular file"},
+        {"--npy rows.csv", "--out and --npy name the same file"},
+        {"--npy a.npy --samples a.labels.npy", "--npy and --samples would both write a.labels.npy"},
+        {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
+#ifdef HAVE_PNG
+        {"--output f16 --png folder", "--png shows u8 images of one channel; write others with --npy FILE"},
+        {"--channels 3 --sheet a.png", "--sheet shows u8 images of one channel"},
+#endif
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv");
+}
+
+Test(cli, outputs_fill_their_columns)
+{
+    static const struct {
+        const char *arguments, *texts[7]; /* output, channels, layout, out_res, fit, mean, std */
+    } rows[] = {
+        {"", {"u8", "1", "nchw", "32", "", "", ""}},
+        {"--fit crop --layout nhwc", {"u8", "1", "nhwc", "32", "", "", ""}},
+        {"--out-res 32 --channels 3", {"u8", "3", "nchw", "32", "", "", ""}},
+        {"--out-res 48", {"u8", "1", "nchw", "48", "resize", "", ""}},
+        {"--output f16 --out-res 7 --fit crop", {"f16", "1", "nchw", "7", "crop", "0", "1"}},
+        {"--output bf16 --mean 0.5", {"bf16", "1", "nchw", "32", "", "0.5", "1"}},
+        {"--output f32 --channels 3 --std 1,2,3", {"f32", "3", "nchw", "32", "", "0", "1,2,3"}},
+    };
+    static const char *const columns[] = {"output", "channels", "layout", "out_res", "fit", "mean", "std"};
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        run("--variant " VARIANTS " " TINY " --verify --format csv %s", rows[i].arguments);
+        cr_assert(status == 0, "%s: %s", rows[i].arguments, err);
+        for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+            for (size_t c = 0; c < COUNT_OF(columns); c++)
+                cr_expect_str_eq(value(out, v, columns[c]), rows[i].texts[c], "%s: %s", rows[i].arguments,
+                                 columns[c]);
+            cr_expect_str_eq(value(out, v, "wrong"), "0", "%s", rows[i].arguments);
+            bool canvas = i < 2;
+            cr_expect_str_eq(value(out, v, "timed"), canvas ? "clear+draw" : "clear+draw+output");
+        }
+    }
+}
+
+Test(cli, bytes_are_those_of_the_output)
+{
+    run_well(NAIVE " --output f16 --channels 3 --out-res 10 --format csv");
+    double bytes = number(out, 1, "bytes_per_s") * number(out, 1, "time_median_s");
+    cr_expect(fabs(bytes / (2 * (10 * 10 * 3 * 2 + 8)) - 1) < 1e-6, "%g", bytes);
+}
+
 Test(cli, an_unambiguous_beginning_of_a_name_will_do)
 {
     run_well("--vari naive --work synth --forma csv " TINY);
@@ -1036,6 +1106,135 @@ Test(cli, pictures_are_refused_where_they_are_not_built)
     expect_error(4, "libpng", "--png");
 }
 #endif
+
+#ifdef HAVE_PNG
+Test(cli, pictures_show_the_output)
+{
+    run_well(NAIVE " --out-res 20 --png small --sheet sheet.png");
+    size_t bytes;
+    char *image = get("small/class-0_instance-0.png", &bytes);
+    cr_assert(bytes > 24 && memcmp(image + 12, "IHDR\0\0\0\x14\0\0\0\x14", 12) == 0, "20 x 20");
+    free(image);
+    char *sheet = get("sheet.png", &bytes); /* two of them, with borders of 2 */
+    cr_assert(bytes > 24 && memcmp(sheet + 12, "IHDR\0\0\0\x2e\0\0\0\x18", 12) == 0, "46 x 24");
+    free(sheet);
+}
+#endif
+
+/* ---- NumPy files ---- */
+
+/* The definition of outputs a third time: canvas.npy holds canvases, out.npy what the options make of them.
+ * struct rounds to half precision as IEEE does; the class numbers are 7, 4000000000, 7, ... */
+static const char npy_script[] =
+    "import ast, struct, sys\n"
+    "def load(path):\n"
+    "    data = open(path, 'rb').read()\n"
+    "    assert data[:8] == b'\\x93NUMPY\\x01\\x00' and struct.unpack('<H', data[8:10])[0] % 64 == 54\n"
+    "    end = 10 + struct.unpack('<H', data[8:10])[0]\n"
+    "    head = ast.literal_eval(data[10:end].decode())\n"
+    "    assert data[end - 1:end] == b'\\n' and head['fortran_order'] is False\n"
+    "    code = {'|u1': 'B', '<u2': 'H', '<f2': 'e', '<f4': 'f', '<i8': 'q'}[head['descr']]\n"
+    "    count = (len(data) - end) // struct.calcsize(code)\n"
+    "    return head['descr'], head['shape'], struct.unpack('<%d%s' % (count, code), data[end:])\n"
+    "def rounded(code, v): return struct.unpack(code, struct.pack(code, v))[0]\n"
+    "def bf16(v):\n"
+    "    bits = struct.unpack('I', struct.pack('f', v))[0]\n"
+    "    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16\n"
+    "kind, shape, values = load(sys.argv[1])\n"
+    "canvas = load('canvas.npy')\n"
+    "labels = load(sys.argv[1][:-4] + '.labels.npy')\n"
+    "expected = eval(open('expected.py').read())\n"
+    "assert (kind, shape) == expected[:2], (kind, shape)\n"
+    "assert labels == ('<i8', (3,), (7, 4000000000, 7)), labels\n"
+    "assert canvas[:2] == ('|u1', (3, 1, 32, 32)) and len(set(canvas[2])) > 4\n"
+    "n, a, b, c = shape\n"
+    "assert len(values) == n * a * b * c\n"
+    "convert, mean, std = expected[2:]\n"
+    "where = iter(values)\n"
+    "for i in range(n):\n"
+    "    for j in range(a):\n"
+    "        for k in range(b):\n"
+    "            for l in range(c):\n"
+    "                channel, y, x = (j, k, l) if a == 3 else (l, j, k)\n"
+    "                gray = canvas[2][i * 1024 + y * 32 + x]\n"
+    "                f = rounded('f', rounded('f', 1 / (255 * std[channel])) * gray\n"
+    "                            + rounded('f', -mean[channel] / std[channel]))\n"
+    "                assert next(where) == convert(gray, f), (i, j, k, l)\n";
+
+static void put_two_classes(void)
+{
+    put("two.csv", "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
+                   "7,20,4,1,1,0,1,2,3,0\n4000000000,20,9,1,1,2,3,2,3,0\n");
+}
+
+Test(cli, npy_holds_the_batch_and_its_labels)
+{
+    static const struct {
+        const char *arguments, *expected; /* type, shape, conversion, means, deviations */
+    } outputs[] = {
+        {"--channels 3", "('|u1', (3, 3, 32, 32), lambda gray, f: gray, [0] * 3, [1] * 3)"},
+        {"--channels 3 --layout nhwc", "('|u1', (3, 32, 32, 3), lambda gray, f: gray, [0] * 3, [1] * 3)"},
+        {"--output f32 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+         "('<f4', (3, 3, 32, 32), lambda gray, f: f, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])"},
+        {"--output f16 --channels 3 --layout nhwc --mean 0.5 --std 0.25",
+         "('<f2', (3, 32, 32, 3), lambda gray, f: rounded('e', f), [0.5] * 3, [0.25] * 3)"},
+        {"--output bf16 --channels 3 --mean 0.1",
+         "('<u2', (3, 3, 32, 32), lambda gray, f: bf16(f), [0.1] * 3, [1] * 3)"},
+    };
+    put_two_classes();
+    run_well(NAIVE_MIXED " --class two.csv --batch 3 --npy canvas.npy");
+    for (size_t i = 0; i < COUNT_OF(outputs); i++) {
+        put("expected.py", outputs[i].expected);
+        run(NAIVE_MIXED " --class two.csv --batch 3 --npy out.npy %s", outputs[i].arguments);
+        cr_assert(status == 0, "%s: %s", outputs[i].arguments, err);
+        bool bf16 = strstr(outputs[i].arguments, "bf16");
+        cr_expect(bf16 == !!strstr(err, "out.npy holds bfloat16 as <u2"), "%s", err);
+        check_with_python(npy_script, "out.npy");
+    }
+    cr_expect(count_files() == 6, "nothing else is left");
+}
+
+/* Where NumPy is there, it must agree. */
+Test(cli, npy_is_what_numpy_reads)
+{
+    put_two_classes();
+    run_well(NAIVE_MIXED " --class two.csv --batch 3 --output f16 --channels 3 --out-res 9 --npy out.npy");
+    char *argv[] = {"python3", "-c", "import numpy", NULL};
+    run_vector(argv);
+    if (status != 0)
+        SKIP("NumPy is not installed");
+    check_with_python("import numpy, sys\n"
+                      "images, labels = numpy.load(sys.argv[1]), numpy.load('out.labels.npy')\n"
+                      "assert images.shape == (3, 3, 9, 9) and images.dtype == numpy.float16\n"
+                      "assert images.flags.c_contiguous and (images[:, 0] == images[:, 2]).all()\n"
+                      "assert labels.dtype == numpy.int64 and labels.tolist() == [7, 4000000000, 7]\n",
+                      "out.npy");
+}
+
+Test(cli, several_variants_write_a_numpy_file_each)
+{
+    if (VARIANT_COUNT < 2)
+        SKIP("two variants are wanted, and this build has one: no OpenMP");
+    size_t bytes, other_bytes;
+    run_well("--variant " VARIANTS " " TINY " --output f32 --out-res 9 --npy out.npy");
+    char *image = get("naive/out.npy", &bytes), *other = get("omp/out.npy", &other_bytes);
+    cr_expect(bytes == 128 + 2 * 9 * 9 * 4 && bytes == other_bytes && memcmp(image, other, bytes) == 0);
+    free(image);
+    free(other);
+    free(get("omp/out.labels.npy", &bytes));
+    cr_expect(bytes == 128 + 2 * 8);
+}
+
+/* A limit on the size of files stands in for a full disk. */
+Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
+{
+    put("out.npy", "what was there");
+    how.file_bytes_max = 1000;
+    run(NAIVE " --npy out.npy");
+    expect_error(1, "out.npy cannot be written: File too large", "--npy");
+    expect_file("out.npy", "what was there");
+    cr_expect(count_files() == 1);
+}
 
 /* ---- Terminals ---- */
 

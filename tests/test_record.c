@@ -712,6 +712,40 @@ Test(record, atomic_write_fails_whole)
     expect_lone_file();
 }
 
+Test(record, a_file_that_grows_appears_at_its_end)
+{
+    struct file_writer writer;
+    put("old");
+    cr_assert_eq(file_begin(&writer, path), STATUS_OK, "%s", status_text());
+    cr_assert_eq(file_add(&writer, "one ", 4), STATUS_OK);
+    expect_file("old");
+    cr_assert_eq(file_add(&writer, "two", 3), STATUS_OK);
+    cr_assert_eq(file_end(&writer), STATUS_OK, "%s", status_text());
+    expect_file("one two");
+    expect_lone_file();
+}
+
+Test(record, a_file_that_is_abandoned_leaves_what_was_there)
+{
+    struct file_writer writer;
+    put("old");
+    cr_assert_eq(file_begin(&writer, path), STATUS_OK, "%s", status_text());
+    cr_assert_eq(file_add(&writer, "new", 3), STATUS_OK);
+    file_abandon(&writer);
+    expect_file("old");
+    expect_lone_file();
+
+    cr_assert_eq(file_begin(&writer, path), STATUS_OK, "%s", status_text());
+    limit_file_size(3);
+    cr_assert_eq(file_add(&writer, "new", 3), STATUS_OK);
+    cr_assert_eq(file_add(&writer, "er", 2), STATUS_FAILED);
+    limit_file_size(0);
+    expect_message("rows.csv cannot be written: File too large");
+    file_abandon(&writer); /* harmless after a failure */
+    expect_file("old");
+    expect_lone_file();
+}
+
 Test(record, atomic_write_spares_devices_and_folders)
 {
     char where[PATH_MAX];

@@ -38,16 +38,41 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
     return naive()->run(state, number, time);
 }
 
-/* Runs `entry`, and naive after it, verified, on a tiny batch; rows go to `out`. */
-static enum status run_with(const struct variant *variant, const char *out)
+/* Runs `variant` as "fake", and naive after it, verified, on a tiny batch of outputs of this type; rows go to
+ * `out`. `names` is what --variant says. */
+static enum status run_with(const struct variant *variant, const char *names, const char *type,
+                            const char *out)
 {
-    char file[64];
+    char file[64], output[8];
     snprintf(file, sizeof file, "%s", out);
-    char *argv[] = {
-        "fdsl-bench", "--variant", "naive",         "--verify", "--batch",       "3", "--res",      "32",
-        "--vertices", "7",         "--orbits",      "5",        "--min-time",    "0", "--max-time", "0",
-        "--warmups",  "1",         "--warmup-time", "0",        "--min-samples", "2", "--out",      file,
-        NULL};
+    snprintf(output, sizeof output, "%s", type);
+    char *argv[] = {"fdsl-bench",
+                    "--variant",
+                    "naive",
+                    "--verify",
+                    "--batch",
+                    "3",
+                    "--res",
+                    "32",
+                    "--vertices",
+                    "7",
+                    "--orbits",
+                    "5",
+                    "--min-time",
+                    "0",
+                    "--max-time",
+                    "0",
+                    "--warmups",
+                    "1",
+                    "--warmup-time",
+                    "0",
+                    "--min-samples",
+                    "2",
+                    "--output",
+                    output,
+                    "--out",
+                    file,
+                    NULL};
     const struct variant_entry fake = {"fake", "synth", "NOTHING", "made up", variant};
     struct settings settings;
     enum status status = settings_read(&settings, (int)COUNT_OF(argv) - 1, argv);
@@ -56,7 +81,7 @@ static enum status run_with(const struct variant *variant, const char *out)
     const struct variant_entry **own = settings.variants;
     settings.variants = both;
     settings.variant_count = 2;
-    settings.variant_names = "fake,naive";
+    settings.variant_names = names;
     status = runner_run(&settings);
     settings.variants = own;
     settings_free(&settings);
@@ -82,7 +107,7 @@ Test(runner, wrong_results_are_counted_and_not_timed)
     wrong.fetch = spoiled_fetch;
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&wrong, out), STATUS_WRONG);
+    cr_expect_eq(run_with(&wrong, "fake,naive", "u8", out), STATUS_WRONG);
     cr_expect(strstr(status_text(), "1 of 2 variants gave wrong results"), "%s", status_text());
     char *rows = read_file(out);
     cr_expect(!strstr(rows, ",fake,"), "the time of a wrong variant was recorded");
@@ -99,10 +124,55 @@ Test(runner, a_failure_ends_the_runs)
     failing.run = failing_run;
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&failing, out), STATUS_FAILED);
+    cr_expect_eq(run_with(&failing, "fake,naive", "u8", out), STATUS_FAILED);
     cr_expect_str_eq(status_text(), "the device caught fire");
     char *rows = read_file(out);
     cr_expect_str_empty(rows, "rows were written: %s", rows);
+    free(rows);
+    unlink(out);
+}
+
+/* A variant that makes canvases only is refused where it was named, and dropped from all. */
+Test(runner, a_variant_that_cannot_make_the_output)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant plain = *naive();
+    struct synth_traits traits = *(const struct synth_traits *)plain.traits;
+    traits.outputs = false;
+    plain.traits = &traits;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    cr_expect_eq(run_with(&plain, "fake,naive", "f16", out), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "variant 'fake' cannot do this: it makes u8 images"), "%s",
+              status_text());
+    cr_expect(strstr(status_text(), "for others there is naive"), "%s", status_text());
+    char *rows = read_file(out);
+    cr_expect_str_empty(rows, "nothing runs: %s", rows);
+    free(rows);
+
+    cr_expect_eq(run_with(&plain, "all", "f16", out), STATUS_OK, "%s", status_text());
+    fflush(stderr);
+    cr_expect_stderr_neq_str("", "a note says what was skipped");
+    rows = read_file(out);
+    cr_expect(!strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
+    free(rows);
+    unlink(out);
+}
+
+Test(runner, a_variant_that_makes_canvases_may_do_so)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant plain = *naive();
+    struct synth_traits traits = *(const struct synth_traits *)plain.traits;
+    traits.outputs = false;
+    plain.traits = &traits;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    cr_expect_eq(run_with(&plain, "fake,naive", "u8", out), STATUS_OK, "%s", status_text());
+    char *rows = read_file(out);
+    cr_expect(strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
     free(rows);
     unlink(out);
 }

@@ -60,6 +60,7 @@ void settings_help(FILE *stream)
           "  fdsl-bench --variant bat --batch 256           # one variant\n"
           "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
           "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
+          "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
           "\n"
           "options:\n",
           stream);

@@ -1,0 +1,642 @@
+/* Outputs: every combination against the definition written down a second time, slowly. */
+#include "support.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "golden.h"
+#include "synth/npy.h"
+#include "synth/oracle.h"
+#include "synth/output.h"
+#ifdef _OPENMP
+#include "../cpu/synth/omp_kernel.h"
+#endif
+
+TestSuite(output, .timeout = 120);
+
+static const struct philox_key key = {{0x1234567, 0x89abcdef}};
+static const uint64_t run_0[] = {0};
+
+/* ---- Conversions ---- */
+
+/* What the bits of a half mean, by its definition. */
+static double half_value(uint32_t bits)
+{
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double value = exponent == 31  ? (fraction ? NAN : INFINITY)
+                   : exponent == 0 ? ldexp(fraction, -24)
+                                   : ldexp(1024 + fraction, exponent - 25);
+    return bits & 0x8000 ? -value : value;
+}
+
+static double bf16_value(uint32_t bits)
+{
+    int exponent = bits >> 7 & 255, fraction = bits & 127;
+    double value = exponent == 255 ? (fraction ? NAN : INFINITY)
+                   : exponent == 0 ? ldexp(fraction, -133)
+                                   : ldexp(128 + fraction, exponent - 134);
+    return bits & 0x8000 ? -value : value;
+}
+
+struct conversion {
+    const char *name;
+    uint16_t (*convert)(float value);
+    double (*value)(uint32_t bits);
+    uint32_t infinity;
+    double beyond; /* the number that would follow the largest */
+};
+
+static uint16_t to_half(float value)
+{
+    return output_half_bits(value);
+}
+
+static uint16_t to_bf16(float value)
+{
+    return output_bf16_bits(value);
+}
+
+static const struct conversion conversions[] = {{"half", to_half, half_value, 0x7C00, 65536},
+                                                {"bfloat16", to_bf16, bf16_value, 0x7F80, 0x1p128}};
+
+/* Every number comes back, with its sign; half-way between two the even one is taken, and the nearer one as
+ * soon as there is a nearer one. */
+static void expect_nearest(const struct conversion *c)
+{
+    for (uint32_t bits = 0; bits <= c->infinity; bits++) {
+        float value = (float)c->value(bits);
+        cr_assert_eq(c->convert(value), bits, "%s %04x", c->name, bits);
+        cr_assert_eq(c->convert(-value), bits | 0x8000, "%s -%04x", c->name, bits);
+        if (bits == c->infinity)
+            break;
+        double next = bits + 1 == c->infinity ? c->beyond : c->value(bits + 1);
+        float middle = (float)((c->value(bits) + next) / 2);
+        cr_assert_eq((double)middle, (c->value(bits) + next) / 2, "half-way is a float");
+        cr_assert_eq(c->convert(middle), bits + (bits & 1), "%s %04x and a half", c->name, bits);
+        cr_assert_eq(c->convert(-middle), (bits + (bits & 1)) | 0x8000, "%s -%04x", c->name, bits);
+        cr_assert_eq(c->convert(nextafterf(middle, 0)), bits, "%s below %04x and a half", c->name, bits);
+        cr_assert_eq(c->convert(nextafterf(middle, INFINITY)), bits + 1, "%s above %04x", c->name, bits);
+    }
+}
+
+Test(output, conversions_take_the_nearest)
+{
+    for (size_t i = 0; i < COUNT_OF(conversions); i++)
+        expect_nearest(&conversions[i]);
+}
+
+Test(output, conversions_beyond_the_numbers)
+{
+    cr_expect_eq(output_half_bits(65519.996f), 0x7BFF);
+    cr_expect_eq(output_half_bits(65520), 0x7C00);
+    cr_expect_eq(output_half_bits(-1e30f), 0xFC00);
+    cr_expect_eq(output_half_bits(0x1p-25f), 0, "a tie with zero");
+    cr_expect_eq(output_half_bits(0x1.000002p-25f), 1);
+    cr_expect_eq(output_half_bits(-0x1p-149f), 0x8000);
+    cr_expect_eq(output_bf16_bits(0x1.fffffep127f), 0x7F80);
+    cr_expect_eq(output_bf16_bits(0x1p-149f), 0);
+    for (size_t i = 0; i < COUNT_OF(conversions); i++)
+        cr_expect(isnan(conversions[i].value(conversions[i].convert(NAN))), "%s", conversions[i].name);
+}
+
+/* Floats of all magnitudes: no neighbour of the result is nearer. */
+Test(output, conversions_of_many_floats)
+{
+    for (size_t i = 0; i < COUNT_OF(conversions); i++) {
+        const struct conversion *c = &conversions[i];
+        for (uint32_t n = 0; n < 200000; n++) {
+            uint32_t bits = philox(key, n, 0, 0, 0).word[0] & 0x7FFFFFFF;
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            uint32_t result = c->convert(value);
+            if (isnan(value) || result == c->infinity)
+                continue;
+            double error = fabs(c->value(result) - value);
+            cr_assert(result == 0 || error <= fabs(c->value(result - 1) - value), "%s %a", c->name, value);
+            cr_assert(result + 1 == c->infinity || error <= fabs(c->value(result + 1) - value), "%s %a",
+                      c->name, value);
+        }
+    }
+}
+
+Test(output, means_of_grays_round_half_up)
+{
+    static const struct {
+        uint64_t sum;
+        uint32_t area;
+        int mean;
+    } known[] = {{0, 1, 0},
+                 {255, 1, 255},
+                 {1, 2, 1},
+                 {1, 3, 0},
+                 {2, 3, 1},
+                 {4, 9, 0},
+                 {5, 9, 1},
+                 {509, 2, 255},
+                 {507, 2, 254},
+                 {0, 1u << 28, 0},
+                 {UINT64_C(255) << 28, 1u << 28, 255},
+                 {1u << 27, 1u << 28, 1},
+                 {(1u << 27) - 1, 1u << 28, 0},
+                 {(UINT64_C(255) << 28) - (1u << 27) - 1, 1u << 28, 254}};
+    for (size_t i = 0; i < COUNT_OF(known); i++)
+        cr_expect_eq(output_value_u8(known[i].sum, known[i].area), known[i].mean, "%llu / %u",
+                     (unsigned long long)known[i].sum, known[i].area);
+}
+
+/* ---- Spans ---- */
+
+/* How far [a, b) and [c, d) overlap. */
+static int64_t overlap(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    int64_t begin = a > c ? a : c, end = b < d ? b : d;
+    return end > begin ? end - begin : 0;
+}
+
+static int64_t weight_of(int64_t j, int64_t x, int64_t res, int64_t out_res)
+{
+    return overlap(j * res, (j + 1) * res, x * out_res, (x + 1) * out_res);
+}
+
+static void expect_span(uint32_t j, uint32_t res, uint32_t out_res)
+{
+    struct output_span span = output_span(j, res, out_res);
+    uint64_t sum = 0;
+    cr_assert(span.first <= span.last && span.last < res, "%u of %u to %u", j, res, out_res);
+    for (uint32_t x = span.first; x <= span.last; x++) {
+        uint32_t weight = output_weight(span, out_res, x);
+        cr_assert_eq(weight, weight_of(j, x, res, out_res), "%u, %u of %u to %u", j, x, res, out_res);
+        cr_assert_gt(weight, 0);
+        sum += weight;
+    }
+    cr_assert_eq(sum, res, "%u of %u to %u", j, res, out_res);
+}
+
+Test(output, spans_are_overlaps)
+{
+    static const uint32_t sides[] = {1, 2, 3, 7, 16, 31, 97, 127, 512, 1021, 16381, 16383, 16384};
+    for (size_t a = 0; a < COUNT_OF(sides); a++)
+        for (size_t b = 0; b < COUNT_OF(sides); b++) {
+            uint32_t res = sides[a], out_res = sides[b];
+            uint32_t step = out_res > 1000 ? 61 : 1;
+            for (uint32_t j = 0; j < out_res; j += step)
+                expect_span(j, res, out_res);
+            expect_span(out_res - 1, res, out_res);
+            cr_assert_eq(output_span(0, res, out_res).first, 0);
+            cr_assert_eq(output_span(out_res - 1, res, out_res).last, res - 1);
+        }
+}
+
+Test(output, an_area_known_by_hand)
+{
+    static const uint8_t canvas[] = {10, 20, 30, 40, 50, 60, 70, 80, 90};
+    static const uint8_t small[] = {23, 37, 63, 77}; /* 210, 330, 570, 690 ninths */
+    const struct synth_output halved = {.fit = OUTPUT_RESIZE, .res = 2, .channels = 1};
+    const struct synth_output enlarged = {.fit = OUTPUT_RESIZE, .res = 6, .channels = 1};
+    uint8_t image[36];
+    output_convert(&halved, 3, key, canvas, 3, image);
+    cr_expect_arr_eq(image, small, sizeof small);
+    output_convert(&enlarged, 3, key, canvas, 3, image);
+    for (int i = 0; i < 36; i++)
+        cr_expect_eq(image[i], canvas[i / 12 * 3 + i % 6 / 2], "pixel %d", i);
+}
+
+/* ---- Crops ---- */
+
+Test(output, crops_follow_their_stream)
+{
+    for (uint32_t n = 0; n < 1000; n++) {
+        struct philox_key own = {{n, 7 * n}};
+        struct philox_block block = philox(own, 0, 0, 3, 0);
+        uint32_t res = 1 + n * 16 + n % 16, out_res = 1 + (uint32_t)((uint64_t)n * n % res);
+        struct output_corner corner = output_crop(own, res, out_res);
+        uint64_t places = res - out_res + 1;
+        cr_assert_eq(corner.x, (uint64_t)((double)block.word[0] / 0x1p32 * (double)places));
+        cr_assert_eq(corner.y, (uint64_t)((double)block.word[1] / 0x1p32 * (double)places));
+        cr_assert(corner.x + out_res <= res && corner.y + out_res <= res);
+    }
+    cr_expect_eq(output_crop(key, 16384, 16384).x, 0);
+}
+
+Test(output, crops_reach_every_place_alike)
+{
+    enum { PLACES = 5, DRAWS = 20000 };
+    int counts[PLACES][PLACES] = {{0}};
+    for (uint32_t n = 0; n < DRAWS; n++) {
+        struct output_corner corner = output_crop(atom_image_key(3, 0, n), 11, 11 - PLACES + 1);
+        counts[corner.y][corner.x]++;
+    }
+    for (int y = 0; y < PLACES; y++)
+        for (int x = 0; x < PLACES; x++) /* 800 expected, with a deviation of 28 */
+            cr_expect(counts[y][x] > 650 && counts[y][x] < 950, "(%d, %d): %d", x, y, counts[y][x]);
+}
+
+/* ---- Whole images ---- */
+
+static uint8_t *noisy_canvas(uint32_t res, size_t pitch)
+{
+    uint8_t *canvas = malloc(res * pitch);
+    cr_assert_not_null(canvas);
+    for (size_t i = 0; i < res * pitch; i++) {
+        uint32_t word = philox(key, (uint32_t)i, 1, 0, 0).word[0];
+        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* black and white more often */
+    }
+    return canvas;
+}
+
+/* The definition again: the sum over every pixel of the canvas. */
+static uint64_t slow_sum(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
+                         uint32_t y, uint32_t x)
+{
+    struct output_corner corner = {0, 0};
+    if (output->fit == OUTPUT_CROP)
+        corner = output_crop(key, res, output->res);
+    if (output->fit != OUTPUT_RESIZE)
+        return canvas[(corner.y + y) * pitch + corner.x + x];
+    uint64_t sum = 0;
+    for (uint32_t row = 0; row < res; row++)
+        for (uint32_t column = 0; column < res; column++)
+            sum += (uint64_t)(weight_of(y, row, res, output->res) * weight_of(x, column, res, output->res)) *
+                   canvas[row * pitch + column];
+    return sum;
+}
+
+/* Checks value (c, y, x) of an image whose sum of grays is known. */
+static void expect_value(const struct synth_output *output, uint32_t res, uint64_t sum, uint32_t c,
+                         uint32_t y, uint32_t x, const double *mean, const double *deviation,
+                         const uint8_t *image)
+{
+    size_t side = output->res, channels = output->channels, bytes = output_value_bytes(output->type);
+    size_t i = output->layout == OUTPUT_NCHW ? c * side * side + y * side + x : (y * side + x) * channels + c;
+    double area = output->fit == OUTPUT_RESIZE ? (double)res * res : 1, gray = (double)sum / area;
+    double exact = (gray / 255 - mean[c]) / deviation[c];
+    float scale = (float)(1 / (255 * area * deviation[c])), bias = (float)(-mean[c] / deviation[c]);
+    float value = (float)((long double)(float)sum * scale + bias), stored;
+    uint16_t word;
+    memcpy(&word, image + i * bytes, bytes == 2 ? 2 : 0);
+    memcpy(&stored, image + i * bytes, bytes == 4 ? 4 : 0);
+    cr_assert(fabs(value - exact) < 1e-6 * (1 + fabs(mean[c])) / deviation[c], "%g is not %g", value, exact);
+    switch (output->type) {
+    case OUTPUT_U8:
+        cr_assert_eq(image[i], (int)floor(gray + 0.5));
+        break;
+    case OUTPUT_F16:
+        cr_assert_eq(word, output_half_bits(value));
+        break;
+    case OUTPUT_BF16:
+        cr_assert_eq(word, output_bf16_bits(value));
+        break;
+    case OUTPUT_F32:
+        cr_assert_eq(stored, value, "%a is not %a", (double)stored, (double)value);
+        break;
+    }
+}
+
+/* One conversion, every value; nothing is written beyond the image. */
+static void expect_conversion(const struct synth_output *like, uint32_t res)
+{
+    static const double mean[] = {0.485, 0.25, -3}, deviation[] = {0.229, 1, 0.01};
+    struct synth_output output = *like;
+    size_t pitch = res + 5;
+    size_t values = (size_t)output.res * output.res * output.channels;
+    size_t bytes = values * output_value_bytes(output.type);
+    uint8_t *canvas = noisy_canvas(res, pitch), *image = malloc(bytes + 1);
+    output_set_scale(&output, res, mean, deviation);
+    memset(image, 0xA5, bytes + 1);
+    output_convert(&output, res, key, canvas, pitch, image);
+    for (uint32_t y = 0; y < output.res; y++)
+        for (uint32_t x = 0; x < output.res; x++) {
+            uint64_t sum = slow_sum(&output, res, canvas, pitch, y, x);
+            for (uint32_t c = 0; c < output.channels; c++)
+                expect_value(&output, res, sum, c, y, x, mean, deviation, image);
+        }
+    cr_assert_eq(image[bytes], 0xA5);
+    free(canvas);
+    free(image);
+}
+
+static void expect_conversions(enum output_fit fit, uint32_t res, uint32_t out_res)
+{
+    for (int type = OUTPUT_U8; type <= OUTPUT_F32; type++)
+        for (int layout = OUTPUT_NCHW; layout <= OUTPUT_NHWC; layout++)
+            for (uint32_t channels = 1; channels <= 3; channels += 2) {
+                const struct synth_output output = {.type = (enum output_type)type,
+                                                    .layout = (enum output_layout)layout,
+                                                    .fit = fit,
+                                                    .res = out_res,
+                                                    .channels = channels};
+                expect_conversion(&output, res);
+            }
+}
+
+static const uint32_t sides[] = {1, 2, 3, 5, 13, 16, 31, 37};
+
+Test(output, whole_images)
+{
+    for (size_t i = 0; i < COUNT_OF(sides); i++)
+        expect_conversions(OUTPUT_WHOLE, sides[i], sides[i]);
+    expect_conversions(OUTPUT_WHOLE, 257, 257);
+}
+
+Test(output, resized_images)
+{
+    for (size_t a = 0; a < COUNT_OF(sides); a++)
+        for (size_t b = 0; b < COUNT_OF(sides); b++)
+            expect_conversions(OUTPUT_RESIZE, sides[a], sides[b]);
+}
+
+Test(output, cropped_images)
+{
+    for (size_t a = 0; a < COUNT_OF(sides); a++)
+        for (size_t b = 0; b <= a; b++)
+            expect_conversions(OUTPUT_CROP, sides[a], sides[b]);
+}
+
+/* The largest sums that there are: 255 * 2^28, beyond 32 bits. */
+Test(output, the_largest_canvas)
+{
+    enum { SIDE = 16384 };
+    static const double mean[] = {0, 0, 0}, deviation[] = {1, 1, 1};
+    struct synth_output output = {.type = OUTPUT_F32, .fit = OUTPUT_RESIZE, .res = 1, .channels = 1};
+    uint8_t *canvas = malloc((size_t)SIDE * SIDE), grays[9];
+    float value;
+    cr_assert_not_null(canvas);
+    memset(canvas, 255, (size_t)SIDE * SIDE);
+    output_set_scale(&output, SIDE, mean, deviation);
+    output_convert(&output, SIDE, key, canvas, SIDE, &value);
+    cr_expect_float_eq(value, 1, 1e-7);
+    output.type = OUTPUT_U8;
+    output.res = 3;
+    output_convert(&output, SIDE, key, canvas, SIDE, grays);
+    for (int i = 0; i < 9; i++)
+        cr_expect_eq(grays[i], 255);
+    free(canvas);
+}
+
+/* The opposite: two pixels become 16384. */
+Test(output, the_largest_enlargement)
+{
+    enum { SIDE = 16384 };
+    static const uint8_t canvas[] = {0, 64, 128, 255};
+    const struct synth_output output = {.fit = OUTPUT_RESIZE, .res = SIDE, .channels = 1};
+    uint8_t *image = malloc((size_t)SIDE * SIDE);
+    cr_assert_not_null(image);
+    output_convert(&output, 2, key, canvas, 2, image);
+    for (size_t y = 0; y < SIDE; y += SIDE / 2 - 1)
+        for (size_t x = 0; x < SIDE; x++)
+            cr_assert_eq(image[y * SIDE + x], canvas[y / (SIDE / 2) * 2 + x / (SIDE / 2)]);
+    free(image);
+}
+
+/* ---- Values of the options ---- */
+
+Test(output, lists_of_values)
+{
+    double values[3];
+    cr_assert_eq(output_parse_values("--mean", "0.5", 3, -1, 1, values), STATUS_OK);
+    cr_expect(values[0] == 0.5 && values[1] == 0.5 && values[2] == 0.5);
+    cr_assert_eq(output_parse_values("--mean", "0.5,-0.25,1e-1", 3, -1, 1, values), STATUS_OK);
+    cr_expect(values[0] == 0.5 && values[1] == -0.25 && values[2] == 0.1);
+    cr_assert_eq(output_parse_values("--mean", "1", 1, -1, 1, values), STATUS_OK);
+    static const char *const wrong[] = {"",     ",", "0.5,0.5", "0.5,0.5,", "0.5,0.5,0.5,0.5",
+                                        "0.5 ", "x", "0,2,0",   "nan"};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        cr_expect_eq(output_parse_values("--mean", wrong[i], 3, -1, 1, values), STATUS_USAGE, "%s", wrong[i]);
+        cr_expect(strncmp(status_text(), "--mean: ", 8) == 0, "%s", status_text());
+    }
+    cr_expect_eq(output_parse_values("--std", "1,1,1", 1, 0, 1, values), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "3 values for 1 channel; give one"), "%s", status_text());
+    char digits[200] = "0.";
+    memset(digits + 2, '1', sizeof digits - 3);
+    cr_expect_eq(output_parse_values("--std", digits, 1, 0, 1, values), STATUS_USAGE);
+}
+
+Test(output, names_of_labels)
+{
+    char path[PATH_MAX];
+    static const char *const names[][2] = {{"a.npy", "a.labels.npy"},
+                                           {"b/a.npy", "b/a.labels.npy"},
+                                           {"a", "a.labels.npy"},
+                                           {"a.npy.gz", "a.npy.gz.labels.npy"},
+                                           {".npy", ".npy.labels.npy"}};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        cr_assert_eq(npy_labels_path(names[i][0], path), STATUS_OK);
+        cr_expect_str_eq(path, names[i][1]);
+    }
+    char long_name[PATH_MAX];
+    memset(long_name, 'a', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    cr_expect_eq(npy_labels_path(long_name, path), STATUS_USAGE);
+}
+
+/* ---- Variants ---- */
+
+static const char *const output_lines[] = {
+    "--output u8 --channels 3",
+    "--output u8 --layout nhwc",
+    "--output f32 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --channels 3",
+    "--output f16 --out-res 31",
+    "--output bf16 --out-res 31 --channels 3 --layout nhwc --mean 0.5 --std 0.5",
+    "--output u8 --out-res 200",
+    "--output f32 --out-res 31 --fit crop",
+    "--output u8 --out-res 64 --fit crop --channels 3 --layout nhwc",
+    "--output f16 --channels 3 --fit crop",
+};
+
+/* The images of run 0 and their labels; the caller frees both. */
+static uint8_t *make_batch(const struct opened *opened, const char *name, int threads, int64_t **labels)
+{
+    const struct variant *variant = variant_find(name)->variant;
+    const struct resources resources = {.threads = threads};
+    size_t bytes = synth_output_bytes(opened->synth);
+    uint8_t *images = malloc(opened->synth->batch * bytes);
+    struct run_time time;
+    void *state;
+    *labels = malloc(opened->synth->batch * sizeof **labels);
+    cr_assert(images && *labels);
+    cr_assert_eq(variant->setup(&resources, opened->input, &state), STATUS_OK, "%s", status_text());
+    cr_assert_eq(variant->run(state, 1, &time), STATUS_OK, "%s", status_text());
+    cr_assert_eq(variant->run(state, 0, &time), STATUS_OK, "%s", status_text());
+    for (uint64_t j = 0; j < opened->synth->batch; j++) {
+        struct synth_fetch fetch = {.j = j, .pixels = images + j * bytes, .label = -1};
+        cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK, "%s", status_text());
+        (*labels)[j] = fetch.label;
+    }
+    variant->teardown(state);
+    return images;
+}
+
+/* naive's outputs are its canvases, converted. */
+Test(output, naive_converts_its_canvases)
+{
+    static const char base[] = "--res 97 --classes 4 --batch 5 --instance 3 --seed 11";
+    struct opened plain;
+    open_synth(&plain, base);
+    uint8_t *canvases = images_of(&plain, "naive", 1, run_0, 1);
+    for (size_t i = 0; i < COUNT_OF(output_lines); i++) {
+        struct opened opened;
+        char line[256];
+        int64_t *labels;
+        snprintf(line, sizeof line, "%s %s", base, output_lines[i]);
+        open_synth(&opened, line);
+        const struct synth *synth = opened.synth;
+        size_t bytes = synth_output_bytes(synth);
+        uint8_t *images = make_batch(&opened, "naive", 1, &labels), *expected = malloc(bytes);
+        for (uint64_t j = 0; j < synth->batch; j++) {
+            struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+            uint32_t id = synth->classes[image.class_index].id;
+            output_convert(&synth->output, 97, atom_image_key(synth->seed, id, image.instance),
+                           canvases + j * 97 * 97, 97, expected);
+            cr_expect_arr_eq(images + j * bytes, expected, bytes, "image %d of %s", (int)j, line);
+            cr_expect_eq(labels[j], (3 + (int64_t)j) % 4);
+        }
+        free(images);
+        free(labels);
+        free(expected);
+        close_synth(&opened);
+    }
+    free(canvases);
+    close_synth(&plain);
+}
+
+#ifdef _OPENMP
+static void expect_same_as_naive(const char *line, int threads)
+{
+    struct opened opened;
+    int64_t *labels, *expected_labels;
+    open_synth(&opened, line);
+    uint8_t *expected = make_batch(&opened, "naive", 1, &expected_labels);
+    uint8_t *images = make_batch(&opened, "omp", threads, &labels);
+    size_t batch = opened.synth->batch;
+    cr_expect_arr_eq(images, expected, batch * synth_output_bytes(opened.synth), "%s, %d threads", line,
+                     threads);
+    cr_expect_arr_eq(labels, expected_labels, batch * sizeof *labels, "%s, %d threads", line, threads);
+    free(images);
+    free(labels);
+    free(expected);
+    free(expected_labels);
+    close_synth(&opened);
+}
+
+Test(output, omp_makes_the_same)
+{
+    static const char *const isas[] = {"scalar", "avx2", "avx512"};
+    for (size_t s = 0; s < COUNT_OF(isas); s++)
+        for (size_t i = 0; omp_force_isa(isas[s]) && i < COUNT_OF(output_lines); i++)
+            for (int batch = 1; batch <= 5; batch += 4)
+                for (int threads = 1; threads <= 8; threads = 2 * threads + 1) { /* 1, 3, 7: cut and whole */
+                    char line[256];
+                    snprintf(line, sizeof line, "--res 97 --classes 4 --batch %d %s", batch, output_lines[i]);
+                    expect_same_as_naive(line, threads);
+                }
+    omp_force_isa(NULL);
+}
+#endif
+
+/* ---- The oracle ---- */
+
+/* naive with a mistake in image 1. */
+static enum { BAD_PIXEL, BAD_LABEL, NO_LABEL } mistake;
+
+static enum status spoiled_fetch(void *state, void *result)
+{
+    struct synth_fetch *fetch = result;
+    int64_t before = fetch->label;
+    enum status status = variant_find("naive")->variant->fetch(state, result);
+    if (fetch->j != 1)
+        return status;
+    fetch->pixels[0] ^= mistake == BAD_PIXEL;
+    fetch->label = mistake == NO_LABEL ? before : fetch->label + (mistake == BAD_LABEL);
+    return status;
+}
+
+static uint64_t wrong_of(const char *line, const struct variant *variant)
+{
+    const struct resources resources = {.threads = 1};
+    struct opened opened;
+    struct run_time time;
+    uint64_t wrong;
+    void *state;
+    open_synth(&opened, line);
+    cr_assert_eq(variant->setup(&resources, opened.input, &state), STATUS_OK, "%s", status_text());
+    cr_assert_eq(variant->run(state, 0, &time), STATUS_OK);
+    cr_assert_eq(oracle_verify(opened.synth, variant, state, &wrong), STATUS_OK, "%s", status_text());
+    variant->teardown(state);
+    close_synth(&opened);
+    return wrong;
+}
+
+Test(output, the_oracle_checks_outputs_and_labels)
+{
+    const struct variant *naive = variant_find("naive")->variant;
+    struct variant spoiled = *naive;
+    spoiled.fetch = spoiled_fetch;
+    for (size_t i = 0; i < COUNT_OF(output_lines); i++) {
+        char line[256];
+        snprintf(line, sizeof line, "--res 97 --vertices 40 --orbits 9 --batch 3 %s", output_lines[i]);
+        cr_expect_eq(wrong_of(line, naive), 0, "%s", line);
+        for (mistake = BAD_PIXEL; mistake <= NO_LABEL; mistake++)
+            cr_expect_eq(wrong_of(line, &spoiled), 1, "%s, mistake %d", line, (int)mistake);
+    }
+    for (mistake = BAD_PIXEL; mistake <= NO_LABEL; mistake++)
+        cr_expect_eq(wrong_of("--res 32 --vertices 40 --orbits 9 --batch 3", &spoiled), 1, "mistake %d",
+                     (int)mistake);
+}
+
+/* Variants that make no labels are not asked for them. */
+Test(output, the_oracle_asks_for_labels_where_they_are_made)
+{
+    struct variant unlabelled = *variant_find("naive")->variant;
+    struct synth_traits traits = *(const struct synth_traits *)unlabelled.traits;
+    traits.outputs = false;
+    unlabelled.traits = &traits;
+    unlabelled.fetch = spoiled_fetch;
+    mistake = NO_LABEL;
+    cr_expect_eq(wrong_of("--res 32 --vertices 40 --orbits 9 --batch 3", &unlabelled), 0);
+}
+
+Test(output, variants_of_canvases_are_refused_for_others)
+{
+    struct variant plain = *variant_find("naive")->variant;
+    struct synth_traits traits = *(const struct synth_traits *)plain.traits;
+    traits.outputs = false;
+    for (size_t i = 0; i < COUNT_OF(output_lines); i++) {
+        struct opened opened;
+        char line[256];
+        snprintf(line, sizeof line, "--res 97 --batch 3 %s", output_lines[i]);
+        open_synth(&opened, line);
+        bool canvas = strcmp(output_lines[i], "--output u8 --layout nhwc") == 0;
+        cr_expect_eq(opened.workload->accepts(opened.input, &plain), STATUS_OK);
+        plain.traits = &traits;
+        cr_expect_eq(opened.workload->accepts(opened.input, &plain), canvas ? STATUS_OK : STATUS_USAGE, "%s",
+                     line);
+        cr_expect(canvas || strstr(status_text(), "for others there is naive"), "%s", status_text());
+        plain.traits = variant_find("naive")->variant->traits;
+        close_synth(&opened);
+    }
+}
+
+/* ---- Golden outputs ---- */
+
+#ifdef HAVE_XXHASH
+Test(output, naive_makes_the_golden_outputs)
+{
+    for (size_t i = 0; i < COUNT_OF(golden_outputs); i++) {
+        struct opened opened;
+        char line[256];
+        snprintf(line, sizeof line, "--batch 2 --res 224 --seed 7 --classes 10 --instance 5 %s",
+                 golden_outputs[i].options);
+        open_synth(&opened, line);
+        uint8_t *images = images_of(&opened, "naive", 1, run_0, 1);
+        uint64_t hash = XXH3_64bits(images, 2 * synth_output_bytes(opened.synth));
+        cr_expect_eq(hash, golden_outputs[i].hash, "{\"%s\", 0x%016llx},", golden_outputs[i].options,
+                     (unsigned long long)hash);
+        free(images);
+        close_synth(&opened);
+    }
+}
+#endif
