@@ -4,11 +4,13 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
 
 #include "golden.h"
+#include "synth/class.h"
 #include "synth/npy.h"
 #include "synth/oracle.h"
 #include "synth/output.h"
@@ -377,6 +379,21 @@ Test(output, the_largest_canvas)
     free(canvas);
 }
 
+/* Weights whose products with the sums of a column need more than 32 bits. */
+Test(output, large_weights)
+{
+    enum { SIDE = 5000 };
+    const struct synth_output output = {.fit = OUTPUT_RESIZE, .res = SIDE - 1, .channels = 1};
+    uint8_t *canvas = malloc((size_t)SIDE * SIDE), *image = malloc((size_t)SIDE * SIDE);
+    cr_assert(canvas && image);
+    memset(canvas, 255, (size_t)SIDE * SIDE);
+    output_convert(&output, SIDE, key, canvas, SIDE, image);
+    for (size_t i = 0; i < (size_t)(SIDE - 1) * (SIDE - 1); i++)
+        cr_assert_eq(image[i], 255, "value %zu", i);
+    free(canvas);
+    free(image);
+}
+
 /* The opposite: two pixels become 16384. */
 Test(output, the_largest_enlargement)
 {
@@ -501,6 +518,44 @@ Test(output, naive_converts_its_canvases)
     }
     free(canvases);
     close_synth(&plain);
+}
+
+/* The number of the class, which need not be its position. */
+static void expect_labels(const char *line, const char *name, int threads)
+{
+    static const int64_t numbers[] = {4000000000, 7, 12};
+    struct opened opened;
+    int64_t *labels;
+    open_synth(&opened, line);
+    free(make_batch(&opened, name, threads, &labels));
+    for (uint64_t j = 0; j < opened.synth->batch; j++)
+        cr_expect_eq(labels[j], numbers[(opened.synth->first + j) % 3], "%s: %s", name, line);
+    free(labels);
+    close_synth(&opened);
+}
+
+Test(output, labels_are_class_numbers)
+{
+    static const struct atom_class classes[] = {
+        {.id = 4000000000, .vertices = 20, .orbits = 4, .oval_x = 1, .oval_y = 1, .radius = 3},
+        {.id = 7, .vertices = 20, .orbits = 4, .oval_x = 1, .oval_y = 1, .radius = 3},
+        {.id = 12, .vertices = 20, .orbits = 4, .oval_x = 1, .oval_y = 1, .radius = 3}};
+    static const char *const ends[] = {"--batch 7", "--batch 2 --instance 4",
+                                       "--batch 7 --output f16 --out-res 9",
+                                       "--batch 2 --instance 1 --channels 3"};
+    char path[] = "/tmp/fdsl-output-XXXXXX", line[256];
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && close(fd) == 0);
+    cr_assert_eq(class_write_csv(path, classes, COUNT_OF(classes)), STATUS_OK, "%s", status_text());
+    for (size_t i = 0; i < COUNT_OF(ends); i++) {
+        snprintf(line, sizeof line, "--res 32 --class %s %s", path, ends[i]);
+        expect_labels(line, "naive", 1);
+#ifdef _OPENMP
+        expect_labels(line, "omp", 1);
+        expect_labels(line, "omp", 8);
+#endif
+    }
+    unlink(path);
 }
 
 #ifdef _OPENMP
