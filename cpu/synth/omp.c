@@ -353,19 +353,18 @@ static void draw_part(const struct omp *omp, struct synth_image image, uint32_t 
     draw_orbits(omp, class_->orbits, key, &pen, worker);
 }
 
-/* Makes image j, and its label, of its canvas; NULL where the image is there already. */
-static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, const uint8_t *canvas,
-                         size_t pitch, struct worker *worker)
+/* Makes image j of a worker's canvas. */
+static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
-    double start_s = omp->timed ? timer_now_s() : 0;
     uint8_t *finished = omp->images + j * synth_output_bytes(synth);
-    omp->labels[j] = synth->classes[image.class_index].id;
-    if (canvas && output_is_canvas(&synth->output))
+    double start_s = omp->timed ? timer_now_s() : 0;
+    if (output_is_canvas(&synth->output))
         for (size_t y = 0; y < synth->res; y++)
-            memcpy(finished + y * synth->res, canvas + y * pitch, synth->res);
-    else if (canvas)
-        output_convert(&synth->output, synth->res, image_key(synth, image), canvas, pitch, finished);
+            memcpy(finished + y * synth->res, worker->canvas + y * omp->pitch, synth->res);
+    else
+        output_convert(&synth->output, synth->res, image_key(synth, image), worker->canvas, omp->pitch,
+                       finished);
     worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
 }
 
@@ -414,7 +413,7 @@ static void draw_whole_images(struct omp *omp, uint64_t number)
         uint64_t j = omp->order[i];
         struct synth_image image = image_of(omp, number, j);
         draw_part(omp, image, 0, worker->canvas, worker);
-        finish_image(omp, image, j, worker->canvas, omp->pitch, worker);
+        finish_image(omp, image, j, worker);
     }
 }
 
@@ -433,9 +432,24 @@ static void merge_share(const struct omp *omp, struct synth_image image, uint64_
     worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
 }
 
+/* The same share of the rows of its output, once all of its canvas is there. */
+static void finish_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
+                         struct worker *worker)
+{
+    const struct synth *synth = omp->synth;
+    uint64_t res = synth->output.res;
+    struct output_rows rows = {(uint32_t)(res * part / omp->parts),
+                               (uint32_t)(res * (part + 1) / omp->parts)};
+    double start_s = omp->timed ? timer_now_s() : 0;
+    output_convert_rows(&synth->output, synth->res, image_key(synth, image),
+                        omp->merged + j * synth_image_bytes(synth), synth->res, rows,
+                        omp->images + j * synth_output_bytes(synth));
+    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+}
+
 static void draw_cut_images(struct omp *omp, uint64_t number)
 {
-    uint64_t tasks = omp->synth->batch * omp->parts;
+    uint64_t tasks = omp->synth->batch * omp->parts, finishing = omp->merged ? tasks : 0;
 #pragma omp parallel num_threads(omp->threads)
     {
         struct worker *worker = &omp->workers[omp_get_thread_num()];
@@ -451,10 +465,10 @@ static void draw_cut_images(struct omp *omp, uint64_t number)
             merge_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
         }
 #pragma omp for schedule(static)
-        for (uint64_t j = 0; j < omp->synth->batch; j++)
-            finish_image(omp, image_of(omp, number, j), j,
-                         omp->merged ? omp->merged + j * synth_image_bytes(omp->synth) : NULL,
-                         omp->synth->res, worker);
+        for (uint64_t task = 0; task < finishing; task++) {
+            uint64_t j = task / omp->parts, part = task % omp->parts;
+            finish_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
+        }
     }
 }
 
@@ -464,6 +478,8 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     struct omp *omp = state;
     omp->latest = number;
     order_images(omp, omp->synth->first + number * omp->synth->batch);
+    for (uint64_t j = 0; j < omp->synth->batch; j++)
+        omp->labels[j] = omp->synth->classes[image_of(omp, number, j).class_index].id;
     if (omp->parts > 1)
         draw_cut_images(omp, number);
     else

@@ -67,7 +67,7 @@ static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t
 
 /* The canvas, or a square of it. There are 256 grays: each is converted once, all its channels together. */
 static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t pitch,
-                           struct output_corner corner, void *image)
+                           struct output_corner corner, struct output_rows rows, void *image)
 {
     float table[256 * OUTPUT_CHANNELS_MAX]; /* aligned for any type */
     struct synth_output line = *output;
@@ -79,7 +79,7 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
     uint32_t planes = output->layout == OUTPUT_NCHW ? output->channels : 1;
     size_t bytes = pixel_bytes / planes, row_bytes = output->res * bytes;
     for (uint32_t plane = 0; plane < planes; plane++)
-        for (uint32_t y = 0; y < output->res; y++)
+        for (uint32_t y = rows.begin; y < rows.end; y++)
             write_row(canvas + (corner.y + y) * pitch + corner.x, output->res,
                       (const uint8_t *)table + plane * bytes, pixel_bytes, bytes,
                       (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
@@ -87,35 +87,42 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
 
 /* First the weighted sums down the columns of the rows that a row of the output covers, then along them. */
 static void convert_areas(const struct synth_output *output, uint32_t res, const uint8_t *canvas,
-                          size_t pitch, uint32_t *columns, void *image)
+                          size_t pitch, uint32_t *columns, struct output_rows rows, void *image)
 {
     const uint32_t area = output_area(OUTPUT_RESIZE, res);
-    for (uint32_t y = 0; y < output->res; y++) {
-        struct output_span rows = output_span(y, res, output->res);
+    for (uint32_t y = rows.begin; y < rows.end; y++) {
+        struct output_span span_y = output_span(y, res, output->res);
         memset(columns, 0, res * sizeof *columns);
-        for (uint32_t row = rows.first; row <= rows.last; row++) {
-            uint32_t weight = output_weight(rows, output->res, row);
+        for (uint32_t row = span_y.first; row <= span_y.last; row++) {
+            uint32_t weight = output_weight(span_y, output->res, row);
             for (uint32_t x = 0; x < res; x++)
                 columns[x] += weight * canvas[row * pitch + x];
         }
         for (uint32_t x = 0; x < output->res; x++) {
-            struct output_span span = output_span(x, res, output->res);
+            struct output_span span_x = output_span(x, res, output->res);
             uint64_t sum = 0;
-            for (uint32_t i = span.first; i <= span.last; i++)
-                sum += (uint64_t)output_weight(span, output->res, i) * columns[i];
+            for (uint32_t i = span_x.first; i <= span_x.last; i++)
+                sum += (uint64_t)output_weight(span_x, output->res, i) * columns[i];
             output_store(output, area, sum, y, x, image);
         }
     }
 }
 
-FDSL_FMA_CLONES void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
-                                    const uint8_t *canvas, size_t pitch, void *image)
+FDSL_FMA_CLONES void output_convert_rows(const struct synth_output *output, uint32_t res,
+                                         struct philox_key key, const uint8_t *canvas, size_t pitch,
+                                         struct output_rows rows, void *image)
 {
     static const struct output_corner whole = {0, 0};
     uint32_t columns[OUTPUT_RES_MAX]; /* 64 KiB */
     if (output->fit == OUTPUT_RESIZE)
-        convert_areas(output, res, canvas, pitch, columns, image);
+        convert_areas(output, res, canvas, pitch, columns, rows, image);
     else
         convert_pixels(output, canvas, pitch,
-                       output->fit == OUTPUT_CROP ? output_crop(key, res, output->res) : whole, image);
+                       output->fit == OUTPUT_CROP ? output_crop(key, res, output->res) : whole, rows, image);
+}
+
+void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
+                    const uint8_t *canvas, size_t pitch, void *image)
+{
+    output_convert_rows(output, res, key, canvas, pitch, (struct output_rows){0, output->res}, image);
 }

@@ -200,11 +200,18 @@ enum status output_parse_values(const char *name, const char *text, uint32_t cha
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX]);
 
-/* The reference: makes the output `image` of the canvas of the image with this key. The canvas has a side of
- * `res` pixels and `pitch` bytes from row to row; `image` is as large as synth_output_bytes() says and
- * aligned for its type. */
+/* The rows of an output image from `begin` up to `end`. */
+struct output_rows {
+    uint32_t begin, end;
+};
+
+/* The reference: makes the output `image`, or some rows of it, of the canvas of the image with this key. The
+ * canvas has a side of `res` pixels and `pitch` bytes from row to row; `image` is as large as
+ * synth_output_bytes() says and aligned for its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
+void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,
+                         const uint8_t *canvas, size_t pitch, struct output_rows rows, void *image);
 
 FDSL_C_END
 
