@@ -159,7 +159,7 @@ template <class Step> struct bat_batch {
             struct bat_launch launch = {self->batch.input, self->scratch, number, first,
                                         (unsigned)self->multiprocessors};
             uint64_t count = images - first < self->split ? images - first : self->split;
-            bat_parent_kernel<Step><<<(unsigned)count, 1, 0, self->batch.stream>>>(launch);
+            bat_parent_kernel<Step><<<(unsigned)count, 1, 0, self->batch.clock.stream>>>(launch);
             CUDA_TRY_LAUNCH("bat_parent_kernel");
         }
         TRY(device_batch_end(&self->batch, time));

@@ -41,58 +41,122 @@ static struct layout lay_out(const struct synth *synth)
     return layout;
 }
 
-static enum status check_memory(const struct device_batch *batch, size_t bytes)
+size_t device_input_bytes(const struct synth *synth)
+{
+    return lay_out(synth).bytes;
+}
+
+enum status device_check_memory(int device, const struct synth *synth, size_t bytes)
 {
     size_t free_bytes;
-    TRY(device_free_bytes(batch->device, &free_bytes));
+    TRY(device_free_bytes(device, &free_bytes));
     if (bytes <= free_bytes)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
         "a batch of %llu images needs %.2f GB of device memory and %.2f GB are free; lower --batch or --res",
-        (unsigned long long)batch->synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+        (unsigned long long)synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
 }
 
-/* On the batch's own stream: it does not wait for the default one, where a copy from pageable memory may
- * return before it has arrived. */
-static enum status copy_table(struct device_batch *batch, void *to, const void *from, size_t bytes)
-{
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, batch->stream));
-    CUDA_TRY(cudaStreamSynchronize(batch->stream));
-    return STATUS_OK;
-}
+/* ---- Tables ---- */
 
-static enum status copy_tables(struct device_batch *batch, const struct layout *layout)
+/* On a stream of its own: a copy from pageable memory on the default one may return before it has arrived. */
+static enum status copy_tables(const struct synth *synth, char *base, const struct layout *layout,
+                               cudaStream_t stream)
 {
-    const struct synth *synth = batch->synth;
     static_assert(sizeof(size_t) == sizeof(uint64_t), "offsets are copied as they are");
     size_t vertices = synth->spoke_offset[synth->class_count];
-    char *base = static_cast<char *>(batch->tables);
-    TRY(copy_table(batch, base + layout->classes, synth->classes,
-                   synth->class_count * sizeof *synth->classes));
-    TRY(copy_table(batch, base + layout->offsets, synth->spoke_offset,
-                   (synth->class_count + 1) * sizeof *synth->spoke_offset));
-    TRY(copy_table(batch, base + layout->spokes, synth->spoke_tables, 3 * vertices * sizeof(float)));
-    TRY(copy_table(batch, base + layout->gradients, synth->gradients, sizeof synth->gradients));
-    batch->input.classes = reinterpret_cast<const struct atom_class *>(base + layout->classes);
-    batch->input.spoke_offset = reinterpret_cast<const uint64_t *>(base + layout->offsets);
-    batch->input.spoke_tables = reinterpret_cast<const float *>(base + layout->spokes);
-    batch->input.gradients = reinterpret_cast<const float *>(base + layout->gradients);
+    const struct {
+        size_t at;
+        const void *from;
+        size_t bytes;
+    } copies[] = {
+        {layout->classes, synth->classes, synth->class_count * sizeof *synth->classes},
+        {layout->offsets, synth->spoke_offset, (synth->class_count + 1) * sizeof *synth->spoke_offset},
+        {layout->spokes, synth->spoke_tables, 3 * vertices * sizeof(float)},
+        {layout->gradients, synth->gradients, sizeof synth->gradients},
+    };
+    for (size_t i = 0; i < COUNT_OF(copies); i++)
+        CUDA_TRY(cudaMemcpyAsync(base + copies[i].at, copies[i].from, copies[i].bytes, cudaMemcpyHostToDevice,
+                                 stream));
+    CUDA_TRY(cudaStreamSynchronize(stream));
     return STATUS_OK;
 }
+
+enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
+                              void **tables)
+{
+    struct layout layout = lay_out(synth);
+    cudaStream_t stream;
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaMalloc(tables, layout.bytes));
+    CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    char *base = static_cast<char *>(*tables);
+    enum status status = copy_tables(synth, base, &layout, stream);
+    (void)cudaStreamDestroy(stream);
+    *input = {};
+    input->formula = synth->formula;
+    input->res = synth->res;
+    input->class_count = synth->class_count;
+    input->batch = synth->batch;
+    input->seed = synth->seed;
+    input->first = synth->first;
+    input->classes = reinterpret_cast<const struct atom_class *>(base + layout.classes);
+    input->spoke_offset = reinterpret_cast<const uint64_t *>(base + layout.offsets);
+    input->spoke_tables = reinterpret_cast<const float *>(base + layout.spokes);
+    input->gradients = reinterpret_cast<const float *>(base + layout.gradients);
+    return status;
+}
+
+/* ---- The clock ---- */
+
+enum status device_clock_open(struct device_clock *clock)
+{
+    CUDA_TRY(cudaStreamCreateWithFlags(&clock->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreate(&clock->begin));
+    CUDA_TRY(cudaEventCreate(&clock->end));
+    return STATUS_OK;
+}
+
+void device_clock_close(struct device_clock *clock)
+{
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    if (clock->end)
+        (void)cudaEventDestroy(clock->end);
+    if (clock->begin)
+        (void)cudaEventDestroy(clock->begin);
+    if (clock->stream)
+        (void)cudaStreamDestroy(clock->stream);
+    *clock = {};
+}
+
+enum status device_clock_begin(struct device_clock *clock)
+{
+    CUDA_TRY(cudaEventRecord(clock->begin, clock->stream));
+    return STATUS_OK;
+}
+
+enum status device_clock_end(struct device_clock *clock, struct run_time *time)
+{
+    float elapsed_ms;
+    CUDA_TRY(cudaEventRecord(clock->end, clock->stream));
+    CUDA_TRY(cudaEventSynchronize(clock->end));
+    CUDA_TRY(cudaEventElapsedTime(&elapsed_ms, clock->begin, clock->end));
+    time->device_s = 1e-3 * elapsed_ms;
+    return STATUS_OK;
+}
+
+/* ---- The batch ---- */
 
 static enum status make(struct device_batch *batch, size_t scratch_bytes)
 {
     const struct synth *synth = batch->synth;
-    struct layout layout = lay_out(synth);
     size_t pixel_bytes = synth->batch * synth_image_bytes(synth);
-    TRY(check_memory(batch, layout.bytes + pixel_bytes + scratch_bytes));
-    CUDA_TRY(cudaStreamCreateWithFlags(&batch->stream, cudaStreamNonBlocking));
-    CUDA_TRY(cudaEventCreate(&batch->begin));
-    CUDA_TRY(cudaEventCreate(&batch->end));
-    CUDA_TRY(cudaMalloc(&batch->tables, layout.bytes));
+    TRY(device_check_memory(batch->device, synth, device_input_bytes(synth) + pixel_bytes + scratch_bytes));
+    TRY(device_input_open(batch->device, synth, &batch->input, &batch->tables));
+    TRY(device_clock_open(&batch->clock));
     CUDA_TRY(cudaMalloc(&batch->input.pixels, pixel_bytes));
-    return copy_tables(batch, &layout);
+    return STATUS_OK;
 }
 
 enum status device_batch_open(struct device_batch *batch, const struct resources *resources,
@@ -101,12 +165,6 @@ enum status device_batch_open(struct device_batch *batch, const struct resources
     *batch = {};
     batch->synth = synth;
     batch->device = resources->device;
-    batch->input.formula = synth->formula;
-    batch->input.res = synth->res;
-    batch->input.class_count = synth->class_count;
-    batch->input.batch = synth->batch;
-    batch->input.seed = synth->seed;
-    batch->input.first = synth->first;
     enum status status = make(batch, scratch_bytes);
     if (status != STATUS_OK)
         device_batch_close(batch);
@@ -115,15 +173,9 @@ enum status device_batch_open(struct device_batch *batch, const struct resources
 
 void device_batch_close(struct device_batch *batch)
 {
-    /* Nothing can be done about an error here, and nothing depends on it. */
     (void)cudaFree(batch->input.pixels);
     (void)cudaFree(batch->tables);
-    if (batch->end)
-        (void)cudaEventDestroy(batch->end);
-    if (batch->begin)
-        (void)cudaEventDestroy(batch->begin);
-    if (batch->stream)
-        (void)cudaStreamDestroy(batch->stream);
+    device_clock_close(&batch->clock);
     *batch = {};
 }
 
@@ -132,19 +184,15 @@ enum status device_batch_begin(struct device_batch *batch, uint64_t run)
     const struct synth *synth = batch->synth;
     batch->run = run;
     CUDA_TRY(cudaSetDevice(batch->device));
-    CUDA_TRY(cudaEventRecord(batch->begin, batch->stream));
-    CUDA_TRY(cudaMemsetAsync(batch->input.pixels, 0, synth->batch * synth_image_bytes(synth), batch->stream));
+    TRY(device_clock_begin(&batch->clock));
+    CUDA_TRY(cudaMemsetAsync(batch->input.pixels, 0, synth->batch * synth_image_bytes(synth),
+                             batch->clock.stream));
     return STATUS_OK;
 }
 
 enum status device_batch_end(struct device_batch *batch, struct run_time *time)
 {
-    float elapsed_ms;
-    CUDA_TRY(cudaEventRecord(batch->end, batch->stream));
-    CUDA_TRY(cudaEventSynchronize(batch->end));
-    CUDA_TRY(cudaEventElapsedTime(&elapsed_ms, batch->begin, batch->end));
-    time->device_s = 1e-3 * elapsed_ms;
-    return STATUS_OK;
+    return device_clock_end(&batch->clock, time);
 }
 
 enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *fetch)

@@ -50,14 +50,34 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
+/* Fills `input`, but for `pixels`, with tables in device memory: `*tables` is the one allocation that holds
+ * them, the caller's to free. Waits until they are there. */
+enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
+                              void **tables);
+
+/* Bytes of those tables. */
+size_t device_input_bytes(const struct synth *synth);
+
+/* A stream, and the time of what is done on it. */
+struct device_clock {
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+};
+
+enum status device_clock_open(struct device_clock *clock);
+/* Safe on a zeroed or half-made one. */
+void device_clock_close(struct device_clock *clock);
+enum status device_clock_begin(struct device_clock *clock);
+/* Waits for the stream and gives the device's time since begin. */
+enum status device_clock_end(struct device_clock *clock, struct run_time *time);
+
 /* What the host keeps of a batch on the device. */
 struct device_batch {
     const struct synth *synth;
     int device;
     struct device_input input;
-    void *tables; /* classes, offsets, spokes, gradients: one allocation */
-    cudaStream_t stream;
-    cudaEvent_t begin, end;
+    void *tables;
+    struct device_clock clock;
     uint64_t run; /* the latest run's number */
 };
 
@@ -68,8 +88,8 @@ enum status device_batch_open(struct device_batch *batch, const struct resources
 /* Frees it; safe on a zeroed or half-made one. */
 void device_batch_close(struct device_batch *batch);
 
-/* Brackets the work of a run on batch->stream. Begin clears the images, which is part of the work; end waits
- * for the stream and gives the device's time. */
+/* Brackets the work of a run on batch->clock.stream. Begin clears the images, which is part of the work; end
+ * waits for the stream and gives the device's time. */
 enum status device_batch_begin(struct device_batch *batch, uint64_t run);
 enum status device_batch_end(struct device_batch *batch, struct run_time *time);
 
@@ -78,6 +98,9 @@ enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *f
 
 /* Free device memory in bytes. */
 enum status device_free_bytes(int device, size_t *bytes);
+
+/* STATUS_USAGE where `bytes` for a batch do not fit the device's free memory: says both. */
+enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
 
 /* probe() of the CUDA variants. */
 enum status device_batch_probe(const struct resources *resources);

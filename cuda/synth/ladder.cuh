@@ -72,19 +72,21 @@ template <class Step> struct ladder {
 
     enum status launch_noise(const image_work<noise> &work) const
     {
-        Step::launch(work, batch.stream);
+        Step::launch(work, batch.clock.stream);
         CUDA_TRY_LAUNCH("the noise kernel");
         return STATUS_OK;
     }
     enum status launch_vertices(const image_work<noise> &work) const
     {
-        vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, batch.stream>>>(work);
+        vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, batch.clock.stream>>>(
+            work);
         CUDA_TRY_LAUNCH("vertex_kernel");
         return STATUS_OK;
     }
     enum status launch_painting(const image_work<noise> &work) const
     {
-        paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, batch.stream>>>(work);
+        paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, batch.clock.stream>>>(
+            work);
         CUDA_TRY_LAUNCH("paint_kernel");
         return STATUS_OK;
     }
@@ -119,9 +121,9 @@ template <class Step> struct ladder {
         if (!copy)
             return status_set(STATUS_FAILED, "out of memory for the noise of an image");
         cudaError_t error = cudaMemcpyAsync(copy, self->noise_memory, work.segments() * noise::bytes,
-                                            cudaMemcpyDeviceToHost, self->batch.stream);
+                                            cudaMemcpyDeviceToHost, self->batch.clock.stream);
         if (error == cudaSuccess)
-            error = cudaStreamSynchronize(self->batch.stream);
+            error = cudaStreamSynchronize(self->batch.clock.stream);
         noise samples = noise::at(copy, work.segments());
         for (uint64_t i = 0; error == cudaSuccess && i < work.segments(); i++) {
             float2 sample = samples.get(i);
@@ -137,10 +139,10 @@ template <class Step> struct ladder {
                            const image_work<noise> &work, double *total_s) const
     {
         struct run_time time;
-        struct device_batch copy = batch;
-        CUDA_TRY(cudaEventRecord(copy.begin, copy.stream));
+        struct device_clock clock = batch.clock;
+        TRY(device_clock_begin(&clock));
         TRY((this->*launch)(work));
-        TRY(device_batch_end(&copy, &time));
+        TRY(device_clock_end(&clock, &time));
         *total_s += time.device_s;
         return STATUS_OK;
     }

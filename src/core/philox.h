@@ -30,15 +30,31 @@ FDSL_HD struct philox_key philox_key(uint64_t seed)
     return key;
 }
 
+/* Both words of a * b. On a GPU one instruction, which its compiler finds only with some words beside it. */
+FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low)
+{
+#ifdef __CUDA_ARCH__
+    uint64_t product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(*low), "=r"(*high) : "l"(product));
+#else
+    uint64_t product = (uint64_t)a * b;
+    *high = (uint32_t)(product >> 32);
+    *low = (uint32_t)product;
+#endif
+}
+
 /* The block of counter (c0, c1, c2, c3) under `key`. */
 FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
-        uint64_t product0 = (uint64_t)PHILOX_M0 * c0, product1 = (uint64_t)PHILOX_M1 * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key.word[0];
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key.word[1];
-        c3 = (uint32_t)product0;
+        uint32_t high0, low0, high1, low1;
+        philox_multiply(PHILOX_M0, c0, &high0, &low0);
+        philox_multiply(PHILOX_M1, c2, &high1, &low1);
+        c0 = high1 ^ c1 ^ key.word[0];
+        c1 = low1;
+        c2 = high0 ^ c3 ^ key.word[1];
+        c3 = low0;
         key.word[0] += PHILOX_W0;
         key.word[1] += PHILOX_W1;
     }

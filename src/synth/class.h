@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 #include "synth/atom.h"
 
@@ -30,6 +31,8 @@ struct class_ranges {
 #define CLASS_ORBITS_MAX   1048576u
 #define CLASS_FREQ_MAX     1048576u  /* beyond the vertices, frequencies only repeat */
 #define CLASS_REACH_MAX    8388608.0 /* pixels from the centre: 2^23 */
+
+FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg where path
  * is NULL. STATUS_USAGE, with file and reason, for a file that cannot be read or parsed, an unknown section
@@ -53,5 +56,7 @@ enum status class_read_csv(const char *path, struct atom_class **classes, size_t
 
 /* Writes the same format, atomically; reals in the fewest digits that read back to the same float. */
 enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count);
+
+FDSL_C_END
 
 #endif

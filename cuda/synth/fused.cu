@@ -1,0 +1,409 @@
+/* `fused` and `fused-graph`: exact images, far past the paper's fastest kernel. docs/fused.md tells how. */
+#include "synth/fused.h"
+
+#include <stdlib.h>
+
+#include "common/check.cuh"
+#include "synth/class.h"
+#include "synth/fused_paint.cuh"
+#include "synth/fused_vertices.cuh"
+
+#define SLICE_MAX   ORDER_BLOCK
+#define SLICE_BYTES (size_t)(2u << 30)  /* device memory that a slice may take */
+#define UNITS_MAX   ((uint64_t)1 << 26) /* of an image: what an entry of a queue can name */
+#define TILE_SIDE   128                 /* of the canvas in shared memory, at most */
+#define TILE_LEAST  32
+
+struct fused_plan {
+    const struct synth *synth;
+    int device, multiprocessors;
+    struct fused_job job; /* all but number, counter, begin, count, images, labels */
+    void *tables;
+    uint8_t *canvases; /* of a slice, where the reduction is a kernel apart */
+    uint32_t slice;    /* images at a time */
+    bool wide;         /* ends are too far out to be packed */
+    bool split;        /* a block a group, not a warp */
+    size_t paint_bytes;
+};
+
+/* ---- Which kernels ---- */
+
+/* Packed coordinates must lie within FUSED_NEAR of every tile; a vertex reaches class_reach() from the centre
+ * and the orbit that a last pair may have too many goes one step further, by the largest noise. */
+static bool needs_wide(const struct synth *synth)
+{
+    double reach = 0;
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        struct atom_class class_ = synth->classes[c];
+        class_.orbits++;
+        double one = class_reach(&class_);
+        reach = one > reach ? one : reach;
+    }
+    return reach + synth->res >= FUSED_NEAR - 1;
+}
+
+static uint32_t round_up(uint32_t value, uint32_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* The tiles of `output` with canvases of at most `side` pixels; false where even one output pixel needs more.
+ */
+static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
+                      struct fused_tiling *tiling)
+{
+    uint64_t most = side;
+    if (output->fit == OUTPUT_RESIZE) /* n pixels span less than n * res / out_res + 2 */
+        most = (uint64_t)(side - 2) * output->res / res;
+    if (most == 0)
+        return false;
+    uint32_t count = (uint32_t)((output->res + most - 1) / most);
+    uint32_t out_side = (output->res + count - 1) / count;
+    if (round_up(out_side, 4) <= most)
+        out_side = round_up(out_side, 4);
+    tiling->out_width = tiling->out_height = out_side;
+    tiling->columns = tiling->rows = (output->res + out_side - 1) / out_side;
+    tiling->width = tiling->height =
+        output->fit == OUTPUT_RESIZE ? (uint32_t)((uint64_t)out_side * res / output->res + 2) : out_side;
+    /* Rows are whole vectors, and begin in different banks. */
+    tiling->pitch = round_up(tiling->width, 8) + 4;
+    return true;
+}
+
+/* Tiles as large as shared memory allows two of a multiprocessor, or smaller where too few would be there to
+ * keep all multiprocessors busy. */
+static bool choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
+                          struct fused_tiling *tiling)
+{
+    uint32_t res = plan->synth->res, side = TILE_SIDE;
+    if (!tile_with(output, res, side, tiling))
+        return false;
+    struct fused_tiling smaller;
+    while ((uint64_t)plan->slice * tiling->columns * tiling->rows < (uint64_t)plan->multiprocessors &&
+           side > TILE_LEAST && tile_with(output, res, side / 2, &smaller)) {
+        *tiling = smaller;
+        side /= 2;
+    }
+    return true;
+}
+
+/* ---- Memory ---- */
+
+static size_t image_units(const struct fused_plan *plan)
+{
+    return (size_t)plan->job.groups * plan->job.pairs;
+}
+
+static size_t end_bytes(const struct fused_plan *plan)
+{
+    return plan->wide ? sizeof(fused_ends<true>) : sizeof(fused_ends<false>);
+}
+
+/* Scratch bytes of an image. */
+static size_t image_bytes(const struct fused_plan *plan, bool reduce)
+{
+    return image_units(plan) * (sizeof(struct fused_unit) + FUSED_WARP * end_bytes(plan)) + sizeof(uint32_t) +
+           (reduce ? synth_image_bytes(plan->synth) : 0);
+}
+
+/* How many images at a time: as many as the budget allows, in slices of one size. */
+static enum status choose_slice(struct fused_plan *plan, bool reduce)
+{
+    size_t free_bytes, bytes = image_bytes(plan, reduce);
+    TRY(device_free_bytes(plan->device, &free_bytes));
+    if (image_units(plan) > UNITS_MAX || bytes > free_bytes)
+        return status_set(STATUS_USAGE,
+                          "an image of %u vertices and %u orbits needs %.2f GB of device memory and %.2f GB "
+                          "are free; lower --vertices or --orbits",
+                          plan->synth->vertices_max, plan->synth->orbits_max, 1e-9 * (double)bytes,
+                          1e-9 * (double)free_bytes);
+    size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
+    uint64_t most = budget / bytes;
+    most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
+    uint64_t batch = plan->synth->batch, slices = (batch + most - 1) / most;
+    plan->slice = (uint32_t)((batch + slices - 1) / slices);
+    return STATUS_OK;
+}
+
+static enum status allocate(struct fused_plan *plan, bool reduce)
+{
+    size_t units = plan->slice * image_units(plan);
+    CUDA_TRY(cudaMalloc(&plan->job.units, units * sizeof(struct fused_unit)));
+    CUDA_TRY(cudaMalloc(&plan->job.ends, units * FUSED_WARP * end_bytes(plan)));
+    if (plan->synth->class_count > 1)
+        CUDA_TRY(cudaMalloc(&plan->job.order, plan->slice * sizeof(uint32_t)));
+    if (reduce)
+        CUDA_TRY(cudaMalloc(&plan->canvases, plan->slice * synth_image_bytes(plan->synth)));
+    return STATUS_OK;
+}
+
+/* ---- The plan ---- */
+
+typedef void fused_kernel(const struct fused_job job);
+
+static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
+{
+    if (plan->synth->formula == FORMULA_UJI)
+        return plan->wide ? fused_paint_kernel<true, FORMULA_UJI> : fused_paint_kernel<false, FORMULA_UJI>;
+    return plan->wide ? fused_paint_kernel<true, FORMULA_VISUALATOM>
+                      : fused_paint_kernel<false, FORMULA_VISUALATOM>;
+}
+
+static fused_kernel *split_kernel_of(const struct fused_plan *plan)
+{
+    return plan->wide ? fused_vertices_split_kernel<true> : fused_vertices_split_kernel<false>;
+}
+
+static enum status make(struct fused_plan *plan)
+{
+    const struct synth *synth = plan->synth;
+    CUDA_TRY(cudaSetDevice(plan->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, plan->device));
+    TRY(device_input_open(plan->device, synth, &plan->job.input, &plan->tables));
+    plan->wide = needs_wide(synth);
+    plan->job.groups = (synth->vertices_max + FUSED_LINES - 1) / FUSED_LINES;
+    plan->job.pairs = (synth->orbits_max + 1) / 2;
+    plan->job.output = synth->output;
+
+    struct fused_tiling tiling;
+    bool reduce = !tile_with(&synth->output, synth->res, TILE_SIDE, &tiling);
+    if (reduce) /* painting writes canvases */
+        plan->job.output = {OUTPUT_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
+    TRY(choose_slice(plan, reduce));
+    (void)choose_tiling(plan, &plan->job.output, &plan->job.tiling);
+    /* Half a load of warps for every scheduler is where a block a group begins to pay. */
+    plan->split = (uint64_t)plan->slice * plan->job.groups < (uint64_t)plan->multiprocessors * 16;
+    TRY(allocate(plan, reduce));
+
+    size_t canvas = (size_t)plan->job.tiling.pitch * plan->job.tiling.height;
+    canvas = canvas < FUSED_WARP ? FUSED_WARP : canvas; /* a word for every idle lane */
+    plan->paint_bytes = sizeof(paint_shared) + canvas * sizeof(uint32_t);
+    CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)plan->paint_bytes));
+    CUDA_TRY(cudaFuncSetAttribute(split_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)SPLIT_BYTES));
+    return STATUS_OK;
+}
+
+enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan)
+{
+    struct fused_plan *self = static_cast<struct fused_plan *>(calloc(1, sizeof *self));
+    if (!self)
+        return status_set(STATUS_FAILED, "out of memory");
+    self->synth = synth;
+    self->device = device;
+    enum status status = make(self);
+    if (status != STATUS_OK)
+        fused_close(self);
+    else
+        *plan = self;
+    return status;
+}
+
+void fused_close(struct fused_plan *plan)
+{
+    if (!plan)
+        return;
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    (void)cudaFree(plan->canvases);
+    (void)cudaFree(plan->job.order);
+    (void)cudaFree(plan->job.ends);
+    (void)cudaFree(plan->job.units);
+    (void)cudaFree(plan->tables);
+    free(plan);
+}
+
+/* ---- A run ---- */
+
+static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_job *job,
+                                    cudaStream_t stream)
+{
+    uint64_t groups = (uint64_t)job->count * job->groups;
+    if (job->order) {
+        fused_order_kernel<<<1, ORDER_BLOCK, 0, stream>>>(*job);
+        CUDA_TRY_LAUNCH("fused_order_kernel");
+    }
+    if (plan->split) {
+        split_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+    } else {
+        const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
+        fused_kernel *kernel = plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
+        kernel<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(*job);
+    }
+    CUDA_TRY_LAUNCH("fused_vertices_kernel");
+    return STATUS_OK;
+}
+
+static enum status enqueue_slice(const struct fused_plan *plan, struct fused_job *job, cudaStream_t stream)
+{
+    const struct synth_output *output = &plan->synth->output;
+    uint8_t *images = job->images;
+    if (plan->canvases)
+        job->images = plan->canvases;
+    TRY(enqueue_vertices(plan, job, stream));
+    uint64_t tiles = (uint64_t)job->count * job->tiling.columns * job->tiling.rows;
+    paint_kernel_of(plan)<<<(unsigned)tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
+    CUDA_TRY_LAUNCH("fused_paint_kernel");
+    if (plan->canvases) {
+        uint64_t pixels = (uint64_t)job->count * output->res * output->res;
+        fused_reduce_kernel<<<(unsigned)((pixels + REDUCE_BLOCK - 1) / REDUCE_BLOCK), REDUCE_BLOCK, 0,
+                              stream>>>(*job, *output, plan->canvases, images);
+        CUDA_TRY_LAUNCH("fused_reduce_kernel");
+    }
+    return STATUS_OK;
+}
+
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
+                          int64_t *labels, cudaStream_t stream)
+{
+    uint64_t batch = plan->synth->batch;
+    for (uint64_t begin = 0; begin < batch; begin += plan->slice) {
+        struct fused_job job = plan->job;
+        job.number = number;
+        job.counter = counter;
+        job.begin = begin;
+        job.count = (uint32_t)(batch - begin < plan->slice ? batch - begin : plan->slice);
+        job.images = images + begin * synth_output_bytes(plan->synth);
+        job.labels = labels + begin;
+        TRY(enqueue_slice(plan, &job, stream));
+    }
+    return STATUS_OK;
+}
+
+/* ---- The variants ---- */
+
+struct fused_batch {
+    const struct synth *synth;
+    int device;
+    struct fused_plan *plan;
+    struct device_clock clock;
+    uint8_t *images;
+    int64_t *labels;
+    /* fused-graph only: */
+    cudaGraphExec_t graph;
+    uint64_t *counter, *number; /* the run's number, on the device and in pinned memory */
+};
+
+static void fused_teardown(void *state)
+{
+    struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    if (self->graph)
+        (void)cudaGraphExecDestroy(self->graph);
+    (void)cudaFreeHost(self->number);
+    (void)cudaFree(self->counter);
+    (void)cudaFree(self->labels);
+    (void)cudaFree(self->images);
+    device_clock_close(&self->clock);
+    fused_close(self->plan);
+    free(self);
+}
+
+/* A run, on whichever stream: captured or not. */
+static enum status record(struct fused_batch *self)
+{
+    CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
+                             self->clock.stream));
+    return fused_enqueue(self->plan, 0, self->counter, self->images, self->labels, self->clock.stream);
+}
+
+static enum status capture(struct fused_batch *self)
+{
+    cudaGraph_t graph = nullptr;
+    CUDA_TRY(cudaMalloc(&self->counter, sizeof *self->counter));
+    CUDA_TRY(cudaMallocHost(&self->number, sizeof *self->number));
+    CUDA_TRY(cudaStreamBeginCapture(self->clock.stream, cudaStreamCaptureModeThreadLocal));
+    enum status status = record(self);
+    cudaError_t error = cudaStreamEndCapture(self->clock.stream, &graph);
+    if (status == STATUS_OK && error == cudaSuccess)
+        error = cudaGraphInstantiate(&self->graph, graph, 0);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return status != STATUS_OK ? status : cuda_status(error, "capturing a run", __FILE__, __LINE__);
+}
+
+static enum status make(struct fused_batch *self, bool graph)
+{
+    const struct synth *synth = self->synth;
+    size_t image_bytes = synth->batch * synth_output_bytes(synth),
+           label_bytes = synth->batch * sizeof(int64_t);
+    TRY(device_check_memory(self->device, synth, image_bytes + label_bytes + device_input_bytes(synth)));
+    CUDA_TRY(cudaMalloc(&self->images, image_bytes));
+    CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
+    TRY(device_clock_open(&self->clock));
+    TRY(fused_open(self->device, synth, &self->plan));
+    return graph ? capture(self) : STATUS_OK;
+}
+
+template <bool Graph>
+static enum status fused_setup(const struct resources *resources, const void *input, void **state)
+{
+    struct fused_batch *self = static_cast<struct fused_batch *>(calloc(1, sizeof *self));
+    if (!self)
+        return status_set(STATUS_FAILED, "out of memory");
+    self->synth = static_cast<const struct synth *>(input);
+    self->device = resources->device;
+    enum status status = make(self, Graph);
+    if (status != STATUS_OK)
+        fused_teardown(self);
+    else
+        *state = self;
+    return status;
+}
+
+static enum status fused_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    CUDA_TRY(cudaSetDevice(self->device));
+    TRY(device_clock_begin(&self->clock));
+    TRY(fused_enqueue(self->plan, number, nullptr, self->images, self->labels, self->clock.stream));
+    return device_clock_end(&self->clock, time);
+}
+
+static enum status fused_run_graph(void *state, uint64_t number, struct run_time *time)
+{
+    struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    CUDA_TRY(cudaSetDevice(self->device));
+    *self->number = number; /* the last run is over: it has been waited for */
+    TRY(device_clock_begin(&self->clock));
+    CUDA_TRY(cudaGraphLaunch(self->graph, self->clock.stream));
+    return device_clock_end(&self->clock, time);
+}
+
+static enum status fused_fetch(void *state, void *result)
+{
+    struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    struct synth_fetch *fetch = static_cast<struct synth_fetch *>(result);
+    size_t bytes = synth_output_bytes(self->synth);
+    CUDA_TRY(cudaSetDevice(self->device));
+    CUDA_TRY(cudaMemcpy(fetch->pixels, self->images + fetch->j * bytes, bytes, cudaMemcpyDeviceToHost));
+    CUDA_TRY(cudaMemcpy(&fetch->label, self->labels + fetch->j, sizeof fetch->label, cudaMemcpyDeviceToHost));
+    return STATUS_OK;
+}
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
+                                           .half = false,
+                                           .racy = false,
+                                           .outputs = true,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = nullptr,
+                                           .stages = nullptr};
+
+extern "C" {
+extern const struct variant variant_fused, variant_fused_graph;
+const struct variant variant_fused = {.platform = "cuda",
+                                      .threaded = false,
+                                      .traits = &traits,
+                                      .probe = device_batch_probe,
+                                      .setup = fused_setup<false>,
+                                      .run = fused_run,
+                                      .fetch = fused_fetch,
+                                      .teardown = fused_teardown};
+const struct variant variant_fused_graph = {.platform = "cuda",
+                                            .threaded = false,
+                                            .traits = &traits,
+                                            .probe = device_batch_probe,
+                                            .setup = fused_setup<true>,
+                                            .run = fused_run_graph,
+                                            .fetch = fused_fetch,
+                                            .teardown = fused_teardown};
+}

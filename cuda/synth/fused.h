@@ -1,0 +1,30 @@
+/* `fused` for callers: images made on a caller's stream, into a caller's memory.
+ *
+ * Nothing here waits for the device but fused_open() and fused_close(), and nothing is allocated between
+ * them, so fused_enqueue() can be captured into a CUDA graph.
+ */
+#ifndef FDSL_CUDA_SYNTH_FUSED_H
+#define FDSL_CUDA_SYNTH_FUSED_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "synth/synth.h"
+
+struct fused_plan;
+
+/* Makes a plan for batches of `synth`, which outlives it, on a device. The caller closes it. STATUS_USAGE
+ * where the memory does not suffice. */
+enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan);
+
+/* Enqueues run number `number` + *`counter` (a word of device memory, or NULL: 0): synth->batch images of
+ * synth_output_bytes() one after the other, from an address that 16 divides, and the numbers of their
+ * classes. Both in device memory. At most one run of a plan may be in work at a time. */
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
+                          int64_t *labels, cudaStream_t stream);
+
+/* Frees the plan; NULL is none. */
+void fused_close(struct fused_plan *plan);
+
+#endif

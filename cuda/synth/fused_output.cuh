@@ -1,0 +1,209 @@
+/* `fused`: from a tile's canvas to the output, and the reduction of whole canvases. */
+#ifndef FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
+#define FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "synth/fused.cuh"
+
+/* A tile of an image. */
+struct tile {
+    int32_t x, y, width, height; /* what it needs of the canvas, in pixels of the image */
+    uint32_t out_x, out_y, out_width, out_height;
+    uint32_t pitch; /* words from row to row of the canvas in shared memory */
+};
+
+/* Where an image's output goes, and how. */
+struct output_sink {
+    const struct synth_output &output;
+    uint32_t area;
+    void *image;
+    bool four; /* runs of four pixels are aligned to four values */
+};
+
+/* ---- Values ---- */
+
+/* output_value_u8(), by 32-bit division where that is enough. */
+static __device__ __forceinline__ uint8_t fused_value_u8(uint64_t sum, uint32_t area)
+{
+    if (area == 1)
+        return (uint8_t)sum;
+    if (area <= UINT32_MAX / 512)
+        return (uint8_t)((2 * (uint32_t)sum + area) / (2 * area));
+    return output_value_u8(sum, area);
+}
+
+static __device__ __forceinline__ uint32_t half_bits(float value)
+{
+    return __half_as_ushort(__float2half_rn(value));
+}
+
+static __device__ __forceinline__ uint32_t bf16_bits(float value)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+/* Four values in a row, aligned to their size. */
+static __device__ __forceinline__ void store_four(const output_sink &sink, size_t i, const float values[4])
+{
+    switch (sink.output.type) {
+    case OUTPUT_F16:
+        *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(sink.image) + i) =
+            make_uint2(half_bits(values[0]) | half_bits(values[1]) << 16,
+                       half_bits(values[2]) | half_bits(values[3]) << 16);
+        break;
+    case OUTPUT_BF16:
+        *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(sink.image) + i) =
+            make_uint2(bf16_bits(values[0]) | bf16_bits(values[1]) << 16,
+                       bf16_bits(values[2]) | bf16_bits(values[3]) << 16);
+        break;
+    default:
+        *reinterpret_cast<float4 *>(static_cast<float *>(sink.image) + i) =
+            make_float4(values[0], values[1], values[2], values[3]);
+    }
+}
+
+static __device__ __forceinline__ void store_four_u8(const output_sink &sink, size_t i, uint32_t first,
+                                                     uint32_t second, uint32_t third, uint32_t fourth)
+{
+    *reinterpret_cast<uint32_t *>(static_cast<uint8_t *>(sink.image) + i) =
+        first | second << 8 | third << 16 | fourth << 24;
+}
+
+/* Four pixels (y, x) to (y, x + 3) of an image of one channel, or of planes of channels. */
+static __device__ __forceinline__ void store_planes(const output_sink &sink, uint32_t y, uint32_t x,
+                                                    const uint64_t sums[4])
+{
+    const struct synth_output &output = sink.output;
+    for (uint32_t c = 0; c < output.channels; c++) {
+        size_t i = output_index(&output, c, y, x);
+        if (output.type == OUTPUT_U8) {
+            store_four_u8(sink, i, fused_value_u8(sums[0], sink.area), fused_value_u8(sums[1], sink.area),
+                          fused_value_u8(sums[2], sink.area), fused_value_u8(sums[3], sink.area));
+            continue;
+        }
+        float values[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            values[k] = output_value(sums[k], output.scale[c], output.bias[c]);
+        store_four(sink, i, values);
+    }
+}
+
+/* The same for three channels side by side: twelve values in a row. */
+static __device__ __forceinline__ void store_pixels(const output_sink &sink, uint32_t y, uint32_t x,
+                                                    const uint64_t sums[4])
+{
+    const struct synth_output &output = sink.output;
+    size_t i = output_index(&output, 0, y, x);
+#pragma unroll
+    for (int first = 0; first < 12; first += 4) {
+        if (output.type == OUTPUT_U8) {
+            store_four_u8(sink, i + first, fused_value_u8(sums[first / 3], sink.area),
+                          fused_value_u8(sums[(first + 1) / 3], sink.area),
+                          fused_value_u8(sums[(first + 2) / 3], sink.area),
+                          fused_value_u8(sums[(first + 3) / 3], sink.area));
+            continue;
+        }
+        float values[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            values[k] = output_value(sums[(first + k) / 3], output.scale[(first + k) % 3],
+                                     output.bias[(first + k) % 3]);
+        store_four(sink, i + first, values);
+    }
+}
+
+/* Up to four pixels, from (y, x) to before (y, end). */
+static __device__ __forceinline__ void store_run(const output_sink &sink, uint32_t y, uint32_t x,
+                                                 uint32_t end, const uint64_t sums[4])
+{
+    bool planes = sink.output.channels == 1 || sink.output.layout == OUTPUT_NCHW;
+    if (sink.four && x + 4 <= end) {
+        if (planes)
+            store_planes(sink, y, x, sums);
+        else
+            store_pixels(sink, y, x, sums);
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++)
+        if (x + k < end)
+            output_store(&sink.output, sink.area, sums[k], y, x + k, sink.image);
+}
+
+/* ---- Sums ---- */
+
+/* The weighted sum of grays that output pixel (y, x) stands for; `gray(y, x)` of the canvas. */
+template <class Gray>
+static __device__ __forceinline__ uint64_t area_sum(uint32_t res, uint32_t out_res, uint32_t y, uint32_t x,
+                                                    Gray gray)
+{
+    struct output_span rows = output_span(y, res, out_res), columns = output_span(x, res, out_res);
+    uint64_t sum = 0;
+    for (uint32_t row = rows.first; row <= rows.last; row++) {
+        uint64_t row_sum = 0;
+        for (uint32_t column = columns.first; column <= columns.last; column++)
+            row_sum += output_weight(columns, out_res, column) * (uint32_t)gray(row, column);
+        sum += row_sum * output_weight(rows, out_res, row);
+    }
+    return sum;
+}
+
+/* ---- From a tile ---- */
+
+/* Four pixels a thread, row by row. */
+static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
+                                                  const struct tile &tile, const uint32_t *canvas)
+{
+    const struct synth_output &output = job.output;
+    uint32_t res = job.input.res, runs = (tile.out_width + 3) / 4;
+    size_t bytes = (size_t)output.res * output.res * output.channels * output_value_bytes(output.type);
+    output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
+                        output.res % 4 == 0 && tile.out_x % 4 == 0};
+    for (uint32_t i = threadIdx.x; i < runs * tile.out_height; i += blockDim.x) {
+        uint32_t y = i / runs, x = i % runs * 4;
+        uint64_t sums[4] = {0, 0, 0, 0};
+        if (output.fit != OUTPUT_RESIZE) {
+            /* Rows are padded to whole vectors. */
+            uint4 words = *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
+            sums[0] = words.x & 0xFF;
+            sums[1] = words.y & 0xFF;
+            sums[2] = words.z & 0xFF;
+            sums[3] = words.w & 0xFF;
+        } else {
+            auto gray = [&](uint32_t row, uint32_t column) {
+                return canvas[(row - tile.y) * tile.pitch + (column - tile.x)] & 0xFF;
+            };
+            for (uint32_t k = 0; k < 4 && x + k < tile.out_width; k++)
+                sums[k] = area_sum(res, output.res, tile.out_y + y, tile.out_x + x + k, gray);
+        }
+        store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
+    }
+}
+
+/* ---- From whole canvases: for reductions whose single pixels exceed a tile ---- */
+
+#define REDUCE_BLOCK 256
+
+/* A thread an output pixel. `canvases`: a byte of gray a pixel. */
+static __global__ void __launch_bounds__(REDUCE_BLOCK)
+    fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output,
+                        const uint8_t *canvases, uint8_t *images)
+{
+    uint64_t i = (uint64_t)blockIdx.x * REDUCE_BLOCK + threadIdx.x;
+    uint32_t res = job.input.res, pixels = output.res * output.res;
+    if (i >= (uint64_t)job.count * pixels)
+        return;
+    uint32_t image = (uint32_t)(i / pixels), y = (uint32_t)(i % pixels) / output.res,
+             x = (uint32_t)(i % pixels) % output.res;
+    const uint8_t *canvas = canvases + (size_t)image * res * res;
+    size_t bytes = (size_t)pixels * output.channels * output_value_bytes(output.type);
+    uint64_t sum = area_sum(res, output.res, y, x, [&](uint32_t row, uint32_t column) {
+        return canvas[(size_t)row * res + column];
+    });
+    output_store(&output, output_area(output.fit, res), sum, y, x, images + image * bytes);
+}
+
+#endif

@@ -1,0 +1,570 @@
+/* `fused`, second kernel: the lines of a tile on a canvas in shared memory, and the tile's output. */
+#ifndef FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
+#define FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
+
+#include <type_traits>
+
+#include "synth/fused.cuh"
+#include "synth/fused_output.cuh"
+
+/* ---- Walking a line ----
+ *
+ * Pixel s of a line is `major` axis s, minor axis m(s) = floor((2 minor s + major) / (2 major)) steps from
+ * its beginning (line.h). For lines of up to STROKE_MAJOR_MAX steps m(s) is the whole part of bias + s *
+ * slope in 16-bit fixed point: slope is minor / major * 2^16 + 1, rounded down after an error of at most
+ * 2^-5, so at most 1 + 2^-5 too large and 2^-5 too small; bias is half a pixel plus 4, which outweighs 127
+ * times 2^-5. The sum is thus never too small, and too large by less than 127 * (1 + 2^-5) + 8 < 2^16 / (2 *
+ * 127): less than what the next larger multiple of 1 / (2 major) is away. scripts/check_gpu.sh tries them
+ * all.
+ */
+#define STROKE_MAJOR_MAX 127
+#define STROKE_BIAS      (0x8000 + 4)
+#define STROKE_STEPS     8 /* walked at a time */
+
+/* A lane's line on its way. `at` is major axis << 24 | minor axis << 16 | fraction of the minor axis, in
+ * pixels of the tile, so that one addition makes a step. */
+struct stroke {
+    uint32_t at, step;
+    uint32_t place; /* bytes from pixel to pixel of the canvas: along the minor axis, major axis << 16 */
+    uint32_t value; /* what it paints; the larger value wins */
+    int32_t left;   /* pixels to come */
+};
+
+/* Byte offset of the pixel at `at`: the dot product of its upper two bytes with `place`. */
+static __device__ __forceinline__ uint32_t stroke_offset(uint32_t place, uint32_t at)
+{
+#if __CUDA_ARCH__ >= 610
+    uint32_t offset;
+    asm("dp2a.hi.u32.u32 %0, %1, %2, %3;" : "=r"(offset) : "r"(place), "r"(at), "r"(0));
+    return offset;
+#else
+    return (place & 0xFFFF) * (at >> 16 & 0xFF) + (place >> 16) * (at >> 24);
+#endif
+}
+
+static __device__ __forceinline__ void paint_pixel(uint32_t *canvas, uint32_t offset, uint32_t value)
+{
+    atomicMax(reinterpret_cast<uint32_t *>(reinterpret_cast<char *>(canvas) + offset), value);
+}
+
+/* The next STROKE_STEPS pixels. A lane whose line ends sooner paints its last pixel again; one without a line
+ * paints nothing at a place of its own. */
+static __device__ __forceinline__ void stroke_walk(stroke &self, uint32_t *canvas, uint32_t lane)
+{
+    int32_t last = self.left - 1;
+    uint32_t at = self.at, place = self.place, value = self.value;
+    if (last < 0) {
+        at = lane << 16;
+        place = sizeof *canvas;
+        value = 0;
+        last = 0;
+    }
+    paint_pixel(canvas, stroke_offset(place, at), value);
+#pragma unroll
+    for (int32_t s = 1; s < STROKE_STEPS; s++)
+        paint_pixel(canvas, stroke_offset(place, at + self.step * (uint32_t)min(s, last)), value);
+    self.at += STROKE_STEPS * self.step;
+    self.left -= STROKE_STEPS;
+}
+
+/* ---- Queues ----
+ *
+ * A warp collects the lines that touch its tile until 32 of a kind are there, so that all lanes have work:
+ * lines inside the tile, lines that cross its border, and what is left of long ones. */
+
+#define PAINT_WARPS   16
+#define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
+#define PAINT_HITS    2048 /* units in a block's list */
+#define QUEUE_LINES   96   /* 31 left over, and the 62 of a unit */
+#define QUEUE_STROKES 64   /* 31 left over, and 32 */
+
+enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
+
+struct queues {
+    uint2 inside[QUEUE_LINES];      /* the ends, a byte a coordinate; the value */
+    uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
+    uint32_t crossing[QUEUE_LINES]; /* unit << 6 | orbit & 1 << 5 | lane */
+};
+
+struct paint_shared {
+    struct queues queues[PAINT_WARPS];
+    uint32_t counts[QUEUE_KINDS][PAINT_WARPS];
+    uint16_t hits[PAINT_HITS];
+    uint32_t found, padding[3];
+    /* the canvas follows */
+};
+
+/* Where entry `i` of all warps' queues of one kind stands, these taken one after the other. */
+struct queue_place {
+    uint32_t warp, at;
+};
+
+static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts, uint32_t i)
+{
+    queue_place place = {0, i};
+    while (place.warp < PAINT_WARPS && place.at >= counts[place.warp])
+        place.at -= counts[place.warp++];
+    return place;
+}
+
+/* ---- A warp that paints ---- */
+
+template <bool Wide, enum formula Formula>
+struct painter {
+    const fused_job &job; struct tile tile; paint_shared * shared; uint32_t * canvas;
+    const fused_unit * units; /* of the image */
+    const fused_ends<Wide> * ends; uint32_t warp, lane;
+    uint32_t inside, crossing, strokes; /* entries in the warp's queues */
+    uint32_t here;                      /* added to packed coordinates: relative to the tile, and biased */
+    uint32_t
+        beyond; /* added to those: the upper bit of a field is set where it is right of or below the tile */
+
+    __device__ __forceinline__ struct queues & mine() const {return shared->queues[warp];}
+
+/* How many lanes below this one are in `mask`. */
+__device__ __forceinline__ uint32_t rank(uint32_t mask) const
+{
+    return __popc(mask & ((1u << lane) - 1));
+}
+
+__device__ __forceinline__ uint32_t steep_place() const
+{
+    return 4 * tile.pitch << 16 | 4;
+}
+
+__device__ __forceinline__ uint32_t flat_place() const
+{
+    return 4 << 16 | 4 * tile.pitch;
+}
+
+/* -- Lines become strokes -- */
+
+/* The slope of a line in fixed point; see above. */
+static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
+{
+    /* minor is 0 where major is, and 0 / 0 becomes 0. */
+    return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
+}
+
+/* The stroke of a line in coordinates of the tile, whose first pixel may lie outside. */
+__device__ __forceinline__ stroke stroke_of(int2 from, int2 to, int32_t *slope) const
+{
+    int32_t dx = to.x - from.x, dy = to.y - from.y;
+    bool steep = abs(dy) >= abs(dx);
+    int32_t major = steep ? dy : dx, minor = steep ? dx : dy;
+    int32_t begin_major = steep ? from.y : from.x, begin_minor = steep ? from.x : from.y;
+    *slope = slope_of(abs(major), abs(minor));
+    stroke self;
+    self.at = ((uint32_t)begin_major << 24) + ((uint32_t)begin_minor << 16) +
+              (minor < 0 ? 0xFFFF - STROKE_BIAS : STROKE_BIAS);
+    self.step = (uint32_t)(major < 0 ? -(1 << 24) : 1 << 24) + (uint32_t)(minor < 0 ? -*slope : *slope);
+    self.place = steep ? steep_place() : flat_place();
+    self.left = abs(major) + (Formula == FORMULA_VISUALATOM);
+    return self;
+}
+
+/* An entry of a queue of lines inside the tile. */
+__device__ __forceinline__ stroke stroke_inside(uint2 entry) const
+{
+    int32_t slope;
+    stroke self = stroke_of(make_int2(entry.x & 0xFF, entry.x >> 8 & 0xFF),
+                            make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), &slope);
+    self.value = entry.y;
+    return self;
+}
+
+/* The first step s, at most STROKE_MAJOR_MAX + 1, at which a line has made `count` >= 1 minor steps. */
+static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
+{
+    int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
+    /* The quotient is off by at most 2^-16 where s counts: so this is s, or s - 1. */
+    int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
+    s += s * slope < way;
+    return min(s, STROKE_MAJOR_MAX + 1);
+}
+
+/* Cuts a stroke to what lies in the tile. */
+__device__ __forceinline__ void clip(stroke &self, int2 from, int2 to, int32_t slope) const
+{
+    bool steep = self.place == steep_place();
+    int32_t major = steep ? to.y - from.y : to.x - from.x, minor = steep ? to.x - from.x : to.y - from.y;
+    int32_t begin_major = steep ? from.y : from.x, begin_minor = steep ? from.x : from.y;
+    int32_t size_major = steep ? tile.height : tile.width, size_minor = steep ? tile.width : tile.height;
+    int32_t first = major < 0 ? begin_major - (size_major - 1) : -begin_major;
+    int32_t end = major < 0 ? begin_major + 1 : size_major - begin_major;
+    int32_t enter = minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor; /* minor steps to the tile */
+    int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor;    /* and to beyond it */
+    if (enter > 0)
+        first = max(first, first_step(enter, slope));
+    end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
+    first = max(first, 0);
+    self.left = min(self.left, end) - first;
+    self.at += (uint32_t)first * self.step;
+}
+
+/* Where the ends of a line stand: (from, to), in pixels of the tile. */
+__device__ __forceinline__ int4 load_line(uint32_t unit, uint32_t odd, uint32_t first_end) const
+{
+    const fused_ends<Wide> *end = ends + (size_t)unit * FUSED_WARP + first_end;
+    int2 from = end_at(end[0], odd), to = end_at(end[1], odd);
+    return make_int4(from.x - tile.x, from.y - tile.y, to.x - tile.x, to.y - tile.y);
+}
+
+static __device__ __forceinline__ int2 end_at(const fused_ends<false> &end, uint32_t odd)
+{
+    int32_t packed = (int32_t)(odd ? end.packed.y : end.packed.x), x = (int16_t)packed;
+    return make_int2(x, (packed - x) >> 16);
+}
+
+static __device__ __forceinline__ int2 end_at(const fused_ends<true> &end, uint32_t odd)
+{
+    return odd ? make_int2(end.xyxy.z, end.xyxy.w) : make_int2(end.xyxy.x, end.xyxy.y);
+}
+
+/* Draws one long line with all lanes, a pixel each: m(s) by whole numbers. */
+__device__ __forceinline__ void draw_long(int4 ends_of, uint32_t value) const
+{
+    struct line line = line_begin(Formula, ends_of.x, ends_of.y, ends_of.z, ends_of.w);
+    bool steep = line.major_y != 0;
+    int32_t begin = steep ? line.y : line.x, size = steep ? tile.height : tile.width;
+    bool back = line.major_x + line.major_y < 0;
+    int32_t first = max(back ? begin - (size - 1) : -begin, 0);
+    int32_t end = min(back ? begin + 1 : size - begin, line.left);
+    /* Packed coordinates lie within 2^15, so that 2 minor s + major < 2^32. */
+    using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
+    for (int32_t s = first + (int32_t)lane; s < end; s += FUSED_WARP) {
+        int32_t m =
+            (int32_t)((2 * (whole)line.minor * (whole)s + (whole)line.major) / (2 * (whole)line.major));
+        int32_t x = line.x + s * line.major_x + m * line.minor_x;
+        int32_t y = line.y + s * line.major_y + m * line.minor_y;
+        if ((uint32_t)x < (uint32_t)tile.width && (uint32_t)y < (uint32_t)tile.height)
+            paint_pixel(canvas, 4 * ((uint32_t)y * tile.pitch + (uint32_t)x), value);
+    }
+}
+
+/* An entry of a queue of lines that cross the tile's border. Long ones are drawn at once. */
+__device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
+{
+    uint32_t unit = entry >> 6, odd = entry >> 5 & 1;
+    int4 line = load_line(unit, odd, entry & 31);
+    int2 from = make_int2(line.x, line.y), to = make_int2(line.z, line.w);
+    uint32_t value = odd ? units[unit].odd : units[unit].even;
+    valid = valid && line_drawn(Formula, from.x + tile.x, from.y + tile.y, to.x + tile.x, to.y + tile.y,
+                                (int32_t)job.input.res);
+    bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
+    for (uint32_t longs = __ballot_sync(FUSED_ALL, valid && is_long); longs; longs &= longs - 1) {
+        int source = __ffs(longs) - 1;
+        draw_long(make_int4(__shfl_sync(FUSED_ALL, line.x, source), __shfl_sync(FUSED_ALL, line.y, source),
+                            __shfl_sync(FUSED_ALL, line.z, source), __shfl_sync(FUSED_ALL, line.w, source)),
+                  __shfl_sync(FUSED_ALL, value, source));
+    }
+    int32_t slope;
+    valid = valid && !is_long;
+    to = valid ? to : from;
+    stroke self = stroke_of(from, to, &slope);
+    self.value = value;
+    clip(self, from, to, slope);
+    self.left = valid ? self.left : 0;
+    return self;
+}
+
+__device__ __forceinline__ stroke stroke_again(uint4 entry) const
+{
+    return {entry.x, entry.y, entry.w & 0x100 ? steep_place() : flat_place(), entry.z,
+            (int32_t)(entry.w & 0xFF)};
+}
+
+/* -- Queues -- */
+
+/* Each takes the last 32 entries of a queue. */
+__device__ __forceinline__ stroke take_stroke()
+{
+    strokes -= FUSED_WARP;
+    return stroke_again(mine().strokes[strokes + lane]);
+}
+
+__device__ __forceinline__ stroke take_inside()
+{
+    inside -= FUSED_WARP;
+    return stroke_inside(mine().inside[inside + lane]);
+}
+
+__device__ __forceinline__ stroke take_crossing()
+{
+    crossing -= FUSED_WARP;
+    return stroke_crossing(mine().crossing[crossing + lane], true);
+}
+
+/* Walks, and queues what is left. */
+__device__ __forceinline__ void walk(stroke &self)
+{
+    bool steep = self.place == steep_place();
+    stroke_walk(self, canvas, lane);
+    uint32_t mask = __ballot_sync(FUSED_ALL, self.left > 0);
+    if (self.left > 0)
+        mine().strokes[strokes + rank(mask)] =
+            make_uint4(self.at, self.step, self.value, (uint32_t)self.left | (uint32_t)steep << 8);
+    strokes += __popc(mask);
+    __syncwarp();
+}
+
+/* Works until no queue holds a full load. One place that walks keeps the code small. */
+__device__ __forceinline__ void work()
+{
+    for (;;) {
+        stroke self;
+        if (strokes >= FUSED_WARP)
+            self = take_stroke();
+        else if (inside >= FUSED_WARP)
+            self = take_inside();
+        else if (crossing >= FUSED_WARP)
+            self = take_crossing();
+        else
+            return;
+        __syncwarp();
+        walk(self);
+    }
+}
+
+/* -- Units -- */
+
+/* On which sides of the tile an end is: bits 31 below, 30 above, 15 right, 14 left; others are noise. */
+__device__ __forceinline__ uint32_t sides(uint32_t end) const
+{
+    const uint32_t upper = 0x80008000u;
+    return ((end + beyond) & upper) | (~end & ~upper);
+}
+
+/* Queues the lines of an orbit that touch the tile, by packed ends. */
+__device__ __forceinline__ void push(uint32_t packed, uint32_t entry)
+{
+    const uint32_t sides_all = 0xC000C000u;
+    uint32_t end = packed + here, next = __shfl_down_sync(FUSED_ALL, end, 1);
+    uint32_t a = sides(end), b = sides(next);
+    bool is_inside = ((a | b) & sides_all) == 0, touches = (a & b & sides_all) == 0;
+    push_lines(is_inside, touches && !is_inside, __byte_perm(end, next, 0x6420), entry);
+}
+
+/* The same for ends of any size. */
+__device__ __forceinline__ void push(int2 end, uint32_t entry)
+{
+    end.x -= tile.x;
+    end.y -= tile.y;
+    int2 next = make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1));
+    bool line = lane < FUSED_LINES;
+    bool is_inside = line && in_tile(end) && in_tile(next);
+    bool touches = line && min(end.x, next.x) < tile.width && max(end.x, next.x) >= 0 &&
+                   min(end.y, next.y) < tile.height && max(end.y, next.y) >= 0;
+    push_lines(is_inside, touches && !is_inside,
+               (uint32_t)(end.x | end.y << 8 | next.x << 16) | (uint32_t)next.y << 24, entry);
+}
+
+__device__ __forceinline__ bool in_tile(int2 point) const
+{
+    return (uint32_t)point.x < (uint32_t)tile.width && (uint32_t)point.y < (uint32_t)tile.height;
+}
+
+uint32_t value; /* of the orbit in work */
+
+__device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes, uint32_t entry)
+{
+    uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
+    uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
+    if (is_inside)
+        mine().inside[inside + rank(inside_mask)] = make_uint2(bytes, value);
+    if (is_crossing)
+        mine().crossing[crossing + rank(crossing_mask)] = entry | lane;
+    inside += __popc(inside_mask);
+    crossing += __popc(crossing_mask);
+}
+
+__device__ __forceinline__ void push_unit(const fused_ends<false> &end, uint32_t unit, uint2 values)
+{
+    value = values.x;
+    push(end.packed.x, unit << 6);
+    value = values.y;
+    if (value) /* the last orbit may have no partner */
+        push(end.packed.y, unit << 6 | 1 << 5);
+}
+
+__device__ __forceinline__ void push_unit(const fused_ends<true> &end, uint32_t unit, uint2 values)
+{
+    value = values.x;
+    push(make_int2(end.xyxy.x, end.xyxy.y), unit << 6);
+    value = values.y;
+    if (value)
+        push(make_int2(end.xyxy.z, end.xyxy.w), unit << 6 | 1 << 5);
+}
+
+/* Lists the units from `begin` to `end` whose boxes touch the tile. All threads of the block. */
+__device__ __forceinline__ void find(uint32_t begin, uint32_t end)
+{
+    /* Relative to the tile, a box's high corner must not be left of or above it, its low not beyond. */
+    uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
+    for (uint32_t base = begin + warp * FUSED_WARP; base < end; base += PAINT_BLOCK) {
+        uint32_t u = base + lane;
+        bool hit = false;
+        if (u < end) {
+            uint2 box = *reinterpret_cast<const uint2 *>(units + u);
+            hit = ((~(box.y + here) & 0x40004000u) | ((box.x + here + outside) & 0x80008000u)) == 0;
+        }
+        uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
+        if (mask == 0)
+            continue;
+        if (lane == 0)
+            at = atomicAdd(&shared->found, __popc(mask));
+        at = __shfl_sync(FUSED_ALL, at, 0);
+        if (hit)
+            shared->hits[at + rank(mask)] = (uint16_t)(u - begin);
+    }
+}
+
+/* Draws the lines of the listed units, but for less than a load of each kind. */
+__device__ __forceinline__ void draw(uint32_t begin)
+{
+    uint32_t found = shared->found;
+    for (uint32_t i = warp; i < found; i += PAINT_WARPS) {
+        uint32_t unit = begin + shared->hits[i];
+        uint2 values = *reinterpret_cast<const uint2 *>(&units[unit].even);
+        push_unit(ends[(size_t)unit * FUSED_WARP + lane], unit, values);
+        __syncwarp();
+        if (max(max(inside, crossing), strokes) >= FUSED_WARP)
+            work();
+    }
+}
+
+/* -- What is left in the queues at the end, taken together -- */
+
+__device__ __forceinline__ uint32_t publish(enum queue_kind kind, uint32_t count)
+{
+    if (lane == 0)
+        shared->counts[kind][warp] = count;
+    __syncthreads();
+    return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
+}
+
+__device__ __forceinline__ void finish_lines()
+{
+    uint32_t all_inside = publish(QUEUE_INSIDE, inside), all_crossing = publish(QUEUE_CROSSING, crossing);
+    uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
+    uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
+    inside = crossing = 0;
+    for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
+        stroke self;
+        if (load < loads_inside) {
+            uint32_t i = load * FUSED_WARP + lane;
+            queue_place place = queue_find(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
+            self = stroke_inside(shared->queues[place.warp].inside[place.at]);
+            self.left = i < all_inside ? self.left : 0;
+        } else {
+            uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
+            queue_place place = queue_find(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
+            self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < all_crossing);
+        }
+        walk(self);
+        work();
+    }
+}
+
+__device__ __forceinline__ void finish_strokes()
+{
+    uint32_t all = publish(QUEUE_STROKE, strokes);
+    for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
+        queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
+        stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+        self.left = base + lane < all ? self.left : 0;
+        while (__any_sync(FUSED_ALL, self.left > 0))
+            stroke_walk(self, canvas, lane);
+    }
+}
+
+__device__ __forceinline__ void paint(uint32_t unit_count)
+{
+    for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
+        if (begin > 0) {
+            __syncthreads();
+            if (threadIdx.x == 0)
+                shared->found = 0;
+            __syncthreads();
+        }
+        find(begin, min(unit_count, begin + PAINT_HITS));
+        __syncthreads();
+        draw(begin);
+    }
+    finish_lines();
+    finish_strokes();
+}
+}
+;
+
+/* ---- The kernel ---- */
+
+static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_image &image,
+                                                      uint32_t number)
+{
+    const struct fused_tiling &tiling = job.tiling;
+    uint32_t res = job.input.res, out_res = job.output.res;
+    struct tile tile;
+    tile.out_x = number % tiling.columns * tiling.out_width;
+    tile.out_y = number / tiling.columns * tiling.out_height;
+    tile.out_width = min(tiling.out_width, out_res - tile.out_x);
+    tile.out_height = min(tiling.out_height, out_res - tile.out_y);
+    tile.pitch = tiling.pitch;
+    if (job.output.fit == OUTPUT_RESIZE) {
+        tile.x = (int32_t)output_span(tile.out_x, res, out_res).first;
+        tile.y = (int32_t)output_span(tile.out_y, res, out_res).first;
+        tile.width = (int32_t)output_span(tile.out_x + tile.out_width - 1, res, out_res).last + 1 - tile.x;
+        tile.height = (int32_t)output_span(tile.out_y + tile.out_height - 1, res, out_res).last + 1 - tile.y;
+        return tile;
+    }
+    struct output_corner corner = {0, 0};
+    if (job.output.fit == OUTPUT_CROP)
+        corner = output_crop(image.input.key, res, out_res);
+    tile.x = (int32_t)(corner.x + tile.out_x);
+    tile.y = (int32_t)(corner.y + tile.out_y);
+    tile.width = (int32_t)tile.out_width;
+    tile.height = (int32_t)tile.out_height;
+    return tile;
+}
+
+template <bool Wide, enum formula Formula>
+static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
+    fused_paint_kernel(const __grid_constant__ fused_job job)
+{
+    extern __shared__ uint4 paint_memory[];
+    paint_shared *shared = reinterpret_cast<paint_shared *>(paint_memory);
+    uint32_t *canvas = reinterpret_cast<uint32_t *>(shared + 1);
+    uint32_t tiles = job.tiling.columns * job.tiling.rows, number = blockIdx.x % tiles;
+    fused_image image = fused_image_at(job, blockIdx.x / tiles);
+    struct tile tile = tile_at(job, image, number);
+    uint32_t words = tile.pitch * (uint32_t)tile.height;
+    for (uint32_t i = threadIdx.x; i < words / 4; i += PAINT_BLOCK)
+        reinterpret_cast<uint4 *>(canvas)[i] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x == 0)
+        shared->found = 0;
+    __syncthreads();
+    uint32_t lane = threadIdx.x % FUSED_WARP;
+    painter<Wide, Formula> painter = {
+        .job = job,
+        .tile = tile,
+        .shared = shared,
+        .canvas = canvas,
+        .units = job.units + image.first_unit,
+        .ends = static_cast<const fused_ends<Wide> *>(job.ends) + image.first_unit * FUSED_WARP,
+        .warp = __shfl_sync(FUSED_ALL, threadIdx.x / FUSED_WARP, 0),
+        .lane = lane,
+        .inside = 0,
+        .crossing = 0,
+        .strokes = 0,
+        .here = FUSED_BIAS - FUSED_PACK(tile.x, tile.y),
+        /* The last lane begins no line: to it every end is beyond. */
+        .beyond = lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height) : 0x80008000u,
+        .value = 0};
+    painter.paint(image.groups * image.pairs);
+    __syncthreads();
+    write_tile(job, image.place, tile, canvas);
+    if (number == 0 && threadIdx.x == 0)
+        job.labels[image.place] = image.input.class_.id;
+}
+
+#endif
