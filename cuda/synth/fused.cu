@@ -177,7 +177,7 @@ static enum status make(struct fused_plan *plan)
 
     size_t canvas = (size_t)plan->job.tiling.pitch * plan->job.tiling.height;
     canvas = canvas < FUSED_WARP ? FUSED_WARP : canvas; /* a word for every idle lane */
-    plan->paint_bytes = sizeof(paint_shared) + canvas * sizeof(uint32_t);
+    plan->paint_bytes = offsetof(paint_shared, canvas) + canvas * sizeof(uint32_t);
     CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan->paint_bytes));
     CUDA_TRY(cudaFuncSetAttribute(split_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,

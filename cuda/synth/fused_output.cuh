@@ -153,33 +153,56 @@ static __device__ __forceinline__ uint64_t area_sum(uint32_t res, uint32_t out_r
 
 /* ---- From a tile ---- */
 
-/* Four pixels a thread, row by row. */
-static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
-                                                  const struct tile &tile, const uint32_t *canvas)
+/* Four words of the canvas from column x of row y; rows are padded to whole vectors. */
+static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, const uint32_t *canvas, uint32_t y,
+                                                     uint32_t x)
+{
+    return *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
+}
+
+/* Four pixels from column x of row y of a tile. */
+static __device__ __forceinline__ void write_run(const output_sink &sink, uint32_t res, const struct tile &tile,
+                                                 const uint32_t *canvas, uint32_t y, uint32_t x)
+{
+    const struct synth_output &output = sink.output;
+    uint64_t sums[4] = {0, 0, 0, 0};
+    if (output.fit != OUTPUT_RESIZE) {
+        uint4 words = canvas_words(tile, canvas, y, x);
+        sums[0] = words.x & 0xFF;
+        sums[1] = words.y & 0xFF;
+        sums[2] = words.z & 0xFF;
+        sums[3] = words.w & 0xFF;
+    } else {
+        auto gray = [&](uint32_t row, uint32_t column) {
+            return canvas[(row - tile.y) * tile.pitch + (column - tile.x)] & 0xFF;
+        };
+        for (uint32_t k = 0; k < 4 && x + k < tile.out_width; k++)
+            sums[k] = area_sum(res, output.res, tile.out_y + y, tile.out_x + x + k, gray);
+    }
+    store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
+}
+
+/* A warp a row, four pixels a lane. */
+static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place, const struct tile &tile,
+                                                  const uint32_t *canvas)
 {
     const struct synth_output &output = job.output;
-    uint32_t res = job.input.res, runs = (tile.out_width + 3) / 4;
+    uint32_t res = job.input.res, lane = threadIdx.x % FUSED_WARP;
     size_t bytes = (size_t)output.res * output.res * output.channels * output_value_bytes(output.type);
     output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
-                        output.res % 4 == 0 && tile.out_x % 4 == 0};
-    for (uint32_t i = threadIdx.x; i < runs * tile.out_height; i += blockDim.x) {
-        uint32_t y = i / runs, x = i % runs * 4;
-        uint64_t sums[4] = {0, 0, 0, 0};
-        if (output.fit != OUTPUT_RESIZE) {
-            /* Rows are padded to whole vectors. */
-            uint4 words = *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
-            sums[0] = words.x & 0xFF;
-            sums[1] = words.y & 0xFF;
-            sums[2] = words.z & 0xFF;
-            sums[3] = words.w & 0xFF;
-        } else {
-            auto gray = [&](uint32_t row, uint32_t column) {
-                return canvas[(row - tile.y) * tile.pitch + (column - tile.x)] & 0xFF;
-            };
-            for (uint32_t k = 0; k < 4 && x + k < tile.out_width; k++)
-                sums[k] = area_sum(res, output.res, tile.out_y + y, tile.out_x + x + k, gray);
+                        output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
+    bool plain = sink.four && output.type == OUTPUT_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE;
+    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
+        uint8_t *row = static_cast<uint8_t *>(sink.image) + (size_t)(tile.out_y + y) * output.res + tile.out_x;
+        for (uint32_t x = 4 * lane; x < tile.out_width; x += 4 * FUSED_WARP) {
+            if (!plain) {
+                write_run(sink, res, tile, canvas, y, x);
+                continue;
+            }
+            uint4 words = canvas_words(tile, canvas, y, x);
+            *reinterpret_cast<uint32_t *>(row + x) = __byte_perm(
+                __byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040), 0x5410);
         }
-        store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
     }
 }
 
