@@ -10,7 +10,7 @@
 
 #define SLICE_MAX   ORDER_BLOCK
 #define SLICE_BYTES (size_t)(2u << 30)  /* device memory that a slice may take */
-#define UNITS_MAX   ((uint64_t)1 << 26) /* of an image: what an entry of a queue can name */
+#define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
 #define TILE_SIDE   128                 /* of the canvas in shared memory, at most */
 #define TILE_LEAST  32
 
@@ -29,13 +29,13 @@ struct fused_plan {
 /* ---- Which kernels ---- */
 
 /* Packed coordinates must lie within FUSED_NEAR of every tile; a vertex reaches class_reach() from the centre
- * and the orbit that a last pair may have too many goes one step further, by the largest noise. */
+ * and the orbits that a last unit may have too many go further still. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
     for (uint32_t c = 0; c < synth->class_count; c++) {
         struct atom_class class_ = synth->classes[c];
-        class_.orbits++;
+        class_.orbits += FUSED_ORBITS - 1;
         double one = class_reach(&class_);
         reach = one > reach ? one : reach;
     }
@@ -91,19 +91,19 @@ static bool choose_tiling(const struct fused_plan *plan, const struct synth_outp
 
 static size_t image_units(const struct fused_plan *plan)
 {
-    return (size_t)plan->job.groups * plan->job.pairs;
+    return (size_t)plan->job.groups * plan->job.quads;
 }
 
 static size_t end_bytes(const struct fused_plan *plan)
 {
-    return plan->wide ? sizeof(fused_ends<true>) : sizeof(fused_ends<false>);
+    return plan->wide ? sizeof(fused_end<true>) : sizeof(fused_end<false>);
 }
 
 /* Scratch bytes of an image. */
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
-    return image_units(plan) * (sizeof(struct fused_unit) + FUSED_WARP * end_bytes(plan)) + sizeof(uint32_t) +
-           (reduce ? synth_image_bytes(plan->synth) : 0);
+    return image_units(plan) * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
+           sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
 /* How many images at a time: as many as the budget allows, in slices of one size. */
@@ -128,7 +128,9 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
 static enum status allocate(struct fused_plan *plan, bool reduce)
 {
     size_t units = plan->slice * image_units(plan);
-    CUDA_TRY(cudaMalloc(&plan->job.units, units * sizeof(struct fused_unit)));
+    CUDA_TRY(cudaMalloc(&plan->job.boxes, units * sizeof(uint2)));
+    CUDA_TRY(cudaMalloc(&plan->job.values, units * sizeof(uint4)));
+    CUDA_TRY(cudaMalloc(&plan->job.cards, plan->slice * sizeof(struct fused_card)));
     CUDA_TRY(cudaMalloc(&plan->job.ends, units * FUSED_WARP * end_bytes(plan)));
     if (plan->synth->class_count > 1)
         CUDA_TRY(cudaMalloc(&plan->job.order, plan->slice * sizeof(uint32_t)));
@@ -162,7 +164,7 @@ static enum status make(struct fused_plan *plan)
     TRY(device_input_open(plan->device, synth, &plan->job.input, &plan->tables));
     plan->wide = needs_wide(synth);
     plan->job.groups = (synth->vertices_max + FUSED_LINES - 1) / FUSED_LINES;
-    plan->job.pairs = (synth->orbits_max + 1) / 2;
+    plan->job.quads = (synth->orbits_max + FUSED_ORBITS - 1) / FUSED_ORBITS;
     plan->job.output = synth->output;
 
     struct fused_tiling tiling;
@@ -208,7 +210,9 @@ void fused_close(struct fused_plan *plan)
     (void)cudaFree(plan->canvases);
     (void)cudaFree(plan->job.order);
     (void)cudaFree(plan->job.ends);
-    (void)cudaFree(plan->job.units);
+    (void)cudaFree(plan->job.cards);
+    (void)cudaFree(plan->job.values);
+    (void)cudaFree(plan->job.boxes);
     (void)cudaFree(plan->tables);
     free(plan);
 }

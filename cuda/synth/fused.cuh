@@ -1,7 +1,7 @@
 /* `fused`: what its kernels share. docs/fused.md tells why it is made as it is.
  *
  *   vertices  a warp takes 31 neighbouring lines outwards over the orbits and stores where their ends stand,
- *             two orbits at a time: a unit, with the box that its ends span
+ *             four orbits at a time: a unit, with the box that its ends span
  *   painting  a block takes a tile of an image, finds the units whose boxes touch it, and draws their lines
  *             on a canvas in shared memory
  *
@@ -12,13 +12,15 @@
 #define FDSL_CUDA_SYNTH_FUSED_CUH
 
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "synth/batch.cuh"
 #include "synth/line.h"
 
-#define FUSED_WARP  32u
-#define FUSED_ALL   0xFFFFFFFFu /* all lanes of a warp */
-#define FUSED_LINES 31u         /* lines of a unit: one less than ends */
+#define FUSED_WARP   32u
+#define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
+#define FUSED_LINES  31u         /* lines of a unit and orbit: one less than ends */
+#define FUSED_ORBITS 4u          /* orbits of a unit: two Philox blocks a vertex */
 
 /* A corner (x, y) of a box, or an end of a line, in one word: y * 65536 + x. As both may be negative, its
  * fields are only good once a bias has made them so. */
@@ -28,21 +30,20 @@
 #define FUSED_NEAR 0x4000
 #define FUSED_BIAS (FUSED_NEAR * 65537u)
 
-/* The lines of 31 neighbouring vertices in two orbits. */
-struct alignas(16) fused_unit {
-    uint32_t low, high; /* packed corners of the box of all ends; nowhere where nothing of it is visible */
-    uint32_t even, odd; /* what the two orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
-};
-
 /* Both corners of a box that touches no tile. */
 #define FUSED_NOWHERE FUSED_PACK(-1, -1)
 
-/* Where the 32 ends of a unit stand, even orbit and odd: packed, or where that is too narrow as they are. */
-template <bool Wide> struct fused_ends {
-    uint2 packed;
+/* Where one of the 32 ends of a unit stands after each of its orbits: packed, or where that is too narrow as
+ * (x, y). */
+template <bool Wide> struct alignas(16) fused_end {
+    std::conditional_t<Wide, int2, uint32_t> at[FUSED_ORBITS];
 };
-template <> struct fused_ends<true> {
-    int4 xyxy;
+
+/* What painting must know of an image. */
+struct alignas(16) fused_card {
+    uint32_t units;
+    uint32_t class_id;
+    struct output_corner corner; /* of the crop; 0 where there is none */
 };
 
 /* How images are cut into tiles; all lengths in pixels. */
@@ -63,9 +64,11 @@ struct fused_job {
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* its images */
     uint32_t *order;            /* count of them, by falling work: places in the slice; NULL: as they come */
-    uint32_t groups, pairs;     /* most over the classes: units of a pair of orbits, pairs */
-    struct fused_unit *units;   /* count * groups * pairs */
-    void *ends;                 /* as many times FUSED_WARP fused_ends */
+    uint32_t groups, quads;     /* most over the classes: warps of 31 lines, and their units */
+    uint2 *boxes;               /* low and high corner of a unit; count * groups * quads */
+    uint4 *values;              /* what its orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
+    void *ends;                 /* FUSED_WARP fused_end of a unit */
+    struct fused_card *cards;   /* count */
     struct fused_tiling tiling;
 };
 
@@ -74,24 +77,16 @@ static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
     return job.number + (job.counter ? *job.counter : 0);
 }
 
-/* An image of the slice: number `rank` in the order of work. */
-struct fused_image {
-    struct image_input input;
-    uint32_t place; /* in the slice */
-    uint32_t groups, pairs;
-    size_t first_unit;
-};
-
-static __device__ __forceinline__ fused_image fused_image_at(const fused_job &job, uint32_t rank)
+/* The place in the slice of the image that is number `rank` in the order of work. */
+static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uint32_t rank)
 {
-    fused_image image;
-    image.place = job.order ? job.order[rank] : rank;
-    image.input = image_input_at(job.input, job.input.classes, job.input.spoke_offset, fused_run(job),
-                                 job.begin + image.place);
-    image.groups = (image.input.class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
-    image.pairs = (image.input.class_.orbits + 1) / 2;
-    image.first_unit = (size_t)image.place * job.groups * job.pairs;
-    return image;
+    return job.order ? job.order[rank] : rank;
+}
+
+/* Where the units of the image at a place begin. */
+static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
+{
+    return (size_t)place * job.groups * job.quads;
 }
 
 #endif

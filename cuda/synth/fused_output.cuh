@@ -154,15 +154,16 @@ static __device__ __forceinline__ uint64_t area_sum(uint32_t res, uint32_t out_r
 /* ---- From a tile ---- */
 
 /* Four words of the canvas from column x of row y; rows are padded to whole vectors. */
-static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, const uint32_t *canvas, uint32_t y,
-                                                     uint32_t x)
+static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, const uint32_t *canvas,
+                                                     uint32_t y, uint32_t x)
 {
     return *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
 }
 
 /* Four pixels from column x of row y of a tile. */
-static __device__ __forceinline__ void write_run(const output_sink &sink, uint32_t res, const struct tile &tile,
-                                                 const uint32_t *canvas, uint32_t y, uint32_t x)
+static __device__ __forceinline__ void write_run(const output_sink &sink, uint32_t res,
+                                                 const struct tile &tile, const uint32_t *canvas, uint32_t y,
+                                                 uint32_t x)
 {
     const struct synth_output &output = sink.output;
     uint64_t sums[4] = {0, 0, 0, 0};
@@ -182,28 +183,37 @@ static __device__ __forceinline__ void write_run(const output_sink &sink, uint32
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
 }
 
+/* The canvas as it is, four pixels to a word. */
+static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
+                                                   uint8_t *image, uint32_t res)
+{
+    uint32_t x = threadIdx.x % FUSED_WARP * 4;
+    if (x >= tile.out_width) /* at most 4 FUSED_WARP */
+        return;
+    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
+        uint4 words = canvas_words(tile, canvas, y, x);
+        *reinterpret_cast<uint32_t *>(image + (size_t)(tile.out_y + y) * res + tile.out_x + x) =
+            __byte_perm(__byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040), 0x5410);
+    }
+}
+
 /* A warp a row, four pixels a lane. */
-static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place, const struct tile &tile,
-                                                  const uint32_t *canvas)
+static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
+                                                  const struct tile &tile, const uint32_t *canvas)
 {
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res, lane = threadIdx.x % FUSED_WARP;
     size_t bytes = (size_t)output.res * output.res * output.channels * output_value_bytes(output.type);
     output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
                         output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
-    bool plain = sink.four && output.type == OUTPUT_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE;
-    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
-        uint8_t *row = static_cast<uint8_t *>(sink.image) + (size_t)(tile.out_y + y) * output.res + tile.out_x;
-        for (uint32_t x = 4 * lane; x < tile.out_width; x += 4 * FUSED_WARP) {
-            if (!plain) {
-                write_run(sink, res, tile, canvas, y, x);
-                continue;
-            }
-            uint4 words = canvas_words(tile, canvas, y, x);
-            *reinterpret_cast<uint32_t *>(row + x) = __byte_perm(
-                __byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040), 0x5410);
-        }
+    uint32_t warp = threadIdx.x / FUSED_WARP, warps = blockDim.x / FUSED_WARP;
+    if (sink.four && output.type == OUTPUT_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
+        write_grays(tile, canvas, static_cast<uint8_t *>(sink.image), output.res);
+        return;
     }
+    for (uint32_t y = warp; y < tile.out_height; y += warps)
+        for (uint32_t x = 4 * lane; x < tile.out_width; x += 4 * FUSED_WARP)
+            write_run(sink, res, tile, canvas, y, x);
 }
 
 /* ---- From whole canvases: for reductions whose single pixels exceed a tile ---- */

@@ -33,53 +33,33 @@ static __device__ __forceinline__ void fused_fill_gradients(const float *gradien
     __syncthreads();
 }
 
-/* The steps of two orbits without their direction: what atom_advance() multiplies with it. */
+/* ---- A warp's vertices, a lane each ---- */
+
+struct fused_group {
+    struct image_input input;
+    uint32_t vertex;
+    float cosine, sine, advance;
+    struct atom_point start;
+    uint32_t quads;    /* units */
+    size_t first_unit; /* of the group */
+};
+
+/* The steps of a vertex in two orbits, without their direction: what atom_advance() multiplies with it. */
 struct fused_steps {
     float2 even, odd;
 };
 
-static __device__ __forceinline__ fused_steps fused_steps_of(struct philox_key key, const float2 *gradients,
-                                                             uint32_t vertex, uint32_t pair, float p,
-                                                             float advance)
+static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
+                                                             const float2 *gradients, uint32_t pair)
 {
-    struct philox_block block = atom_noise_block(key, vertex, pair);
+    struct philox_block block = atom_noise_block(group.input.key, group.vertex, pair);
+    float p = group.input.class_.noise;
     fused_steps steps;
-    steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), advance);
-    steps.even.y = fmaf(-p, fused_noise(gradients, block.word[1]), advance);
-    steps.odd.x = fmaf(-p, fused_noise(gradients, block.word[2]), advance);
-    steps.odd.y = fmaf(-p, fused_noise(gradients, block.word[3]), advance);
+    steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), group.advance);
+    steps.even.y = fmaf(-p, fused_noise(gradients, block.word[1]), group.advance);
+    steps.odd.x = fmaf(-p, fused_noise(gradients, block.word[2]), group.advance);
+    steps.odd.y = fmaf(-p, fused_noise(gradients, block.word[3]), group.advance);
     return steps;
-}
-
-/* ---- Units ---- */
-
-/* A warp's vertices, a lane each. */
-struct fused_group {
-    struct philox_key key;
-    uint32_t vertex;
-    float cosine, sine, advance, p;
-    struct atom_point start;
-    size_t first_unit; /* of the group; a pair of orbits each */
-};
-
-/* Group `group` of an image. Lanes past the last line's end take vertex 0: their lines have no length. */
-static __device__ __forceinline__ fused_group fused_group_at(const fused_image &image, uint32_t group)
-{
-    const struct image_input &input = image.input;
-    fused_group self;
-    uint32_t v = group * FUSED_LINES + threadIdx.x % FUSED_WARP;
-    /* The same in all lanes; so it can live in scalar registers. */
-    self.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
-    self.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
-    self.vertex = v < input.class_.vertices ? v : 0;
-    self.cosine = input.spokes.cosine[self.vertex];
-    self.sine = input.spokes.sine[self.vertex];
-    self.advance = input.spokes.advance[self.vertex];
-    self.p = input.class_.noise;
-    self.start =
-        atom_start(&input.class_, atom_centre(input.key, input.formula, input.res), self.cosine, self.sine);
-    self.first_unit = image.first_unit + (size_t)group * image.pairs;
-    return self;
 }
 
 /* What an orbit paints; 0 past the last one. */
@@ -88,41 +68,79 @@ static __device__ __forceinline__ uint32_t fused_value(const struct image_input 
     return orbit < input.class_.orbits ? (orbit + 1) << 8 | atom_gray(input.key, input.formula, orbit) : 0;
 }
 
-/* Begins the units of pairs `first`, `first` + `step`, ... of a group: nothing visible yet. */
-static __device__ __forceinline__ void fused_begin_units(const fused_job &job, const fused_image &image,
-                                                         const fused_group &group, uint32_t first,
-                                                         uint32_t step)
+static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
+                                                        uint32_t place, uint32_t units)
 {
-    for (uint32_t pair = first; pair < image.pairs; pair += step)
-        job.units[group.first_unit + pair] = {FUSED_NOWHERE, FUSED_NOWHERE,
-                                              fused_value(image.input, 2 * pair),
-                                              fused_value(image.input, 2 * pair + 1)};
+    fused_card card = {units, input.class_.id, {0, 0}};
+    if (job.output.fit == OUTPUT_CROP)
+        card.corner = output_crop(input.key, input.res, job.output.res);
+    job.cards[place] = card;
 }
 
-static __device__ __forceinline__ void fused_store_ends(fused_ends<false> *ends, int2 even, int2 odd)
+/* Group `number` of the image that is `rank` in the order of work; false: it has no such group. Threads
+ * `first`, `first` + `step`, ... begin its units, with nothing visible yet. Lanes past the last line's end
+ * take vertex 0: their lines have no length. */
+static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
+                                                        uint32_t first, uint32_t step, fused_group *self)
 {
-    ends->packed = make_uint2(FUSED_PACK(even.x, even.y), FUSED_PACK(odd.x, odd.y));
+    uint32_t place = fused_place(job, rank), v = number * FUSED_LINES + threadIdx.x % FUSED_WARP;
+    self->input = image_input_at(job.input, job.input.classes, job.input.spoke_offset, fused_run(job),
+                                 job.begin + place);
+    const struct image_input &input = self->input;
+    uint32_t groups = (input.class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
+    if (number >= groups)
+        return false;
+    self->quads = (input.class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
+    self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
+    self->vertex = v < input.class_.vertices ? v : 0;
+    self->cosine = input.spokes.cosine[self->vertex];
+    self->sine = input.spokes.sine[self->vertex];
+    self->advance = input.spokes.advance[self->vertex];
+    self->start =
+        atom_start(&input.class_, atom_centre(input.key, input.formula, input.res), self->cosine, self->sine);
+    for (uint32_t quad = first; quad < self->quads; quad += step) {
+        uint32_t k = quad * FUSED_ORBITS;
+        job.boxes[self->first_unit + quad] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+        job.values[self->first_unit + quad] =
+            make_uint4(fused_value(input, k), fused_value(input, k + 1), fused_value(input, k + 2),
+                       fused_value(input, k + 3));
+    }
+    if (number == 0 && first == 0)
+        fused_write_card(job, input, place, groups * self->quads);
+    /* The same in all lanes; so it can live in scalar registers. */
+    self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
+    self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
+    return true;
 }
 
-static __device__ __forceinline__ void fused_store_ends(fused_ends<true> *ends, int2 even, int2 odd)
+/* ---- Units ---- */
+
+static __device__ __forceinline__ void fused_store_end(fused_end<false> *end, const int2 at[FUSED_ORBITS])
 {
-    ends->xyxy = make_int4(even.x, even.y, odd.x, odd.y);
+    *reinterpret_cast<uint4 *>(end) = make_uint4(FUSED_PACK(at[0].x, at[0].y), FUSED_PACK(at[1].x, at[1].y),
+                                                 FUSED_PACK(at[2].x, at[2].y), FUSED_PACK(at[3].x, at[3].y));
 }
 
-/* Stores a unit, a lane an end, if its box touches the image. */
+static __device__ __forceinline__ void fused_store_end(fused_end<true> *end, const int2 at[FUSED_ORBITS])
+{
+    reinterpret_cast<int4 *>(end)[0] = make_int4(at[0].x, at[0].y, at[1].x, at[1].y);
+    reinterpret_cast<int4 *>(end)[1] = make_int4(at[2].x, at[2].y, at[3].x, at[3].y);
+}
+
+/* Stores a unit, a lane an end, if its box touches the image. `box` and `ends` are the unit's. */
 template <bool Wide>
-static __device__ __forceinline__ void fused_store_unit(const fused_job &job, size_t unit, int2 even,
-                                                        int2 odd)
+static __device__ __forceinline__ void fused_store_unit(uint32_t res, uint2 *box, fused_end<Wide> *ends,
+                                                        const int2 at[FUSED_ORBITS])
 {
-    int32_t low_x = __reduce_min_sync(FUSED_ALL, min(even.x, odd.x));
-    int32_t low_y = __reduce_min_sync(FUSED_ALL, min(even.y, odd.y));
-    int32_t high_x = __reduce_max_sync(FUSED_ALL, max(even.x, odd.x));
-    int32_t high_y = __reduce_max_sync(FUSED_ALL, max(even.y, odd.y));
-    int32_t last = (int32_t)job.input.res - 1;
+    int32_t low_x = __reduce_min_sync(FUSED_ALL, min(min(at[0].x, at[1].x), min(at[2].x, at[3].x)));
+    int32_t low_y = __reduce_min_sync(FUSED_ALL, min(min(at[0].y, at[1].y), min(at[2].y, at[3].y)));
+    int32_t high_x = __reduce_max_sync(FUSED_ALL, max(max(at[0].x, at[1].x), max(at[2].x, at[3].x)));
+    int32_t high_y = __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)));
+    int32_t last = (int32_t)res - 1;
     if (low_x > last || low_y > last || high_x < 0 || high_y < 0)
         return;
     uint32_t lane = threadIdx.x % FUSED_WARP;
-    fused_store_ends(static_cast<fused_ends<Wide> *>(job.ends) + unit * FUSED_WARP + lane, even, odd);
+    fused_store_end(ends + lane, at);
     if (Wide) { /* what is beyond the image matters to no tile */
         low_x = max(low_x, -1);
         low_y = max(low_y, -1);
@@ -130,13 +148,30 @@ static __device__ __forceinline__ void fused_store_unit(const fused_job &job, si
         high_y = min(high_y, last);
     }
     if (lane == 0)
-        *reinterpret_cast<uint2 *>(&job.units[unit]) =
-            make_uint2(FUSED_PACK(low_x, low_y), FUSED_PACK(high_x, high_y));
+        *box = make_uint2(FUSED_PACK(low_x, low_y), FUSED_PACK(high_x, high_y));
 }
 
 /* ---- The kernel for many images: a warp a group ---- */
 
 #define VERTICES_BLOCK 256
+
+static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
+{
+    return make_int2((int)point.x, (int)point.y);
+}
+
+/* One pair of orbits outwards: the point moves, and its pixels come out. */
+static __device__ __forceinline__ void fused_walk_pair(const fused_group &group, const float2 *gradients,
+                                                       uint32_t pair, struct atom_point *point, int2 at[2])
+{
+    fused_steps steps = fused_steps_of(group, gradients, pair);
+    point->x = fmaf(group.cosine, steps.even.x, point->x);
+    point->y = fmaf(group.sine, steps.even.y, point->y);
+    at[0] = fused_pixel(*point);
+    point->x = fmaf(group.cosine, steps.odd.x, point->x);
+    point->y = fmaf(group.sine, steps.odd.y, point->y);
+    at[1] = fused_pixel(*point);
+}
 
 template <bool Wide>
 static __global__ void __launch_bounds__(VERTICES_BLOCK, 4)
@@ -145,80 +180,91 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 4)
     __shared__ float2 gradients[FUSED_GRADIENTS];
     fused_fill_gradients(job.input.gradients, gradients);
     uint64_t task = ((uint64_t)blockIdx.x * VERTICES_BLOCK + threadIdx.x) / FUSED_WARP;
-    uint32_t place = (uint32_t)(task / job.groups), g = (uint32_t)(task % job.groups);
-    if (place >= job.count)
+    uint32_t rank = (uint32_t)(task / job.groups), number = (uint32_t)(task % job.groups);
+    fused_group group;
+    if (rank >= job.count ||
+        !fused_open_group(job, rank, number, threadIdx.x % FUSED_WARP, FUSED_WARP, &group))
         return;
-    fused_image image = fused_image_at(job, place);
-    if (g >= image.groups)
-        return;
-    fused_group group = fused_group_at(image, g);
-    fused_begin_units(job, image, group, threadIdx.x % FUSED_WARP, FUSED_WARP);
     __syncwarp();
     struct atom_point point = group.start;
+    uint2 *box = job.boxes + group.first_unit;
+    fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends) + group.first_unit * FUSED_WARP;
 #pragma unroll 1
-    for (uint32_t pair = 0; pair < image.pairs; pair++) {
-        fused_steps steps = fused_steps_of(group.key, gradients, group.vertex, pair, group.p, group.advance);
-        point.x = fmaf(group.cosine, steps.even.x, point.x);
-        point.y = fmaf(group.sine, steps.even.y, point.y);
-        int2 even = make_int2((int)point.x, (int)point.y);
-        point.x = fmaf(group.cosine, steps.odd.x, point.x);
-        point.y = fmaf(group.sine, steps.odd.y, point.y);
-        fused_store_unit<Wide>(job, group.first_unit + pair, even, make_int2((int)point.x, (int)point.y));
+    for (uint32_t quad = 0; quad < group.quads; quad++, box++, ends += FUSED_WARP) {
+        int2 at[FUSED_ORBITS];
+        fused_walk_pair(group, gradients, 2 * quad, &point, at);
+        fused_walk_pair(group, gradients, 2 * quad + 1, &point, at + 2);
+        fused_store_unit<Wide>(job.input.res, box, ends, at);
     }
 }
 
 /* ---- The kernel for few images: a block a group, its orbits at once ---- */
 
 #define SPLIT_BLOCK 1024
-#define SPLIT_PAIRS 96 /* pairs of orbits in shared memory at a time */
-#define SPLIT_BYTES (SPLIT_PAIRS * FUSED_WARP * sizeof(fused_steps))
+#define SPLIT_QUADS 48 /* units in shared memory at a time */
 
-/* Adds up the steps of one axis, in place: only this is serial. */
-static __device__ __forceinline__ float fused_add_up(float *steps, uint32_t orbits, float direction,
+/* Steps, then positions, of 32 vertices: a row of 32 for every orbit and axis. */
+#define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
+#define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
+
+/* Adds up the steps of one axis, in place, every other row: only this is serial. */
+static __device__ __forceinline__ float fused_add_up(float *row, uint32_t orbits, float direction,
                                                      float position)
 {
 #pragma unroll 8
-    for (uint32_t k = 0; k < orbits; k++) {
-        /* fused_steps of a pair are four floats: x, y, x, y */
-        float *step = steps + (size_t)(k >> 1) * FUSED_WARP * 4 + (k & 1) * 2;
-        position = fmaf(direction, *step, position);
-        *step = position;
+    for (uint32_t k = 0; k < orbits; k++, row += 2 * FUSED_WARP) {
+        position = fmaf(direction, *row, position);
+        *row = position;
     }
     return position;
+}
+
+/* The steps of unit `quad` into its eight rows. */
+static __device__ __forceinline__ void fused_fill_rows(const fused_group &group, const float2 *gradients,
+                                                       uint32_t quad, float *rows)
+{
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++, rows += 4 * FUSED_WARP) {
+        fused_steps steps = fused_steps_of(group, gradients, 2 * quad + half);
+        rows[0 * FUSED_WARP] = steps.even.x;
+        rows[1 * FUSED_WARP] = steps.even.y;
+        rows[2 * FUSED_WARP] = steps.odd.x;
+        rows[3 * FUSED_WARP] = steps.odd.y;
+    }
 }
 
 template <bool Wide>
 static __global__ void __launch_bounds__(SPLIT_BLOCK)
     fused_vertices_split_kernel(const __grid_constant__ fused_job job)
 {
-    extern __shared__ float4 split_steps[];
+    extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     fused_fill_gradients(job.input.gradients, gradients);
-    uint32_t warp = threadIdx.x / FUSED_WARP, lane = threadIdx.x % FUSED_WARP;
-    const uint32_t warps = SPLIT_BLOCK / FUSED_WARP;
-    fused_image image = fused_image_at(job, blockIdx.x / job.groups);
-    if (blockIdx.x % job.groups >= image.groups)
+    const uint32_t warp = threadIdx.x / FUSED_WARP, lane = threadIdx.x % FUSED_WARP;
+    const uint32_t warps = SPLIT_BLOCK / FUSED_WARP, unit_rows = 2 * FUSED_ORBITS * FUSED_WARP;
+    fused_group group;
+    if (!fused_open_group(job, blockIdx.x / job.groups, blockIdx.x % job.groups, threadIdx.x, SPLIT_BLOCK,
+                          &group))
         return;
-    fused_group group = fused_group_at(image, blockIdx.x % job.groups);
-    fused_begin_units(job, image, group, threadIdx.x, SPLIT_BLOCK);
+    fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
     float position = warp == 0 ? group.start.x : group.start.y;
-    for (uint32_t begin = 0; begin < image.pairs; begin += SPLIT_PAIRS) {
-        uint32_t count = min(image.pairs - begin, (uint32_t)SPLIT_PAIRS);
-        for (uint32_t i = warp; i < count; i += warps) {
-            fused_steps steps =
-                fused_steps_of(group.key, gradients, group.vertex, begin + i, group.p, group.advance);
-            split_steps[i * FUSED_WARP + lane] =
-                make_float4(steps.even.x, steps.even.y, steps.odd.x, steps.odd.y);
-        }
+    for (uint32_t begin = 0; begin < group.quads; begin += SPLIT_QUADS) {
+        uint32_t count = min(group.quads - begin, (uint32_t)SPLIT_QUADS);
+        for (uint32_t i = warp; i < count; i += warps)
+            fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
         if (warp < 2)
-            position = fused_add_up(reinterpret_cast<float *>(split_steps + lane) + warp, 2 * count,
+            position = fused_add_up(split_rows + warp * FUSED_WARP + lane, count * FUSED_ORBITS,
                                     warp == 0 ? group.cosine : group.sine, position);
         __syncthreads();
         for (uint32_t i = warp; i < count; i += warps) {
-            float4 at = split_steps[i * FUSED_WARP + lane];
-            fused_store_unit<Wide>(job, group.first_unit + begin + i, make_int2((int)at.x, (int)at.y),
-                                   make_int2((int)at.z, (int)at.w));
+            size_t unit = group.first_unit + begin + i;
+            const float *rows = split_rows + i * unit_rows + lane;
+            int2 at[FUSED_ORBITS];
+#pragma unroll
+            for (uint32_t k = 0; k < FUSED_ORBITS; k++)
+                at[k] = fused_pixel({rows[2 * k * FUSED_WARP], rows[(2 * k + 1) * FUSED_WARP]});
+            fused_store_unit<Wide>(job.input.res, job.boxes + unit, ends + unit * FUSED_WARP, at);
         }
         __syncthreads();
     }
