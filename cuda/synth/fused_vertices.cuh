@@ -127,28 +127,81 @@ static __device__ __forceinline__ void fused_store_end(fused_end<true> *end, con
     reinterpret_cast<int4 *>(end)[1] = make_int4(at[2].x, at[2].y, at[3].x, at[3].y);
 }
 
-/* Stores a unit, a lane an end, if its box touches the image. `box` and `ends` are the unit's. */
-template <bool Wide>
-static __device__ __forceinline__ void fused_store_unit(uint32_t res, uint2 *box, fused_end<Wide> *ends,
-                                                        const int2 at[FUSED_ORBITS])
+struct fused_box {
+    int32_t low_x, low_y, high_x, high_y;
+};
+
+/* The box of all lanes' ends. */
+static __device__ __forceinline__ fused_box fused_box_of(const int2 at[FUSED_ORBITS])
 {
-    int32_t low_x = __reduce_min_sync(FUSED_ALL, min(min(at[0].x, at[1].x), min(at[2].x, at[3].x)));
-    int32_t low_y = __reduce_min_sync(FUSED_ALL, min(min(at[0].y, at[1].y), min(at[2].y, at[3].y)));
-    int32_t high_x = __reduce_max_sync(FUSED_ALL, max(max(at[0].x, at[1].x), max(at[2].x, at[3].x)));
-    int32_t high_y = __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)));
-    int32_t last = (int32_t)res - 1;
-    if (low_x > last || low_y > last || high_x < 0 || high_y < 0)
-        return;
+    return {__reduce_min_sync(FUSED_ALL, min(min(at[0].x, at[1].x), min(at[2].x, at[3].x))),
+            __reduce_min_sync(FUSED_ALL, min(min(at[0].y, at[1].y), min(at[2].y, at[3].y))),
+            __reduce_max_sync(FUSED_ALL, max(max(at[0].x, at[1].x), max(at[2].x, at[3].x))),
+            __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)))};
+}
+
+static __device__ __forceinline__ bool fused_visible(const fused_box &box, int32_t last)
+{
+    return box.low_x <= last && box.low_y <= last && box.high_x >= 0 && box.high_y >= 0;
+}
+
+/* Stores a unit, a lane an end. `to` and `ends` are the unit's. */
+template <bool Wide>
+static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t last, uint2 *to,
+                                                        fused_end<Wide> *ends, const int2 at[FUSED_ORBITS])
+{
     uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_store_end(ends + lane, at);
     if (Wide) { /* what is beyond the image matters to no tile */
-        low_x = max(low_x, -1);
-        low_y = max(low_y, -1);
-        high_x = min(high_x, last);
-        high_y = min(high_y, last);
+        box.low_x = max(box.low_x, -1);
+        box.low_y = max(box.low_y, -1);
+        box.high_x = min(box.high_x, last);
+        box.high_y = min(box.high_y, last);
     }
     if (lane == 0)
-        *box = make_uint2(FUSED_PACK(low_x, low_y), FUSED_PACK(high_x, high_y));
+        *to = make_uint2(FUSED_PACK(box.low_x, box.low_y), FUSED_PACK(box.high_x, box.high_y));
+}
+
+/* ---- Lines that never come back ----
+ *
+ * A vertex moves along x by cosine * (advance - p * noise) an orbit, and the noise is bounded: between cells
+ * with gradients g and h it is a mean of g t and h (t - 1), weighted with 1 - fade and fade, so its magnitude
+ * is at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. So the farthest that any of a group's
+ * vertices can move in an orbit is known, and a group that is farther from the image than all orbits to come
+ * can bring it is done. */
+
+#define FUSED_NOISE_LIMIT (0.5f * NOISE_LIMIT)
+
+/* The farthest that a group's vertices move in an orbit, in pixels. */
+struct fused_drift {
+    float left, right, up, down;
+};
+
+/* The largest of all lanes' values and 0. Floats that are not negative are in the order of their bits. */
+static __device__ __forceinline__ float fused_largest(float value)
+{
+    return __uint_as_float(__reduce_max_sync(FUSED_ALL, __float_as_uint(fmaxf(value, 0.0f))));
+}
+
+template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_of(const fused_group &group)
+{
+    /* More than a position below 2^14, or 2^23, is rounded by in an orbit. */
+    const float rounding = Wide ? 1.0f : 0x1p-8f;
+    float noise = fabsf(group.input.class_.noise) * FUSED_NOISE_LIMIT;
+    float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
+    float either_y = fmaf(fabsf(group.sine), noise, rounding), down = group.sine * group.advance;
+    return {fused_largest(either_x - right), fused_largest(either_x + right), fused_largest(either_y - down),
+            fused_largest(either_y + down)};
+}
+
+/* Whether nothing of a group that stands in `box` can be seen in the next `orbits` orbits. */
+static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fused_drift &drift,
+                                                  int32_t last, uint32_t orbits)
+{
+    float left = fmaf(drift.left, (float)orbits, 2.0f), right = fmaf(drift.right, (float)orbits, 2.0f);
+    float up = fmaf(drift.up, (float)orbits, 2.0f), down = fmaf(drift.down, (float)orbits, 2.0f);
+    return (float)(box.low_x - last) > left || (float)-box.high_x > right || (float)(box.low_y - last) > up ||
+           (float)-box.high_y > down;
 }
 
 /* ---- The kernel for many images: a warp a group ---- */
@@ -187,14 +240,20 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 4)
         return;
     __syncwarp();
     struct atom_point point = group.start;
-    uint2 *box = job.boxes + group.first_unit;
+    fused_drift drift = fused_drift_of<Wide>(group);
+    int32_t last = (int32_t)job.input.res - 1;
+    uint2 *to = job.boxes + group.first_unit;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends) + group.first_unit * FUSED_WARP;
 #pragma unroll 1
-    for (uint32_t quad = 0; quad < group.quads; quad++, box++, ends += FUSED_WARP) {
+    for (uint32_t quad = 0; quad < group.quads; quad++, to++, ends += FUSED_WARP) {
         int2 at[FUSED_ORBITS];
         fused_walk_pair(group, gradients, 2 * quad, &point, at);
         fused_walk_pair(group, gradients, 2 * quad + 1, &point, at + 2);
-        fused_store_unit<Wide>(job.input.res, box, ends, at);
+        fused_box box = fused_box_of(at);
+        if (fused_visible(box, last))
+            fused_store_unit<Wide>(box, last, to, ends, at);
+        else if (fused_gone(box, drift, last, (group.quads - quad - 1) * FUSED_ORBITS))
+            return;
     }
 }
 
@@ -247,6 +306,7 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
                           &group))
         return;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
+    int32_t last = (int32_t)job.input.res - 1;
     float position = warp == 0 ? group.start.x : group.start.y;
     for (uint32_t begin = 0; begin < group.quads; begin += SPLIT_QUADS) {
         uint32_t count = min(group.quads - begin, (uint32_t)SPLIT_QUADS);
@@ -264,7 +324,9 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
 #pragma unroll
             for (uint32_t k = 0; k < FUSED_ORBITS; k++)
                 at[k] = fused_pixel({rows[2 * k * FUSED_WARP], rows[(2 * k + 1) * FUSED_WARP]});
-            fused_store_unit<Wide>(job.input.res, job.boxes + unit, ends + unit * FUSED_WARP, at);
+            fused_box box = fused_box_of(at);
+            if (fused_visible(box, last))
+                fused_store_unit<Wide>(box, last, job.boxes + unit, ends + unit * FUSED_WARP, at);
         }
         __syncthreads();
     }
