@@ -11,7 +11,8 @@
 #define SLICE_MAX   ORDER_BLOCK
 #define SLICE_BYTES (size_t)(2u << 30)  /* device memory that a slice may take */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
-#define TILE_SIDE   128                 /* of the canvas in shared memory, at most */
+#define TILE_MOST   136                 /* side of a tile's canvas: two blocks fit an H100's multiprocessor */
+#define TILE_WORTH  96 /* two blocks a multiprocessor are only worth it with tiles of this size */
 #define TILE_LEAST  32
 
 struct fused_plan {
@@ -21,6 +22,7 @@ struct fused_plan {
     void *tables;
     uint8_t *canvases; /* of a slice, where the reduction is a kernel apart */
     uint32_t slice;    /* images at a time */
+    uint32_t side;     /* of a tile's canvas, at most */
     bool wide;         /* ends are too far out to be packed */
     bool split;        /* a block a group, not a warp */
     size_t paint_bytes;
@@ -47,6 +49,12 @@ static uint32_t round_up(uint32_t value, uint32_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
+/* Words from row to row of a canvas: whole vectors that begin in different banks. */
+static uint32_t pitch_of(uint32_t width)
+{
+    return round_up(width, 8) + 4;
+}
+
 /* The tiles of `output` with canvases of at most `side` pixels; false where even one output pixel needs more.
  */
 static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
@@ -65,26 +73,51 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
     tiling->columns = tiling->rows = (output->res + out_side - 1) / out_side;
     tiling->width = tiling->height =
         output->fit == OUTPUT_RESIZE ? (uint32_t)((uint64_t)out_side * res / output->res + 2) : out_side;
-    /* Rows are whole vectors, and begin in different banks. */
-    tiling->pitch = round_up(tiling->width, 8) + 4;
+    tiling->pitch = pitch_of(tiling->width);
     return true;
 }
 
-/* Tiles as large as shared memory allows two of a multiprocessor, or smaller where too few would be there to
- * keep all multiprocessors busy. */
-static bool choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
+/* Shared memory of a block whose canvas has this size. An idle lane needs a word of it. */
+static size_t paint_bytes(uint32_t width, uint32_t height)
+{
+    size_t words = (size_t)pitch_of(width) * height;
+    return offsetof(paint_shared, canvas) + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
+}
+
+static uint32_t side_within(size_t bytes)
+{
+    uint32_t side = TILE_MOST;
+    while (side > TILE_LEAST && paint_bytes(side, side) > bytes)
+        side -= 8;
+    return side;
+}
+
+/* The largest side of a canvas: with two blocks a multiprocessor, or where these had to be small, with one.
+ */
+static enum status choose_side(struct fused_plan *plan)
+{
+    int all, reserved, block;
+    CUDA_TRY(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, plan->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, plan->device));
+    plan->side = side_within((size_t)(all / 2 - reserved));
+    if (plan->side < TILE_WORTH)
+        plan->side = side_within((size_t)block);
+    return STATUS_OK;
+}
+
+/* Tiles as large as they may be, or smaller where there would be too few to keep all multiprocessors busy. */
+static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
-    uint32_t res = plan->synth->res, side = TILE_SIDE;
-    if (!tile_with(output, res, side, tiling))
-        return false;
+    uint32_t res = plan->synth->res, side = plan->side;
+    (void)tile_with(output, res, side, tiling);
     struct fused_tiling smaller;
     while ((uint64_t)plan->slice * tiling->columns * tiling->rows < (uint64_t)plan->multiprocessors &&
-           side > TILE_LEAST && tile_with(output, res, side / 2, &smaller)) {
+           side / 2 >= TILE_LEAST && tile_with(output, res, side / 2, &smaller)) {
         *tiling = smaller;
         side /= 2;
     }
-    return true;
 }
 
 /* ---- Memory ---- */
@@ -168,18 +201,17 @@ static enum status make(struct fused_plan *plan)
     plan->job.output = synth->output;
 
     struct fused_tiling tiling;
-    bool reduce = !tile_with(&synth->output, synth->res, TILE_SIDE, &tiling);
+    TRY(choose_side(plan));
+    bool reduce = !tile_with(&synth->output, synth->res, plan->side, &tiling);
     if (reduce) /* painting writes canvases */
         plan->job.output = {OUTPUT_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce));
-    (void)choose_tiling(plan, &plan->job.output, &plan->job.tiling);
+    choose_tiling(plan, &plan->job.output, &plan->job.tiling);
     /* Half a load of warps for every scheduler is where a block a group begins to pay. */
     plan->split = (uint64_t)plan->slice * plan->job.groups < (uint64_t)plan->multiprocessors * 16;
     TRY(allocate(plan, reduce));
 
-    size_t canvas = (size_t)plan->job.tiling.pitch * plan->job.tiling.height;
-    canvas = canvas < FUSED_WARP ? FUSED_WARP : canvas; /* a word for every idle lane */
-    plan->paint_bytes = offsetof(paint_shared, canvas) + canvas * sizeof(uint32_t);
+    plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);
     CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan->paint_bytes));
     CUDA_TRY(cudaFuncSetAttribute(split_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -245,8 +277,8 @@ static enum status enqueue_slice(const struct fused_plan *plan, struct fused_job
     if (plan->canvases)
         job->images = plan->canvases;
     TRY(enqueue_vertices(plan, job, stream));
-    uint64_t tiles = (uint64_t)job->count * job->tiling.columns * job->tiling.rows;
-    paint_kernel_of(plan)<<<(unsigned)tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
+    dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
+    paint_kernel_of(plan)<<<tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
     CUDA_TRY_LAUNCH("fused_paint_kernel");
     if (plan->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;

@@ -135,18 +135,21 @@ static __device__ __forceinline__ void store_run(const output_sink &sink, uint32
 
 /* ---- Sums ---- */
 
-/* The weighted sum of grays that output pixel (y, x) stands for; `gray(y, x)` of the canvas. */
-template <class Gray>
-static __device__ __forceinline__ uint64_t area_sum(uint32_t res, uint32_t out_res, uint32_t y, uint32_t x,
-                                                    Gray gray)
+/* The weighted sum of grays of an output pixel, over rows and columns of the canvas; row_at(y)(x) is a gray.
+ * `Sum` holds 255 area. */
+template <class Sum, class Rows>
+static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct output_span &rows,
+                                               const struct output_span &columns, Rows row_at)
 {
-    struct output_span rows = output_span(y, res, out_res), columns = output_span(x, res, out_res);
-    uint64_t sum = 0;
-    for (uint32_t row = rows.first; row <= rows.last; row++) {
-        uint64_t row_sum = 0;
-        for (uint32_t column = columns.first; column <= columns.last; column++)
-            row_sum += output_weight(columns, out_res, column) * (uint32_t)gray(row, column);
-        sum += row_sum * output_weight(rows, out_res, row);
+    Sum sum = 0;
+    for (uint32_t y = rows.first; y <= rows.last; y++) {
+        auto row = row_at(y);
+        uint32_t ends = row(columns.first) * columns.head, between = 0;
+        for (uint32_t x = columns.first + 1; x < columns.last; x++)
+            between += row(x);
+        if (columns.first < columns.last)
+            ends += row(columns.last) * columns.tail;
+        sum += ((Sum)between * out_res + ends) * output_weight(rows, out_res, y);
     }
     return sum;
 }
@@ -160,41 +163,52 @@ static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, co
     return *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
 }
 
-/* Four pixels from column x of row y of a tile. */
-static __device__ __forceinline__ void write_run(const output_sink &sink, uint32_t res,
-                                                 const struct tile &tile, const uint32_t *canvas, uint32_t y,
-                                                 uint32_t x)
+/* Four pixels from column x of row y of a tile that is a part of the canvas. */
+static __device__ __forceinline__ void write_run(const output_sink &sink, const struct tile &tile,
+                                                 const uint32_t *canvas, uint32_t y, uint32_t x)
 {
-    const struct synth_output &output = sink.output;
-    uint64_t sums[4] = {0, 0, 0, 0};
-    if (output.fit != OUTPUT_RESIZE) {
-        uint4 words = canvas_words(tile, canvas, y, x);
-        sums[0] = words.x & 0xFF;
-        sums[1] = words.y & 0xFF;
-        sums[2] = words.z & 0xFF;
-        sums[3] = words.w & 0xFF;
-    } else {
-        auto gray = [&](uint32_t row, uint32_t column) {
-            return canvas[(row - tile.y) * tile.pitch + (column - tile.x)] & 0xFF;
-        };
-        for (uint32_t k = 0; k < 4 && x + k < tile.out_width; k++)
-            sums[k] = area_sum(res, output.res, tile.out_y + y, tile.out_x + x + k, gray);
-    }
+    uint4 words = canvas_words(tile, canvas, y, x);
+    uint64_t sums[4] = {words.x & 0xFF, words.y & 0xFF, words.z & 0xFF, words.w & 0xFF};
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
+}
+
+/* A resized tile: a lane keeps its four columns over all rows. `Sum` holds 255 area. */
+template <class Sum>
+static __device__ __forceinline__ void write_resized(const output_sink &sink, uint32_t res,
+                                                     const struct tile &tile, const uint32_t *canvas)
+{
+    const uint32_t out_res = sink.output.res, warps = blockDim.x / FUSED_WARP;
+    auto row_at = [&](uint32_t y) {
+        const uint32_t *row = canvas + (y - tile.y) * tile.pitch - tile.x;
+        return [row](uint32_t x) { return row[x] & 0xFF; };
+    };
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP) {
+        struct output_span columns[4];
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            columns[k] = output_span(tile.out_x + min(x + k, tile.out_width - 1), res, out_res);
+        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += warps) {
+            struct output_span rows = output_span(tile.out_y + y, res, out_res);
+            uint64_t sums[4];
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++)
+                sums[k] = span_sum<Sum>(out_res, rows, columns[k], row_at);
+            store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
+        }
+    }
 }
 
 /* The canvas as it is, four pixels to a word. */
 static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint32_t res)
 {
-    uint32_t x = threadIdx.x % FUSED_WARP * 4;
-    if (x >= tile.out_width) /* at most 4 FUSED_WARP */
-        return;
-    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
-        uint4 words = canvas_words(tile, canvas, y, x);
-        *reinterpret_cast<uint32_t *>(image + (size_t)(tile.out_y + y) * res + tile.out_x + x) =
-            __byte_perm(__byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040), 0x5410);
-    }
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
+            uint4 words = canvas_words(tile, canvas, y, x);
+            *reinterpret_cast<uint32_t *>(image + (size_t)(tile.out_y + y) * res + tile.out_x + x) =
+                __byte_perm(__byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040),
+                            0x5410);
+        }
 }
 
 /* A warp a row, four pixels a lane. */
@@ -202,18 +216,24 @@ static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t
                                                   const struct tile &tile, const uint32_t *canvas)
 {
     const struct synth_output &output = job.output;
-    uint32_t res = job.input.res, lane = threadIdx.x % FUSED_WARP;
+    uint32_t res = job.input.res;
     size_t bytes = (size_t)output.res * output.res * output.channels * output_value_bytes(output.type);
     output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
                         output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
-    uint32_t warp = threadIdx.x / FUSED_WARP, warps = blockDim.x / FUSED_WARP;
     if (sink.four && output.type == OUTPUT_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
         write_grays(tile, canvas, static_cast<uint8_t *>(sink.image), output.res);
         return;
     }
-    for (uint32_t y = warp; y < tile.out_height; y += warps)
-        for (uint32_t x = 4 * lane; x < tile.out_width; x += 4 * FUSED_WARP)
-            write_run(sink, res, tile, canvas, y, x);
+    if (output.fit == OUTPUT_RESIZE) {
+        if (sink.area <= UINT32_MAX / 255)
+            write_resized<uint32_t>(sink, res, tile, canvas);
+        else
+            write_resized<uint64_t>(sink, res, tile, canvas);
+        return;
+    }
+    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP)
+        for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+            write_run(sink, tile, canvas, y, x);
 }
 
 /* ---- From whole canvases: for reductions whose single pixels exceed a tile ---- */
@@ -233,9 +253,12 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
              x = (uint32_t)(i % pixels) % output.res;
     const uint8_t *canvas = canvases + (size_t)image * res * res;
     size_t bytes = (size_t)pixels * output.channels * output_value_bytes(output.type);
-    uint64_t sum = area_sum(res, output.res, y, x, [&](uint32_t row, uint32_t column) {
-        return canvas[(size_t)row * res + column];
-    });
+    auto row_at = [&](uint32_t row) {
+        const uint8_t *first = canvas + (size_t)row * res;
+        return [first](uint32_t column) { return (uint32_t)first[column]; };
+    };
+    uint64_t sum = span_sum<uint64_t>(output.res, output_span(y, res, output.res),
+                                      output_span(x, res, output.res), row_at);
     output_store(&output, output_area(output.fit, res), sum, y, x, images + image * bytes);
 }
 

@@ -69,6 +69,8 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 #define QUEUE_LINES   96   /* 31 left over, and the 62 of two orbits */
 #define QUEUE_STROKES 64   /* 31 left over, and 32 */
 
+static_assert(PAINT_HITS % PAINT_BLOCK == 0, "find() takes whole rounds");
+
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
 struct queues {
@@ -81,7 +83,7 @@ struct paint_shared {
     struct queues queues[PAINT_WARPS];
     uint32_t counts[QUEUE_KINDS][PAINT_WARPS];
     uint16_t hits[PAINT_HITS];
-    uint32_t found;
+    uint32_t found;                          /* hits */
     alignas(16) uint32_t canvas[FUSED_WARP]; /* and on, row by row */
 };
 
@@ -100,428 +102,438 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 
 /* ---- A warp that paints ---- */
 
-template <bool Wide, enum formula Formula>
-struct painter {
-    paint_shared *shared; struct tile tile; int32_t res;
+template <bool Wide, formula Formula> struct painter {
+    paint_shared *shared;
+    struct tile tile;
+    int32_t res;
     uint32_t canvas, mine;              /* addresses: the canvas, the warp's queues */
     uint32_t inside, crossing, strokes; /* entries in these */
     uint32_t steep, flat;               /* a stroke's `place` */
     uint32_t warp, lane, lower;         /* `lower`: the lanes below this one */
     uint32_t here;                      /* added to packed coordinates: relative to the tile, and biased */
-    uint32_t beyond;     /* added to those: sets a field's upper bit where it is right of or below the tile */
-    const uint2 * boxes; /* of the image's units */
-    const uint4 * values; const fused_end<Wide> * ends;
+    uint32_t beyond;    /* added to those: sets a field's upper bit where it is right of or below the tile */
+    const uint2 *boxes; /* of the image's units */
+    const uint4 *values;
+    const fused_end<Wide> *ends;
 
-    __device__ __forceinline__ uint32_t rank(uint32_t mask) const {return __popc(mask & lower);}
-
-/* -- Lines become strokes -- */
-
-/* The slope of a line in fixed point; see above. */
-static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
-{
-    /* Where major is 0 so is minor, and no number becomes 0. */
-    return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
-}
-
-/* The stroke of a line in coordinates of the tile, whose first pixel may lie outside. */
-__device__ __forceinline__ stroke stroke_of(int2 from, int2 to, uint32_t value, int32_t *slope) const
-{
-    int32_t dx = to.x - from.x, dy = to.y - from.y;
-    bool is_steep = abs(dy) >= abs(dx);
-    int32_t major = is_steep ? dy : dx, minor = is_steep ? dx : dy;
-    int32_t begin_major = is_steep ? from.y : from.x, begin_minor = is_steep ? from.x : from.y;
-    *slope = slope_of(abs(major), abs(minor));
-    stroke self;
-    self.at = ((uint32_t)begin_major << 24) + ((uint32_t)begin_minor << 16) +
-              (minor < 0 ? 0xFFFF - STROKE_BIAS : STROKE_BIAS);
-    self.step = (uint32_t)(major < 0 ? -(1 << 24) : 1 << 24) + (uint32_t)(minor < 0 ? -*slope : *slope);
-    self.place = is_steep ? steep : flat;
-    self.value = value;
-    self.left = abs(major) + paints_points();
-    return self;
-}
-
-/* An entry of a queue of lines inside the tile. */
-__device__ __forceinline__ stroke stroke_inside(uint2 entry) const
-{
-    int32_t slope;
-    return stroke_of(make_int2(entry.x & 0xFF, entry.x >> 8 & 0xFF),
-                     make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), entry.y, &slope);
-}
-
-/* The first step s, at most STROKE_MAJOR_MAX + 1, at which a line has made `count` >= 1 minor steps. */
-static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
-{
-    int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
-    /* The quotient is off by at most 2^-16 where s counts: so this is s, or s - 1. */
-    int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
-    s += s * slope < way;
-    return min(s, STROKE_MAJOR_MAX + 1);
-}
-
-/* Cuts a stroke to what lies in the tile. */
-__device__ __forceinline__ void clip(stroke &self, int2 from, int2 to, int32_t slope) const
-{
-    bool is_steep = self.place == steep;
-    int32_t major = is_steep ? to.y - from.y : to.x - from.x,
-            minor = is_steep ? to.x - from.x : to.y - from.y;
-    int32_t begin_major = is_steep ? from.y : from.x, begin_minor = is_steep ? from.x : from.y;
-    int32_t size_major = is_steep ? tile.height : tile.width,
-            size_minor = is_steep ? tile.width : tile.height;
-    int32_t first = major < 0 ? begin_major - (size_major - 1) : -begin_major;
-    int32_t end = major < 0 ? begin_major + 1 : size_major - begin_major;
-    int32_t enter = minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor; /* minor steps to the tile */
-    int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor;    /* and to beyond it */
-    if (enter > 0)
-        first = max(first, first_step(enter, slope));
-    end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
-    first = max(first, 0);
-    self.left = min(self.left, end) - first;
-    self.at += (uint32_t)first * self.step;
-}
-
-static __device__ __forceinline__ int2 unpack(uint32_t packed)
-{
-    int32_t x = (int16_t)packed;
-    return make_int2(x, ((int32_t)packed - x) >> 16);
-}
-
-static __device__ __forceinline__ int2 unpack(int2 point)
-{
-    return point;
-}
-
-/* Draws one long line, from (x, y) to (z, w), with all lanes, a pixel each: m(s) by whole numbers. */
-__device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
-{
-    /* Packed coordinates lie within 2^15, so that 2 minor s + major < 2^32. */
-    using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
-    struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
-    bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
-    int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
-    int32_t first = max(back ? begin - (size - 1) : -begin, 0);
-    int32_t end = min(back ? begin + 1 : size - begin, line.left);
-    for (int32_t s = first + (int32_t)lane; s < end; s += FUSED_WARP) {
-        whole steps = (2 * (whole)line.minor * (whole)s + (whole)line.major) / (2 * (whole)line.major);
-        int32_t x = line.x + s * line.major_x + (int32_t)steps * line.minor_x;
-        int32_t y = line.y + s * line.major_y + (int32_t)steps * line.minor_y;
-        if ((uint32_t)x < (uint32_t)tile.width && (uint32_t)y < (uint32_t)tile.height)
-            shared_max(canvas + 4 * ((uint32_t)y * tile.pitch + (uint32_t)x), value);
+    __device__ __forceinline__ uint32_t rank(uint32_t mask) const
+    {
+        return __popc(mask & lower);
     }
-}
 
-/* An entry of a queue of lines that cross the tile's border. Long ones are drawn at once. */
-__device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
-{
-    uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
-    const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
-    int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
-    uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
-    valid = valid && line_drawn(Formula, from.x, from.y, to.x, to.y, res);
-    from = make_int2(from.x - tile.x, from.y - tile.y);
-    to = make_int2(to.x - tile.x, to.y - tile.y);
-    bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
-    for (uint32_t longs = __ballot_sync(FUSED_ALL, valid && is_long); longs; longs &= longs - 1) {
-        int source = __ffs(longs) - 1;
-        draw_long(make_int4(__shfl_sync(FUSED_ALL, from.x, source), __shfl_sync(FUSED_ALL, from.y, source),
-                            __shfl_sync(FUSED_ALL, to.x, source), __shfl_sync(FUSED_ALL, to.y, source)),
-                  __shfl_sync(FUSED_ALL, value, source));
+    /* -- Lines become strokes -- */
+
+    /* The slope of a line in fixed point; see above. */
+    static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
+    {
+        /* Where major is 0 so is minor, and no number becomes 0. */
+        return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
     }
-    int32_t slope;
-    valid = valid && !is_long;
-    to = valid ? to : from;
-    stroke self = stroke_of(from, to, value, &slope);
-    clip(self, from, to, slope);
-    return valid && self.left > 0 ? self : stroke_none(lane);
-}
 
-__device__ __forceinline__ stroke stroke_again(uint4 entry) const
-{
-    return {entry.x, entry.y, entry.w & 0x100 ? steep : flat, entry.z, (int32_t)(entry.w & 0xFF)};
-}
-
-/* -- Queues -- */
-
-/* Each takes the last 32 entries of a queue. */
-__device__ __forceinline__ stroke take_stroke()
-{
-    strokes -= FUSED_WARP;
-    return stroke_again(
-        shared_load4(mine + offsetof(struct queues, strokes) + (strokes + lane) * sizeof(uint4)));
-}
-
-__device__ __forceinline__ stroke take_inside()
-{
-    inside -= FUSED_WARP;
-    return stroke_inside(
-        shared_load2(mine + offsetof(struct queues, inside) + (inside + lane) * sizeof(uint2)));
-}
-
-__device__ __forceinline__ stroke take_crossing()
-{
-    crossing -= FUSED_WARP;
-    return stroke_crossing(
-        shared_load(mine + offsetof(struct queues, crossing) + (crossing + lane) * sizeof(uint32_t)), true);
-}
-
-/* Walks, and queues what is left. */
-__device__ __forceinline__ void walk(stroke self)
-{
-    stroke_walk(self, canvas);
-    uint32_t mask = __ballot_sync(FUSED_ALL, self.left > 0);
-    if (self.left > 0)
-        shared_store(mine + offsetof(struct queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
-                     make_uint4(self.at, self.step, self.value,
-                                (uint32_t)self.left | (self.place == steep ? 0x100 : 0)));
-    strokes += __popc(mask);
-    __syncwarp();
-}
-
-/* Works until no queue holds a full load. One place that walks keeps the code small. */
-__device__ __forceinline__ void work()
-{
-    for (;;) {
+    /* The stroke of a line in coordinates of the tile, whose first pixel may lie outside. */
+    __device__ __forceinline__ stroke stroke_of(int2 from, int2 to, uint32_t value, int32_t *slope) const
+    {
+        int32_t dx = to.x - from.x, dy = to.y - from.y;
+        bool is_steep = abs(dy) >= abs(dx);
+        int32_t major = is_steep ? dy : dx, minor = is_steep ? dx : dy;
+        int32_t begin_major = is_steep ? from.y : from.x, begin_minor = is_steep ? from.x : from.y;
+        *slope = slope_of(abs(major), abs(minor));
         stroke self;
-        if (strokes >= FUSED_WARP)
-            self = take_stroke();
-        else if (inside >= FUSED_WARP)
-            self = take_inside();
-        else if (crossing >= FUSED_WARP)
-            self = take_crossing();
-        else
-            return;
+        self.at = ((uint32_t)begin_major << 24) + ((uint32_t)begin_minor << 16) +
+                  (minor < 0 ? 0xFFFF - STROKE_BIAS : STROKE_BIAS);
+        self.step = (uint32_t)(major < 0 ? -(1 << 24) : 1 << 24) + (uint32_t)(minor < 0 ? -*slope : *slope);
+        self.place = is_steep ? steep : flat;
+        self.value = value;
+        self.left = abs(major) + paints_points();
+        return self;
+    }
+
+    /* An entry of a queue of lines inside the tile. */
+    __device__ __forceinline__ stroke stroke_inside(uint2 entry) const
+    {
+        int32_t slope;
+        return stroke_of(make_int2(entry.x & 0xFF, entry.x >> 8 & 0xFF),
+                         make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), entry.y, &slope);
+    }
+
+    /* The first step s, at most STROKE_MAJOR_MAX + 1, at which a line has made `count` >= 1 minor steps. */
+    static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
+    {
+        int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
+        /* The quotient is off by at most 2^-16 where s counts: so this is s, or s - 1. */
+        int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
+        s += s * slope < way;
+        return min(s, STROKE_MAJOR_MAX + 1);
+    }
+
+    /* Cuts a stroke to what lies in the tile. */
+    __device__ __forceinline__ void clip(stroke &self, int2 from, int2 to, int32_t slope) const
+    {
+        bool is_steep = self.place == steep;
+        int32_t major = is_steep ? to.y - from.y : to.x - from.x,
+                minor = is_steep ? to.x - from.x : to.y - from.y;
+        int32_t begin_major = is_steep ? from.y : from.x, begin_minor = is_steep ? from.x : from.y;
+        int32_t size_major = is_steep ? tile.height : tile.width,
+                size_minor = is_steep ? tile.width : tile.height;
+        int32_t first = major < 0 ? begin_major - (size_major - 1) : -begin_major;
+        int32_t end = major < 0 ? begin_major + 1 : size_major - begin_major;
+        int32_t enter =
+            minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor;          /* minor steps to the tile */
+        int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor; /* and to beyond it */
+        if (enter > 0)
+            first = max(first, first_step(enter, slope));
+        end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
+        first = max(first, 0);
+        self.left = min(self.left, end) - first;
+        self.at += (uint32_t)first * self.step;
+    }
+
+    static __device__ __forceinline__ int2 unpack(uint32_t packed)
+    {
+        int32_t x = (int16_t)packed;
+        return make_int2(x, ((int32_t)packed - x) >> 16);
+    }
+
+    static __device__ __forceinline__ int2 unpack(int2 point)
+    {
+        return point;
+    }
+
+    /* Draws one long line, from (x, y) to (z, w), with all lanes, a pixel each: m(s) by whole numbers. */
+    __device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
+    {
+        /* Packed coordinates lie within 2^15, so that 2 minor s + major < 2^32. */
+        using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
+        struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
+        bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
+        int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
+        int32_t first = max(back ? begin - (size - 1) : -begin, 0);
+        int32_t end = min(back ? begin + 1 : size - begin, line.left);
+        for (int32_t s = first + (int32_t)lane; s < end; s += FUSED_WARP) {
+            whole steps = (2 * (whole)line.minor * (whole)s + (whole)line.major) / (2 * (whole)line.major);
+            int32_t x = line.x + s * line.major_x + (int32_t)steps * line.minor_x;
+            int32_t y = line.y + s * line.major_y + (int32_t)steps * line.minor_y;
+            if ((uint32_t)x < (uint32_t)tile.width && (uint32_t)y < (uint32_t)tile.height)
+                shared_max(canvas + 4 * ((uint32_t)y * tile.pitch + (uint32_t)x), value);
+        }
+    }
+
+    /* An entry of a queue of lines that cross the tile's border. Long ones are drawn at once. */
+    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
+    {
+        uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
+        const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
+        int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
+        uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
+        valid = valid && line_drawn(Formula, from.x, from.y, to.x, to.y, res);
+        from = make_int2(from.x - tile.x, from.y - tile.y);
+        to = make_int2(to.x - tile.x, to.y - tile.y);
+        bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
+        for (uint32_t longs = __ballot_sync(FUSED_ALL, valid && is_long); longs; longs &= longs - 1) {
+            int source = __ffs(longs) - 1;
+            draw_long(make_int4(__shfl_sync(FUSED_ALL, from.x, source),
+                                __shfl_sync(FUSED_ALL, from.y, source), __shfl_sync(FUSED_ALL, to.x, source),
+                                __shfl_sync(FUSED_ALL, to.y, source)),
+                      __shfl_sync(FUSED_ALL, value, source));
+        }
+        int32_t slope;
+        valid = valid && !is_long;
+        to = valid ? to : from;
+        stroke self = stroke_of(from, to, value, &slope);
+        clip(self, from, to, slope);
+        return valid && self.left > 0 ? self : stroke_none(lane);
+    }
+
+    __device__ __forceinline__ stroke stroke_again(uint4 entry) const
+    {
+        return {entry.x, entry.y, entry.w & 0x100 ? steep : flat, entry.z, (int32_t)(entry.w & 0xFF)};
+    }
+
+    /* -- Queues -- */
+
+    /* Each takes the last 32 entries of a queue. */
+    __device__ __forceinline__ stroke take_stroke()
+    {
+        strokes -= FUSED_WARP;
+        return stroke_again(
+            shared_load4(mine + offsetof(struct queues, strokes) + (strokes + lane) * sizeof(uint4)));
+    }
+
+    __device__ __forceinline__ stroke take_inside()
+    {
+        inside -= FUSED_WARP;
+        return stroke_inside(
+            shared_load2(mine + offsetof(struct queues, inside) + (inside + lane) * sizeof(uint2)));
+    }
+
+    __device__ __forceinline__ stroke take_crossing()
+    {
+        crossing -= FUSED_WARP;
+        return stroke_crossing(
+            shared_load(mine + offsetof(struct queues, crossing) + (crossing + lane) * sizeof(uint32_t)),
+            true);
+    }
+
+    /* Walks, and queues what is left. */
+    __device__ __forceinline__ void walk(stroke self)
+    {
+        stroke_walk(self, canvas);
+        uint32_t mask = __ballot_sync(FUSED_ALL, self.left > 0);
+        if (self.left > 0)
+            shared_store(mine + offsetof(struct queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
+                         make_uint4(self.at, self.step, self.value,
+                                    (uint32_t)self.left | (self.place == steep ? 0x100 : 0)));
+        strokes += __popc(mask);
         __syncwarp();
-        walk(self);
     }
-}
 
-/* -- Units -- */
-
-/* On which sides of the tile an end is: bits 31 below, 30 above, 15 right, 14 left; the others are noise.
- * The fields of `end` have 15 bits. */
-__device__ __forceinline__ uint32_t sides(uint32_t end) const
-{
-    /* The upper bits from end + beyond, the lower ones from ~end. */
-    uint32_t result;
-    asm("lop3.b32 %0, %1, %2, 0x80008000, 0xb1;" : "=r"(result) : "r"(end + beyond), "r"(end));
-    return result;
-}
-
-/* Whether a line without length is painted: where its end point is. */
-static __device__ constexpr bool paints_points()
-{
-    return Formula == FORMULA_VISUALATOM;
-}
-
-/* Queues those lines of an orbit that touch the tile, by packed ends. Where there is no such orbit, as
- * the last unit may have too many, `value` is 0 and what is drawn in vain changes nothing. */
-__device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
-{
-    const uint32_t all = 0xC000C000u;
-    uint32_t end = packed + here, next = __shfl_down_sync(FUSED_ALL, end, 1);
-    uint32_t a = sides(end), b = sides(next), outside;
-    asm("lop3.b32 %0, %1, %2, 0xC000C000, 0x80;" : "=r"(outside) : "r"(a), "r"(b));
-    bool is_inside = ((a | b) & all) == 0;
-    push_lines(is_inside && (end != next || paints_points()), outside == 0 && !is_inside,
-               __byte_perm(end, next, 0x6420), entry, value);
-}
-
-/* The same for ends of any size. */
-__device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
-{
-    end.x -= tile.x;
-    end.y -= tile.y;
-    int2 next = make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1));
-    bool line = lane < FUSED_LINES;
-    bool is_inside = line && in_tile(end) && in_tile(next);
-    bool touches = line && min(end.x, next.x) < tile.width && max(end.x, next.x) >= 0 &&
-                   min(end.y, next.y) < tile.height && max(end.y, next.y) >= 0;
-    bool is_point = end.x == next.x && end.y == next.y;
-    push_lines(is_inside && (!is_point || paints_points()), touches && !is_inside,
-               (uint32_t)(end.x | end.y << 8 | next.x << 16) | (uint32_t)next.y << 24, entry, value);
-}
-
-__device__ __forceinline__ bool in_tile(int2 point) const
-{
-    return (uint32_t)point.x < (uint32_t)tile.width && (uint32_t)point.y < (uint32_t)tile.height;
-}
-
-/* `bytes`: the four coordinates, of a line inside the tile. */
-__device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes, uint32_t entry,
-                                           uint32_t value)
-{
-    uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
-    uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
-    if (is_inside)
-        shared_store(mine + offsetof(struct queues, inside) + (inside + rank(inside_mask)) * sizeof(uint2),
-                     make_uint2(bytes, value));
-    if (is_crossing)
-        shared_store(mine + offsetof(struct queues, crossing) +
-                         (crossing + rank(crossing_mask)) * sizeof(uint32_t),
-                     entry | lane);
-    inside += __popc(inside_mask);
-    crossing += __popc(crossing_mask);
-}
-
-/* Lists the units from `begin` to `end` whose boxes touch the tile, PAINT_HITS at most. All threads of
- * the block. */
-__device__ __forceinline__ void find(uint32_t begin, uint32_t end)
-{
-    /* A box's high corner must not be left of or above the tile, its low one not beyond. */
-    uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
-    const uint32_t each = PAINT_HITS / PAINT_BLOCK;
-    uint2 box[each];
-#pragma unroll
-    for (uint32_t k = 0; k < each; k++) {
-        uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
-        box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+    /* Works until no queue holds a full load. One place that walks keeps the code small. */
+    __device__ __forceinline__ void work()
+    {
+        for (;;) {
+            stroke self;
+            if (strokes >= FUSED_WARP)
+                self = take_stroke();
+            else if (inside >= FUSED_WARP)
+                self = take_inside();
+            else if (crossing >= FUSED_WARP)
+                self = take_crossing();
+            else
+                return;
+            __syncwarp();
+            walk(self);
+        }
     }
-#pragma unroll
-    for (uint32_t k = 0; k < each; k++) {
-        bool hit = ((~(box[k].y + here) & 0x40004000u) | ((box[k].x + here + outside) & 0x80008000u)) == 0;
-        uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
-        if (mask == 0)
-            continue;
-        if (lane == 0)
-            at = atomicAdd(&shared->found, __popc(mask));
-        at = __shfl_sync(FUSED_ALL, at, 0);
-        if (hit)
-            shared->hits[at + rank(mask)] = (uint16_t)(k * PAINT_BLOCK + threadIdx.x);
+
+    /* -- Units -- */
+
+    /* On which sides of the tile an end is: bits 31 below, 30 above, 15 right, 14 left; the others are noise.
+     * The fields of `end` have 15 bits. */
+    __device__ __forceinline__ uint32_t sides(uint32_t end) const
+    {
+        /* The upper bits from end + beyond, the lower ones from ~end. */
+        uint32_t result;
+        asm("lop3.b32 %0, %1, %2, 0x80008000, 0xb1;" : "=r"(result) : "r"(end + beyond), "r"(end));
+        return result;
     }
-}
 
-/* A unit on its way from memory. */
-struct load {
-    uint32_t unit;
-    fused_end<Wide> end;
-    uint4 values;
-};
+    /* Whether a line without length is painted: where its end point is. */
+    static __device__ constexpr bool paints_points()
+    {
+        return Formula == FORMULA_VISUALATOM;
+    }
 
-__device__ __forceinline__ load load_unit(uint32_t unit) const
-{
-    load self;
-    self.unit = unit;
-    const uint4 *from = reinterpret_cast<const uint4 *>(ends + (size_t)unit * FUSED_WARP + lane);
+    /* Queues those lines of an orbit that touch the tile, by packed ends. Where there is no such orbit, as
+     * the last unit may have too many, `value` is 0 and what is drawn in vain changes nothing. */
+    __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
+    {
+        const uint32_t all = 0xC000C000u;
+        uint32_t end = packed + here, next = __shfl_down_sync(FUSED_ALL, end, 1);
+        uint32_t a = sides(end), b = sides(next), outside;
+        asm("lop3.b32 %0, %1, %2, 0xC000C000, 0x80;" : "=r"(outside) : "r"(a), "r"(b));
+        bool is_inside = ((a | b) & all) == 0;
+        push_lines(is_inside && (end != next || paints_points()), outside == 0 && !is_inside,
+                   __byte_perm(end, next, 0x6420), entry, value);
+    }
+
+    /* The same for ends of any size. */
+    __device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
+    {
+        end.x -= tile.x;
+        end.y -= tile.y;
+        int2 next = make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1));
+        bool line = lane < FUSED_LINES;
+        bool is_inside = line && in_tile(end) && in_tile(next);
+        bool touches = line && min(end.x, next.x) < tile.width && max(end.x, next.x) >= 0 &&
+                       min(end.y, next.y) < tile.height && max(end.y, next.y) >= 0;
+        bool is_point = end.x == next.x && end.y == next.y;
+        push_lines(is_inside && (!is_point || paints_points()), touches && !is_inside,
+                   (uint32_t)(end.x | end.y << 8 | next.x << 16) | (uint32_t)next.y << 24, entry, value);
+    }
+
+    __device__ __forceinline__ bool in_tile(int2 point) const
+    {
+        return (uint32_t)point.x < (uint32_t)tile.width && (uint32_t)point.y < (uint32_t)tile.height;
+    }
+
+    /* `bytes`: the four coordinates, of a line inside the tile. */
+    __device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes,
+                                               uint32_t entry, uint32_t value)
+    {
+        uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
+        uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
+        if (is_inside)
+            shared_store(mine + offsetof(struct queues, inside) +
+                             (inside + rank(inside_mask)) * sizeof(uint2),
+                         make_uint2(bytes, value));
+        if (is_crossing)
+            shared_store(mine + offsetof(struct queues, crossing) +
+                             (crossing + rank(crossing_mask)) * sizeof(uint32_t),
+                         entry | lane);
+        inside += __popc(inside_mask);
+        crossing += __popc(crossing_mask);
+    }
+
+    /* Lists the units from `begin` to `end` whose boxes touch the tile, PAINT_HITS at most. All threads of
+     * the block. */
+    __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
+    {
+        /* A box's high corner must not be left of or above the tile, its low one not beyond. */
+        uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
+        const uint32_t each = PAINT_HITS / PAINT_BLOCK;
+        uint2 box[each];
 #pragma unroll
-    for (size_t k = 0; k < sizeof self.end / sizeof *from; k++)
-        reinterpret_cast<uint4 *>(&self.end)[k] = __ldg(from + k);
-    self.values = __ldg(values + unit);
-    return self;
-}
+        for (uint32_t k = 0; k < each; k++) {
+            uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
+            box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < each; k++) {
+            bool hit =
+                ((~(box[k].y + here) & 0x40004000u) | ((box[k].x + here + outside) & 0x80008000u)) == 0;
+            uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
+            if (mask == 0)
+                continue;
+            if (lane == 0)
+                at = atomicAdd(&shared->found, __popc(mask));
+            at = __shfl_sync(FUSED_ALL, at, 0);
+            if (hit)
+                shared->hits[at + rank(mask)] = (uint16_t)(k * PAINT_BLOCK + threadIdx.x);
+        }
+    }
 
-/* Queues the lines of a unit, and works whenever a queue has a full load. */
-__device__ __forceinline__ void draw_unit(const load &unit)
-{
+    /* A unit on its way from memory. */
+    struct load {
+        uint32_t unit;
+        fused_end<Wide> end;
+        uint4 values;
+    };
+
+    __device__ __forceinline__ load load_unit(uint32_t unit) const
+    {
+        load self;
+        self.unit = unit;
+        const uint4 *from = reinterpret_cast<const uint4 *>(ends + (size_t)unit * FUSED_WARP + lane);
+#pragma unroll
+        for (size_t k = 0; k < sizeof self.end / sizeof *from; k++)
+            reinterpret_cast<uint4 *>(&self.end)[k] = __ldg(from + k);
+        self.values = __ldg(values + unit);
+        return self;
+    }
+
+    /* Queues the lines of a unit, and works whenever a queue has a full load. */
+    __device__ __forceinline__ void draw_unit(const load &unit)
+    {
 #pragma unroll 1
-    for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
-        uint32_t entry = unit.unit << 7 | orbit << 5;
-        push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
-        push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5, orbit ? unit.values.w : unit.values.y);
-        __syncwarp();
-        if (max(inside, crossing) >= FUSED_WARP)
-            work();
-    }
-}
-
-/* Draws the lines of the listed units, but for less than a load of each kind. */
-__device__ __forceinline__ void draw(uint32_t begin)
-{
-    uint32_t found = shared->found, hits = shared_address(shared->hits);
-    if (warp >= found)
-        return;
-    load next = load_unit(begin + shared_load16(hits + warp * sizeof(uint16_t)));
-    for (uint32_t i = warp; i < found; i += PAINT_WARPS) {
-        load unit = next;
-        if (i + PAINT_WARPS < found) /* comes while this one is in work */
-            next = load_unit(begin + shared_load16(hits + (i + PAINT_WARPS) * sizeof(uint16_t)));
-        draw_unit(unit);
-    }
-}
-
-/* -- What is left in the queues at the end, taken together -- */
-
-__device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
-{
-    if (lane == 0)
-        shared->counts[kind][warp] = count;
-}
-
-__device__ __forceinline__ uint32_t published(enum queue_kind kind) const
-{
-    return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
-}
-
-__device__ __forceinline__ void finish_lines()
-{
-    publish(QUEUE_INSIDE, inside);
-    publish(QUEUE_CROSSING, crossing);
-    __syncthreads();
-    uint32_t all_inside = published(QUEUE_INSIDE), all_crossing = published(QUEUE_CROSSING);
-    uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
-    uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
-    inside = crossing = 0;
-    for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
-        stroke self;
-        if (load < loads_inside) {
-            uint32_t i = load * FUSED_WARP + lane;
-            queue_place place = queue_find(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
-            self = stroke_inside(shared->queues[place.warp].inside[place.at]);
-            self = i < all_inside ? self : stroke_none(lane);
-        } else {
-            uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
-            queue_place place = queue_find(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
-            self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < all_crossing);
-        }
-        walk(self);
-        work();
-    }
-}
-
-__device__ __forceinline__ void finish_strokes()
-{
-    publish(QUEUE_STROKE, strokes);
-    __syncthreads();
-    uint32_t all = published(QUEUE_STROKE);
-    for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
-        queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
-        stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
-        /* A line that is over stays at its last pixel. */
-        while (__any_sync(FUSED_ALL, self.left > 0)) {
-            self = self.left > 0 ? self : stroke_none(lane);
-            stroke_walk(self, canvas);
+        for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
+            uint32_t entry = unit.unit << 7 | orbit << 5;
+            push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
+            push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
+                 orbit ? unit.values.w : unit.values.y);
+            __syncwarp();
+            if (max(inside, crossing) >= FUSED_WARP)
+                work();
         }
     }
-}
 
-__device__ __forceinline__ void paint(uint32_t unit_count)
-{
-    for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
-        if (begin > 0) {
-            __syncthreads();
-            if (threadIdx.x == 0)
-                shared->found = 0;
-            __syncthreads();
+    /* Draws the lines of the listed units, but for less than a load of each kind. A unit is on its way while
+     * the one before is in work. */
+    __device__ __forceinline__ void draw(uint32_t begin)
+    {
+        uint32_t found = shared->found, hits = shared_address(shared->hits);
+        if (warp >= found)
+            return;
+        load next = load_unit(begin + shared_load16(hits + warp * sizeof(uint16_t)));
+        for (uint32_t i = warp; i < found; i += PAINT_WARPS) {
+            load unit = next;
+            if (i + PAINT_WARPS < found)
+                next = load_unit(begin + shared_load16(hits + (i + PAINT_WARPS) * sizeof(uint16_t)));
+            draw_unit(unit);
         }
-        find(begin, min(unit_count, begin + PAINT_HITS));
+    }
+
+    /* -- What is left in the queues at the end, taken together -- */
+
+    __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
+    {
+        if (lane == 0)
+            shared->counts[kind][warp] = count;
+    }
+
+    __device__ __forceinline__ uint32_t published(enum queue_kind kind) const
+    {
+        return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
+    }
+
+    __device__ __forceinline__ void finish_lines()
+    {
+        publish(QUEUE_INSIDE, inside);
+        publish(QUEUE_CROSSING, crossing);
         __syncthreads();
-        draw(begin);
+        uint32_t all_inside = published(QUEUE_INSIDE), all_crossing = published(QUEUE_CROSSING);
+        uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
+        inside = crossing = 0;
+        for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
+            stroke self;
+            if (load < loads_inside) {
+                uint32_t i = load * FUSED_WARP + lane;
+                queue_place place = queue_find(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
+                self = stroke_inside(shared->queues[place.warp].inside[place.at]);
+                self = i < all_inside ? self : stroke_none(lane);
+            } else {
+                uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
+                queue_place place = queue_find(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
+                self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < all_crossing);
+            }
+            walk(self);
+            work();
+        }
     }
-    finish_lines();
-    finish_strokes();
-}
-}
-;
+
+    __device__ __forceinline__ void finish_strokes()
+    {
+        publish(QUEUE_STROKE, strokes);
+        __syncthreads();
+        uint32_t all = published(QUEUE_STROKE);
+        for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
+            queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
+            stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+            /* A line that is over stays at its last pixel. */
+            while (__any_sync(FUSED_ALL, self.left > 0)) {
+                self = self.left > 0 ? self : stroke_none(lane);
+                stroke_walk(self, canvas);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void paint(uint32_t unit_count)
+    {
+        for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
+            if (begin > 0) {
+                __syncthreads();
+                if (threadIdx.x == 0)
+                    shared->found = 0;
+                __syncthreads();
+            }
+            find(begin, min(unit_count, begin + PAINT_HITS));
+            __syncthreads();
+            draw(begin);
+        }
+        finish_lines();
+        finish_strokes();
+    }
+};
 
 /* ---- The kernel ---- */
 
-static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_card &card,
-                                                      uint32_t number)
+static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_card &card)
 {
     const struct fused_tiling &tiling = job.tiling;
     uint32_t res = job.input.res, out_res = job.output.res;
     struct tile tile;
-    tile.out_x = number % tiling.columns * tiling.out_width;
-    tile.out_y = number / tiling.columns * tiling.out_height;
+    tile.out_x = blockIdx.x * tiling.out_width;
+    tile.out_y = blockIdx.y * tiling.out_height;
     tile.out_width = min(tiling.out_width, out_res - tile.out_x);
     tile.out_height = min(tiling.out_height, out_res - tile.out_y);
     tile.pitch = tiling.pitch;
@@ -539,7 +551,7 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, enum formula Formula>
+template <bool Wide, formula Formula>
 static __device__ __forceinline__ painter<Wide, Formula>
 painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
 {
@@ -565,27 +577,28 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
-template <bool Wide, enum formula Formula>
+/* A block a tile: column, row, image by rank. */
+template <bool Wide, formula Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {
     extern __shared__ uint4 paint_memory[];
     paint_shared *shared = reinterpret_cast<paint_shared *>(paint_memory);
-    uint32_t tiles = job.tiling.columns * job.tiling.rows, number = blockIdx.x % tiles;
+    uint32_t place = fused_place(job, blockIdx.z);
+    fused_card card = job.cards[place];
     if (threadIdx.x == 0)
         shared->found = 0;
-    for (uint32_t i = threadIdx.x; i < job.tiling.pitch * job.tiling.height / 4; i += PAINT_BLOCK)
+    uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
+    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
         reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(0, 0, 0, 0);
-    uint32_t place = fused_place(job, blockIdx.x / tiles);
-    fused_card card = job.cards[place];
     __syncthreads();
-    struct tile tile = tile_at(job, card, number);
+    struct tile tile = tile_at(job, card);
     painter<Wide, Formula> painter =
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, place));
     painter.paint(card.units);
     __syncthreads();
     write_tile(job, place, tile, shared->canvas);
-    if (number == 0 && threadIdx.x == 0)
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         job.labels[place] = card.class_id;
 }
 

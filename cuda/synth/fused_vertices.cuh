@@ -206,7 +206,8 @@ static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fu
 
 /* ---- The kernel for many images: a warp a group ---- */
 
-#define VERTICES_BLOCK 256
+/* Few warps a block, as they end at different times and room comes free by blocks. */
+#define VERTICES_BLOCK 64
 
 static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
 {
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void fused_walk_pair(const fused_group &group,
 }
 
 template <bool Wide>
-static __global__ void __launch_bounds__(VERTICES_BLOCK, 4)
+static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
     fused_vertices_kernel(const __grid_constant__ fused_job job)
 {
     __shared__ float2 gradients[FUSED_GRADIENTS];
@@ -266,14 +267,22 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 4)
 #define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
-/* Adds up the steps of one axis, in place, every other row: only this is serial. */
-static __device__ __forceinline__ float fused_add_up(float *row, uint32_t orbits, float direction,
+/* Adds up the steps of one axis, in place, every other row: only this is serial. Loads go ahead of it. */
+static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
-#pragma unroll 8
-    for (uint32_t k = 0; k < orbits; k++, row += 2 * FUSED_WARP) {
-        position = fmaf(direction, *row, position);
-        *row = position;
+    const uint32_t stride = 2 * FUSED_WARP;
+#pragma unroll 1
+    for (uint32_t quad = 0; quad < quads; quad += 2, row += 2 * FUSED_ORBITS * stride) {
+        float steps[2 * FUSED_ORBITS]; /* of a unit too many where their number is odd: there is room */
+#pragma unroll
+        for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++)
+            steps[k] = row[k * stride];
+#pragma unroll
+        for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++) {
+            position = quad + k / FUSED_ORBITS < quads ? fmaf(direction, steps[k], position) : position;
+            row[k * stride] = position;
+        }
     }
     return position;
 }
@@ -314,7 +323,7 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
             fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
         if (warp < 2)
-            position = fused_add_up(split_rows + warp * FUSED_WARP + lane, count * FUSED_ORBITS,
+            position = fused_add_up(split_rows + warp * FUSED_WARP + lane, count,
                                     warp == 0 ? group.cosine : group.sine, position);
         __syncthreads();
         for (uint32_t i = warp; i < count; i += warps) {
