@@ -89,11 +89,11 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
 }
 
 /* Noise lies between the least and the greatest at PLACES places of every cell, and a little beyond: its
- * slope is at most 1 + 2 (1 + 15/8) = 6.75 times the steepest gradient, 3.2, over half a place. */
+ * slope is at most 2 (1 + 15/8) = 5.75 times the steepest gradient. 6 leaves room for roundings. */
 static void fill_noise_bounds(struct omp_tables *tables)
 {
     enum { PLACES = 512 };
-    const float margin = 6.75f * NOISE_LIMIT / (2 * PLACES);
+    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* over half a place */
     for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
         for (uint32_t place = 0; place < PLACES; place++) {
             float noise = noise_at(tables->gradients, cell, (float)place / PLACES);
@@ -145,9 +145,11 @@ static void omp_teardown(void *state)
     free(omp);
 }
 
+/* What is beyond one side of the image is before the other, a row on: so rows need room on one side only, and
+ * the whole canvas at both its ends. */
 static size_t canvas_pixels(const struct omp *omp)
 {
-    return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch;
+    return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
 }
 
 /* Where row y of the image begins on a canvas. */
@@ -245,7 +247,7 @@ static bool fill_state(struct omp *omp)
 static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
-    uint64_t bytes = synth->batch * parts * synth_image_bytes(synth) * sizeof(uint16_t);
+    uint64_t side = synth->res + 2 * OMP_GUARD, bytes = synth->batch * parts * side * side * sizeof(uint16_t);
     if (parts < 2 || synth->orbits_max >= UINT16_MAX ||
         synth_check_host_memory(bytes, "a canvas a thread", "--threads") != STATUS_OK)
         return 1;
@@ -255,7 +257,7 @@ static uint32_t choose_parts(const struct synth *synth, int threads)
 static uint32_t choose_pitch(uint32_t res, uint32_t pixel_bytes)
 {
     uint32_t line = ALIGNMENT / pixel_bytes;
-    return ((res + 2 * OMP_GUARD + line - 1) / line | 1) * line;
+    return ((res + OMP_GUARD + line - 1) / line | 1) * line;
 }
 
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
@@ -310,8 +312,8 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     arc->vertices = class_->vertices;
     arc->orbits = class_->orbits;
     arc->p = class_->noise;
-    arc->noise_low = arc->p * (arc->p < 0 ? omp->tables.noise_high : omp->tables.noise_low);
-    arc->noise_high = arc->p * (arc->p < 0 ? omp->tables.noise_low : omp->tables.noise_high);
+    arc->noise_bounds[0] = arc->p * omp->tables.noise_low;
+    arc->noise_bounds[1] = arc->p * omp->tables.noise_high;
     arc->first = first;
     arc->count = count;
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
@@ -364,7 +366,8 @@ static void draw_part(const struct omp *omp, struct synth_image image, uint32_t 
     struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray,
                           .origin = canvas + canvas_row(omp, 0) * pixel_bytes};
     double start_s = omp->timed ? timer_now_s() : 0;
-    memset(pen.origin, 0, omp->synth->res * omp->pitch * pixel_bytes);
+    memset(canvas + (size_t)OMP_GUARD * omp->pitch * pixel_bytes, 0,
+           omp->synth->res * omp->pitch * pixel_bytes);
     worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
     uint64_t arcs = (uint64_t)omp->parts * (uint64_t)arcs_of_part(omp);
     for (int i = 0; i < arcs_of_part(omp); i++) {

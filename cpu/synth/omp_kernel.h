@@ -49,12 +49,12 @@ struct omp_tables {
 struct omp_arc {
     const struct omp_tables *tables;
     enum formula formula;
-    uint32_t res, pitch;         /* pixels from row to row of the canvas */
-    uint32_t vertices;           /* of the polygon */
-    uint32_t first, count;       /* vertices first .. first + count - 1, and as many lines */
-    float p;                     /* the noise coefficient */
-    float noise_low, noise_high; /* bounds of p times the noise */
-    uint32_t orbits;             /* of the image */
+    uint32_t res, pitch;   /* pixels from row to row of the canvas */
+    uint32_t vertices;     /* of the polygon */
+    uint32_t first, count; /* vertices first .. first + count - 1, and as many lines */
+    float p;               /* the noise coefficient */
+    float noise_bounds[2]; /* of p times the noise, in either order */
+    uint32_t orbits;       /* of the image */
     struct philox_key keys[PHILOX_ROUNDS];
 
     float *cosine, *sine, *advance; /* of these vertices */

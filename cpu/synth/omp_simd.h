@@ -8,7 +8,10 @@
 
 #include "synth/line.h"
 
-enum { BORDERS = 4, ORBITS_SURE = 1 << 16 };
+enum {
+    BORDERS = 4,
+    ORBITS_SURE = 1 << 16 /* with more to come no vertex is given up */
+};
 
 /* ---- Vertices ---- */
 
@@ -108,12 +111,12 @@ static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_l
     const vreal left = v_real_set(1.01f * (float)orbits_left), zero = v_real_set(0);
     const vreal begin = v_real_set(-0.01f * res - 2), end = v_real_set(1.01f * res + 2);
     vreal advance = v_real_load(arc->advance + i);
-    vreal least = v_real_sub(advance, v_real_set(arc->noise_high));
-    vreal most = v_real_sub(advance, v_real_set(arc->noise_low));
+    vreal step0 = v_real_sub(advance, v_real_set(arc->noise_bounds[0]));
+    vreal step1 = v_real_sub(advance, v_real_set(arc->noise_bounds[1]));
     for (int axis = 0; axis < 2; axis++) {
         vreal direction = v_real_load((axis ? arc->sine : arc->cosine) + i);
         vreal place = v_real_load((axis ? arc->y : arc->x) + i);
-        vreal a = v_real_mul(direction, least), b = v_real_mul(direction, most);
+        vreal a = v_real_mul(direction, step0), b = v_real_mul(direction, step1);
         masks[2 * axis] = v_real_less(v_fma(left, v_real_max(v_real_max(a, b), zero), place), begin);
         masks[2 * axis + 1] = v_real_less(end, v_fma(left, v_real_min(v_real_min(a, b), zero), place));
     }
@@ -232,8 +235,12 @@ static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, ui
     return (uint32_t)__builtin_popcount(mask);
 }
 
+_Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
+               "lines of up to 32 pixels are walked without a test");
+
 /* Sets the lines up that begin at the `vectors` vectors of vertices `traced`, and enters those that may be
- * seen into the lists. */
+ * seen into the lists. A line of which anything is seen begins and ends within its own length of the image,
+ * so that short ones lie on the guard at worst. Not inlined, because the registers just suffice. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
                                              const int32_t *row, const uint32_t *traced, uint32_t vectors,
                                              struct lines *lines)
@@ -281,8 +288,8 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
     lines->crossing_count = crossings;
 }
 
-/* Lines of at most `most` (8 or OMP_SHORT) pixels, whose steps come from a table. What is written beyond a
- * line's end the next line overwrites. */
+/* Lines of at most `most` pixels (8, 16 or OMP_SHORT), whose steps come from a table. What is written beyond
+ * a line's end the next line overwrites. */
 static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
                               const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)
@@ -347,7 +354,8 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* The line from vertex i, which crosses the border: every pixel is tested. */
+/* The line from vertex i, which is longer than the guard is wide and crosses the border: every pixel is
+ * tested. */
 static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {
