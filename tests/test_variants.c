@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <stdio.h>
+#include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -125,7 +126,7 @@ static void expect_same(const char *line, int threads)
 static void expect_same_sizes(const char *formula)
 {
     static const int vertices[] = {1, 2, 3, 7, 15, 16, 17, 31, 997, 1025}, orbits[] = {1, 2, 3, 201};
-    static const int sides[] = {1, 2, 31, 224, 513}, batches[] = {1, 3, 7};
+    static const int sides[] = {1, 2, 3, 31, 97, 224, 513}, batches[] = {1, 3, 7};
     int turn = 0; /* thread counts and batches take turns */
     for (size_t v = 0; v < COUNT_OF(vertices); v++)
         for (size_t k = 0; k < COUNT_OF(orbits); k++)
@@ -205,6 +206,53 @@ Test(variants, omp_long_lines)
             snprintf(line, sizeof line, "--batch 2 --formula %s %s", formulas[f], sizes[i]);
             expect_same(line, thread_counts[i % 4]);
         }
+}
+
+/* Vertices that are outside and come back, by their steps, by their noise or by both, and some that are gone
+ * for good: omp moves those no further, and must not mistake one for the other. */
+Test(variants, omp_vertices_that_come_back)
+{
+    static const char classes[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
+                                  "1,300,200,1,1,5,8,0.5,400,-4\n"
+                                  "2,300,201,1.2,1.8,5,8,-2,300,0\n"
+                                  "3,128,400,1,2,3,4,3,40,-3\n"
+                                  "4,333,150,2,1,1,2,10,20,-10\n"
+                                  "5,77,150,1,1,0,0,-8,25,8\n"
+                                  "6,500,97,1,1,0,7,0,90,-2\n"
+                                  "7,1000,200,1.2,1.8,5,8,2,25,0.002\n"
+                                  "8,5,66000,1,1,0,0,0,40,-0.001\n" /* more than omp gives vertices up for */
+                                  "9,5,66000,1,1,0,0,-0.01,60,0.01\n";
+    char path[] = "/tmp/fdsl-classes-XXXXXX";
+    int file = mkstemp(path);
+    cr_assert_geq(file, 0);
+    cr_assert_eq(write(file, classes, sizeof classes - 1), (ssize_t)(sizeof classes - 1));
+    close(file);
+    static const char *const formulas[] = {"uji", "visualatom"};
+    static const int sides[] = {1, 3, 61, 131, 200};
+    for (size_t f = 0; f < COUNT_OF(formulas); f++)
+        for (size_t r = 0; r < COUNT_OF(sides); r++) {
+            char line[160];
+            snprintf(line, sizeof line, "--class %s --batch 9 --formula %s --res %d", path, formulas[f],
+                     sides[r]);
+            expect_same(line, thread_counts[r % 3]);
+        }
+    unlink(path);
+}
+
+/* Lines about as long as the tables go, which cross the borders on all sides. */
+Test(variants, omp_lines_across_the_border)
+{
+    static const char *const formulas[] = {"uji", "visualatom"};
+    static const int noises[] = {1, 3, 6, 12, 25}, sides[] = {1, 3, 17, 33, 101};
+    for (size_t f = 0; f < COUNT_OF(formulas); f++)
+        for (size_t n = 0; n < COUNT_OF(noises); n++)
+            for (size_t r = 0; r < COUNT_OF(sides); r++) {
+                char line[160];
+                snprintf(line, sizeof line,
+                         "--batch 5 --formula %s --vertices 150 --orbits 60 --noise %d --res %d", formulas[f],
+                         noises[n], sides[r]);
+                expect_same(line, thread_counts[(n + r) % 4]);
+            }
 }
 
 Test(variants, omp_many_vertices)

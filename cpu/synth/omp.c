@@ -90,20 +90,38 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
     }
 }
 
-static int32_t pack_step(int32_t major, int32_t minor)
+/* Noise lies between the least and the greatest at PLACES places of every cell, and a little beyond: its
+ * slope is at most 2 (1 + 15/8) = 5.75 times the steepest gradient. 6 leaves room for roundings. */
+static void fill_noise_bounds(struct omp_tables *tables)
 {
-    return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
+    enum { PLACES = 512 };
+    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* over half a place */
+    for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
+        for (uint32_t place = 0; place < PLACES; place++) {
+            float noise = noise_at(tables->gradients, cell, (float)place / PLACES);
+            tables->noise_low = fminf(tables->noise_low, noise - margin);
+            tables->noise_high = fmaxf(tables->noise_high, noise + margin);
+        }
+}
+
+static void fill_patterns(struct omp_tables *tables)
+{
+    for (int32_t major = 0; major <= OMP_SHORT; major++)
+        for (int32_t minor = 0; minor <= major; minor++)
+            for (int32_t s = 0; s < OMP_SHORT; s++)
+                tables->patterns[OMP_SHORT * major + minor][s] =
+                    omp_pack_step(s, major ? (2 * minor * s + major) / (2 * major) : 0);
 }
 
 static void fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables *tables)
 {
     fill_gradients(synth, tables);
+    fill_noise_bounds(tables);
+    fill_patterns(tables);
     for (int octant = 0; octant < OCTANT_COUNT; octant++) {
         int32_t x = octant & OCTANT_LEFT ? -1 : 1, y = octant & OCTANT_UP ? -1 : 1;
         bool steep = octant & OCTANT_STEEP;
-        tables->step_x[octant] = steep ? pack_step(0, x) : pack_step(x, 0);
-        tables->step_y[octant] = steep ? pack_step(y, 0) : pack_step(0, y);
-        tables->step_pixel[octant] = steep ? pack_step(y * pitch, x) : pack_step(x, y * pitch);
+        tables->step_pixel[octant] = steep ? omp_pack_step(y * pitch, x) : omp_pack_step(x, y * pitch);
     }
     for (uint32_t mask = 0; mask < COUNT_OF(tables->compress); mask++)
         for (uint32_t lane = 0, set = 0; lane < 8; lane++)
@@ -131,9 +149,17 @@ static void omp_teardown(void *state)
     free(omp);
 }
 
+/* What is beyond one side of the image is before the other, a row on: so rows need room on one side only, and
+ * the whole canvas at both its ends. */
 static size_t canvas_pixels(const struct omp *omp)
 {
-    return (size_t)omp->synth->res * omp->pitch;
+    return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
+}
+
+/* Where row y of the image begins on a canvas. */
+static size_t canvas_row(const struct omp *omp, size_t y)
+{
+    return (y + OMP_GUARD) * omp->pitch + OMP_GUARD;
 }
 
 static int arcs_of_part(const struct omp *omp)
@@ -142,7 +168,7 @@ static int arcs_of_part(const struct omp *omp)
 }
 
 /* Lays the arrays of an arc out, `length` elements each, ARC_WORDS of 4 bytes a vertex. */
-enum { ARC_WORDS = 13 };
+enum { ARC_WORDS = 15 };
 
 static void arc_make(const struct omp *omp, size_t length, void *arrays, struct omp_arc *arc)
 {
@@ -162,6 +188,8 @@ static void arc_make(const struct omp *omp, size_t length, void *arrays, struct 
         .column = {whole + 5 * length, whole + 6 * length},
         .row = {whole + 7 * length, whole + 8 * length},
         .stir = {wide, wide + length},
+        .moved = (uint32_t *)arrays + 13 * length,
+        .traced = (uint32_t *)arrays + 14 * length,
     };
 }
 
@@ -228,7 +256,7 @@ static bool fill_state(struct omp *omp)
 static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
-    uint64_t bytes = synth->batch * parts * synth_image_bytes(synth) * sizeof(uint16_t);
+    uint64_t side = synth->res + 2 * OMP_GUARD, bytes = synth->batch * parts * side * side * sizeof(uint16_t);
     if (parts < 2 || synth->orbits_max >= UINT16_MAX ||
         synth_check_host_memory(bytes, "a canvas a thread", "--threads") != STATUS_OK)
         return 1;
@@ -238,16 +266,17 @@ static uint32_t choose_parts(const struct synth *synth, int threads)
 static uint32_t choose_pitch(uint32_t res, uint32_t pixel_bytes)
 {
     uint32_t line = ALIGNMENT / pixel_bytes;
-    return ((res + line - 1) / line | 1) * line;
+    return ((res + OMP_GUARD + line - 1) / line | 1) * line;
 }
 
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = calloc(1, sizeof *omp);
+    struct omp *omp = aligned_alloc(ALIGNMENT, sizeof *omp); /* a whole number of lines, as its tables are */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
+    *omp = (struct omp){0};
     omp->synth = synth;
     omp->kernel = forced_kernel ? forced_kernel : best_kernel();
     omp->threads = resources->threads;
@@ -265,20 +294,20 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 /* ---- Drawing ---- */
 
 /* The pixels' addresses come from a list, so that nothing but the stores bounds this loop. */
-static void paint_gray(const struct omp_pen *pen, const uint32_t *pixels, size_t count)
+static void paint_gray(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
-    uint8_t *canvas = pen->canvas, gray = (uint8_t)pen->value;
+    uint8_t *origin = pen->origin, gray = (uint8_t)pen->value;
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; i++)
-        canvas[pixels[i]] = gray;
+        origin[pixels[i]] = gray;
 }
 
-static void paint_orbit(const struct omp_pen *pen, const uint32_t *pixels, size_t count)
+static void paint_orbit(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
-    uint16_t *canvas = pen->canvas, orbit = (uint16_t)pen->value;
+    uint16_t *origin = pen->origin, orbit = (uint16_t)pen->value;
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; i++)
-        canvas[pixels[i]] = orbit;
+        origin[pixels[i]] = orbit;
 }
 
 /* Puts the arc's vertices on the oval around the centre. */
@@ -290,7 +319,10 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     struct atom_spokes spokes = synth_spokes(synth, image.class_index);
     struct atom_point centre = atom_centre(key, synth->formula, synth->res);
     arc->vertices = class_->vertices;
+    arc->orbits = class_->orbits;
     arc->p = class_->noise;
+    arc->noise_bounds[0] = arc->p * omp->tables.noise_low;
+    arc->noise_bounds[1] = arc->p * omp->tables.noise_high;
     arc->first = first;
     arc->count = count;
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
@@ -334,14 +366,17 @@ static struct philox_key image_key(const struct synth *synth, struct synth_image
 }
 
 /* Draws a part of an image, or all of it, over black. */
-static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, void *canvas,
+static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, char *canvas,
                       struct worker *worker)
 {
     const struct atom_class *class_ = &omp->synth->classes[image.class_index];
     struct philox_key key = image_key(omp->synth, image);
-    struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray, .canvas = canvas};
+    size_t pixel_bytes = omp->parts > 1 ? sizeof(uint16_t) : 1;
+    struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray,
+                          .origin = canvas + canvas_row(omp, 0) * pixel_bytes};
     double start_s = omp->timed ? timer_now_s() : 0;
-    memset(canvas, 0, canvas_pixels(omp) * (omp->parts > 1 ? sizeof(uint16_t) : 1));
+    memset(canvas + (size_t)OMP_GUARD * omp->pitch * pixel_bytes, 0,
+           omp->synth->res * omp->pitch * pixel_bytes);
     worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
     uint64_t arcs = (uint64_t)omp->parts * (uint64_t)arcs_of_part(omp);
     for (int i = 0; i < arcs_of_part(omp); i++) {
@@ -361,10 +396,10 @@ static void finish_image(const struct omp *omp, struct synth_image image, uint64
     double start_s = omp->timed ? timer_now_s() : 0;
     if (output_is_canvas(&synth->output))
         for (size_t y = 0; y < synth->res; y++)
-            memcpy(finished + y * synth->res, worker->canvas + y * omp->pitch, synth->res);
+            memcpy(finished + y * synth->res, worker->canvas + canvas_row(omp, y), synth->res);
     else
-        output_convert(&synth->output, synth->res, image_key(synth, image), worker->canvas, omp->pitch,
-                       finished);
+        output_convert(&synth->output, synth->res, image_key(synth, image),
+                       (const uint8_t *)worker->canvas + canvas_row(omp, 0), omp->pitch, finished);
     worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
 }
 
@@ -373,7 +408,7 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 {
     size_t res = omp->synth->res, stride = canvas_pixels(omp);
     for (size_t y = begin_y; y < end_y; y++) {
-        uint16_t *latest = omp->canvases + j * omp->parts * stride + y * omp->pitch;
+        uint16_t *latest = omp->canvases + j * omp->parts * stride + canvas_row(omp, y);
         uint8_t *image =
             (omp->merged ? omp->merged : omp->images) + j * synth_image_bytes(omp->synth) + y * res;
         for (uint32_t part = 1; part < omp->parts; part++) {
@@ -412,7 +447,7 @@ static void draw_whole_images(struct omp *omp, uint64_t number)
         struct worker *worker = &omp->workers[omp_get_thread_num()];
         uint64_t j = omp->order[i];
         struct synth_image image = image_of(omp, number, j);
-        draw_part(omp, image, 0, worker->canvas, worker);
+        draw_part(omp, image, 0, (char *)worker->canvas, worker);
         finish_image(omp, image, j, worker);
     }
 }
@@ -457,7 +492,7 @@ static void draw_cut_images(struct omp *omp, uint64_t number)
         for (uint64_t task = 0; task < tasks; task++) {
             uint64_t j = omp->order[task / omp->parts], part = task % omp->parts;
             draw_part(omp, image_of(omp, number, j), (uint32_t)part,
-                      omp->canvases + (j * omp->parts + part) * canvas_pixels(omp), worker);
+                      (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), worker);
         }
 #pragma omp for schedule(static)
         for (uint64_t task = 0; task < tasks; task++) {

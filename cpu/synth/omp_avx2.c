@@ -1,6 +1,7 @@
 /* `omp` in vectors of 8: AVX2 and FMA. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <string.h>
 
 #include "omp_kernel.h"
 
@@ -36,18 +37,25 @@ typedef __m256 vreal;
 #define v_min(a, b)           _mm256_min_epi32(a, b)
 #define v_min_unsigned(a, b)  _mm256_min_epu32(a, b)
 #define v_signs(a)            ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
+#define v_greater(a, b)       ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b))))
 
-#define v_real_load(p)        _mm256_loadu_ps(p)
-#define v_real_store(p, a)    _mm256_storeu_ps(p, a)
-#define v_real_set(x)         _mm256_set1_ps(x)
-#define v_real(a)             _mm256_cvtepi32_ps(a)
-#define v_truncate(x)         _mm256_cvttps_epi32(x)
-#define v_real_sub(x, y)      _mm256_sub_ps(x, y)
-#define v_real_mul(x, y)      _mm256_mul_ps(x, y)
-#define v_real_div(x, y)      _mm256_div_ps(x, y)
-#define v_fma(x, y, z)        _mm256_fmadd_ps(x, y, z)  /* x y + z */
-#define v_fms(x, y, z)        _mm256_fmsub_ps(x, y, z)  /* x y - z */
-#define v_fnma(x, y, z)       _mm256_fnmadd_ps(x, y, z) /* -x y + z */
+/* The lanes with x and y in 0 .. last. */
+#define v_inside(x, y, last) (0xFF & ~v_signs(v_or(v_or3(x, y, v_sub(last, x)), v_sub(last, y))))
+
+#define v_real_load(p)       _mm256_loadu_ps(p)
+#define v_real_store(p, a)   _mm256_storeu_ps(p, a)
+#define v_real_set(x)        _mm256_set1_ps(x)
+#define v_real(a)            _mm256_cvtepi32_ps(a)
+#define v_truncate(x)        _mm256_cvttps_epi32(x)
+#define v_real_sub(x, y)     _mm256_sub_ps(x, y)
+#define v_real_mul(x, y)     _mm256_mul_ps(x, y)
+#define v_real_div(x, y)     _mm256_div_ps(x, y)
+#define v_real_min(x, y)     _mm256_min_ps(x, y)
+#define v_real_max(x, y)     _mm256_max_ps(x, y)
+#define v_real_less(x, y)    ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ)))
+#define v_fma(x, y, z)       _mm256_fmadd_ps(x, y, z)  /* x y + z */
+#define v_fms(x, y, z)       _mm256_fmsub_ps(x, y, z)  /* x y - z */
+#define v_fnma(x, y, z)      _mm256_fnmadd_ps(x, y, z) /* -x y + z */
 
 /* 0, 1, 2, ... */
 #define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
@@ -65,6 +73,13 @@ static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t
 {
     __m128i lanes = _mm_loadl_epi64((const __m128i *)&tables->compress[mask]);
     v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
+}
+
+/* Writes at + the numbers of the lanes in `mask`, a byte each, and whatever after them: LANES in all. */
+static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
+{
+    uint64_t lanes = tables->compress[mask] + at * 0x0101010101010101u;
+    memcpy(p, &lanes, sizeof lanes);
 }
 
 /* Element `index` (0 .. 7) of a table of eight. */
@@ -93,6 +108,13 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
                    _mm256_permutevar8x32_ps(v_real_load(tables->hash_gradients + 8), hash), hash, 3);
     }
 }
+
+/* Eight numbers, whatever LANES is: AVX2, which both have. */
+#define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
+#define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
+#define v8_set(n)             _mm256_set1_epi32((int32_t)(n))
+#define v8_add(a, b)          _mm256_add_epi32(a, b)
+#define v8_multiply_add(a, b) _mm256_madd_epi16(a, b)
 
 #include "omp_simd.h"
 

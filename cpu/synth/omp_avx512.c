@@ -37,18 +37,26 @@ typedef __m512 vreal;
 #define v_min(a, b)           _mm512_min_epi32(a, b)
 #define v_min_unsigned(a, b)  _mm512_min_epu32(a, b)
 #define v_signs(a)            ((uint32_t)_mm512_movepi32_mask(a))
+#define v_greater(a, b)       ((uint32_t)_mm512_cmpgt_epi32_mask(a, b))
 
-#define v_real_load(p)        _mm512_loadu_ps(p)
-#define v_real_store(p, a)    _mm512_storeu_ps(p, a)
-#define v_real_set(x)         _mm512_set1_ps(x)
-#define v_real(a)             _mm512_cvtepi32_ps(a)
-#define v_truncate(x)         _mm512_cvttps_epi32(x)
-#define v_real_sub(x, y)      _mm512_sub_ps(x, y)
-#define v_real_mul(x, y)      _mm512_mul_ps(x, y)
-#define v_real_div(x, y)      _mm512_div_ps(x, y)
-#define v_fma(x, y, z)        _mm512_fmadd_ps(x, y, z)  /* x y + z */
-#define v_fms(x, y, z)        _mm512_fmsub_ps(x, y, z)  /* x y - z */
-#define v_fnma(x, y, z)       _mm512_fnmadd_ps(x, y, z) /* -x y + z */
+/* The lanes with x and y in 0 .. last. */
+#define v_inside(x, y, last) \
+    ((uint32_t)_mm512_mask_cmple_epu32_mask(_mm512_cmple_epu32_mask(x, last), y, last))
+
+#define v_real_load(p)     _mm512_loadu_ps(p)
+#define v_real_store(p, a) _mm512_storeu_ps(p, a)
+#define v_real_set(x)      _mm512_set1_ps(x)
+#define v_real(a)          _mm512_cvtepi32_ps(a)
+#define v_truncate(x)      _mm512_cvttps_epi32(x)
+#define v_real_sub(x, y)   _mm512_sub_ps(x, y)
+#define v_real_mul(x, y)   _mm512_mul_ps(x, y)
+#define v_real_div(x, y)   _mm512_div_ps(x, y)
+#define v_real_min(x, y)   _mm512_min_ps(x, y)
+#define v_real_max(x, y)   _mm512_max_ps(x, y)
+#define v_real_less(x, y)  ((uint32_t)_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ))
+#define v_fma(x, y, z)     _mm512_fmadd_ps(x, y, z)  /* x y + z */
+#define v_fms(x, y, z)     _mm512_fmsub_ps(x, y, z)  /* x y - z */
+#define v_fnma(x, y, z)    _mm512_fnmadd_ps(x, y, z) /* -x y + z */
 
 /* 0, 1, 2, ... */
 #define v_count() _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
@@ -64,6 +72,14 @@ typedef __m512 vreal;
 /* Writes the lanes in `mask` one after the other, and whatever after them: LANES in all. */
 #define v_compress(tables, p, mask, a) \
     ((void)(tables), _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)(mask), a)))
+
+/* Writes at + the numbers of the lanes in `mask`, a byte each, and whatever after them: LANES in all. */
+static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
+{
+    (void)tables;
+    vint lanes = _mm512_maskz_compress_epi32((__mmask16)mask, v_add(v_count(), v_set(at)));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(lanes));
+}
 
 /* Element `index` (0 .. 7) of a table of eight. */
 #define v_octant(table, index) \
@@ -83,6 +99,13 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
     *left = _mm512_permutexvar_ps(words[0], gradients);
     *right = _mm512_permutexvar_ps(words[1], gradients);
 }
+
+/* Eight numbers, whatever LANES is: AVX2, which both have. */
+#define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
+#define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
+#define v8_set(n)             _mm256_set1_epi32((int32_t)(n))
+#define v8_add(a, b)          _mm256_add_epi32(a, b)
+#define v8_multiply_add(a, b) _mm256_madd_epi16(a, b)
 
 #include "omp_simd.h"
 

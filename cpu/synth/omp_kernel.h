@@ -19,6 +19,14 @@
 /* Lines of up to this many pixels are walked in vectors; omp_simd.h gives the reason. */
 #define OMP_MAJOR_MAX 1024
 
+/* Those of up to this many come from a table. */
+#define OMP_SHORT_BITS 5
+#define OMP_SHORT      (1 << OMP_SHORT_BITS)
+
+/* A canvas goes on beyond the image by so many pixels on every side. A line up to so long of which anything
+ * can be seen lies on it, so that its pixels need no test. */
+#define OMP_GUARD 32
+
 /* The octant of a line: which way it goes along x and y, and whether y is its major axis. */
 enum { OCTANT_LEFT = 1, OCTANT_UP = 2, OCTANT_STEEP = 4, OCTANT_COUNT = 8 };
 
@@ -27,10 +35,13 @@ struct omp_tables {
     float gradients[NOISE_TABLE_COUNT]; /* those of noise.h */
     uint32_t hashes[2][32];           /* hash & 15 of cell c, and of c + 1, at nibble c >> 5 of word c & 31 */
     float hash_gradients[16];         /* the gradient of a hash, times 2^-24 */
-    int32_t step_x[OCTANT_COUNT];     /* (major step) | (minor step) << 16, along x */
-    int32_t step_y[OCTANT_COUNT];     /* along y */
-    int32_t step_pixel[OCTANT_COUNT]; /* and in pixels of the canvas */
-    uint64_t compress[256];           /* for every mask of 8 lanes, the lanes set, a byte each */
+    float noise_low, noise_high;      /* bounds of the noise */
+    int32_t step_pixel[OCTANT_COUNT]; /* omp_pack_step() in pixels of the canvas */
+
+    /* s | m << 16 for steps s = 0, 1, ... of the line with `major` and `minor`, m that it has made along its
+     * minor axis: at OMP_SHORT major + minor. */
+    _Alignas(64) int32_t patterns[OMP_SHORT * (OMP_SHORT + 1) + 1][OMP_SHORT];
+    uint64_t compress[256]; /* for every mask of 8 lanes, the lanes set, a byte each */
 };
 
 /* A run of consecutive vertices of one image, with the first vertex beyond it, where the last line ends. All
@@ -42,18 +53,24 @@ struct omp_arc {
     uint32_t vertices;     /* of the polygon */
     uint32_t first, count; /* vertices first .. first + count - 1, and as many lines */
     float p;               /* the noise coefficient */
+    float noise_bounds[2]; /* of p times the noise, in either order */
+    uint32_t orbits;       /* of the image */
     struct philox_key keys[PHILOX_ROUNDS];
 
     float *cosine, *sine, *advance; /* of these vertices */
     float *x, *y;                   /* where they stand */
     uint64_t *stir[2];           /* the kernel's own: what Philox has made of the vertices' numbers alone */
     int32_t *column[2], *row[2]; /* their pixels after the even and the odd orbit of a pair */
+
+    /* The kernel's own: the first vertices of the vectors to move, and of those whose lines may be seen */
+    uint32_t *moved, *traced;
+    uint32_t moved_count, traced_count;
 };
 
-/* Where pixels go. */
+/* Where pixels go: to y pitch + x. */
 struct omp_pen {
-    void (*paint)(const struct omp_pen *pen, const uint32_t *pixels, size_t count);
-    void *canvas;
+    void (*paint)(const struct omp_pen *pen, const int32_t *pixels, size_t count);
+    void *origin; /* pixel (0, 0) of the image, on its canvas */
     uint32_t value;
 };
 
@@ -78,6 +95,12 @@ bool omp_force_isa(const char *name);
 static inline uint32_t omp_vertex(const struct omp_arc *arc, uint32_t i)
 {
     return arc->first + i < arc->vertices ? arc->first + i : arc->first + i - arc->vertices;
+}
+
+/* A step along a line's major axis, and one along its minor axis, for a multiply-add of 16-bit numbers. */
+static inline int32_t omp_pack_step(int32_t major, int32_t minor)
+{
+    return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
 /* Walks one line by the reference's own steps: for what is too long for vectors, or where there are none. */

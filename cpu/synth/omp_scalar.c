@@ -34,7 +34,7 @@ static void advance(struct omp_arc *arc, uint32_t pair)
 void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen)
 {
     enum { LIST = 256 };
-    uint32_t pixels[LIST];
+    int32_t pixels[LIST];
     size_t count = 0;
     const int32_t *column = arc->column[parity], *row = arc->row[parity];
     int32_t res = (int32_t)arc->res;
@@ -44,7 +44,7 @@ void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const str
          line.left > 0; line_step(&line)) {
         if (!line_inside(line.x, line.y, res))
             continue;
-        pixels[count++] = (uint32_t)line.y * arc->pitch + (uint32_t)line.x;
+        pixels[count++] = line.y * (int32_t)arc->pitch + line.x;
         if (count == LIST) {
             pen->paint(pen, pixels, count);
             count = 0;

@@ -4,6 +4,14 @@
  * The arithmetic is that of noise.h and atom.h, operation by operation, so that the bits are the same. Only
  * scaling by powers of two is moved about, which is exact.
  */
+#include <string.h>
+
+#include "synth/line.h"
+
+enum {
+    BORDERS = 4,
+    ORBITS_SURE = 1 << 16 /* with more to come no vertex is given up */
+};
 
 /* ---- Vertices ---- */
 
@@ -95,23 +103,72 @@ static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
     v_real_store(arc->y + i, y);
 }
 
+/* Which of LANES vertices from number i on are beyond a border for good, a mask a border: no noise of
+ * `orbits_left` orbits can bring them back. The hundredths cover the roundings of ORBITS_SURE steps. */
+static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_left, uint32_t masks[BORDERS])
+{
+    const float res = (float)arc->res;
+    const vreal left = v_real_set(1.01f * (float)orbits_left), zero = v_real_set(0);
+    const vreal begin = v_real_set(-0.01f * res - 2), end = v_real_set(1.01f * res + 2);
+    vreal advance = v_real_load(arc->advance + i);
+    vreal step0 = v_real_sub(advance, v_real_set(arc->noise_bounds[0]));
+    vreal step1 = v_real_sub(advance, v_real_set(arc->noise_bounds[1]));
+    for (int axis = 0; axis < 2; axis++) {
+        vreal direction = v_real_load((axis ? arc->sine : arc->cosine) + i);
+        vreal place = v_real_load((axis ? arc->y : arc->x) + i);
+        vreal a = v_real_mul(direction, step0), b = v_real_mul(direction, step1);
+        masks[2 * axis] = v_real_less(v_fma(left, v_real_max(v_real_max(a, b), zero), place), begin);
+        masks[2 * axis + 1] = v_real_less(end, v_fma(left, v_real_min(v_real_min(a, b), zero), place));
+    }
+}
+
+/* Lists the vectors of lines that may still be seen, and those of vertices that have to be moved for them. A
+ * vector of lines is left out where the vertices at all its ends are beyond the same border for good. */
+static void cull(struct omp_arc *arc, uint32_t orbits_left)
+{
+    const uint32_t all = (1u << LANES) - 1;
+    uint32_t next[BORDERS] = {1, 1, 1, 1}, masks[BORDERS]; /* the vector after this one */
+    bool next_traced = false;
+    arc->traced_count = arc->moved_count = 0;
+    for (uint32_t left = arc->count / LANES + 1; left > 0; left--) {
+        uint32_t i = (left - 1) * LANES, ends = arc->count - i < LANES ? (2u << (arc->count - i)) - 1 : all;
+        bool hidden = i == arc->count;
+        gone(arc, i, orbits_left, masks);
+        for (int border = 0; border < BORDERS; border++) {
+            hidden |= orbits_left <= ORBITS_SURE && (masks[border] & ends) == ends && (next[border] & 1);
+            next[border] = masks[border];
+        }
+        if (!hidden)
+            arc->traced[arc->traced_count++] = i;
+        if (i + LANES <= arc->count && (!hidden || next_traced))
+            arc->moved[arc->moved_count++] = i + LANES;
+        next_traced = !hidden;
+    }
+    if (next_traced)
+        arc->moved[arc->moved_count++] = 0;
+}
+
 /* Random words are made for several vectors before they are used: either loop is small enough for a core to
  * have two turns of it in flight, which hides the latency of the multiplications. */
 static void advance(struct omp_arc *arc, uint32_t pair)
 {
-    enum { GROUP = 4 };
+    enum { GROUP = 4, CULL_PAIRS = 8 };
     const struct philox_key *keys = arc->keys;
     const uint64_t shared = (uint64_t)PHILOX_M0 * (pair ^ keys[0].word[0]);
     const vint high = v_set((uint32_t)(shared >> 32) ^ keys[1].word[1]);
     const vint low = v_set((uint32_t)shared ^ keys[2].word[1]);
     vint words[GROUP][2][4];
-    for (uint32_t begin_i = 0; begin_i <= arc->count; begin_i += GROUP * LANES) {
-        for (uint32_t g = 0, i = begin_i; g < GROUP && i <= arc->count; g++, i += LANES)
+    if (pair % CULL_PAIRS == 0)
+        cull(arc, arc->orbits - 2 * pair);
+    for (uint32_t begin_g = 0; begin_g < arc->moved_count; begin_g += GROUP) {
+        const uint32_t *moved = arc->moved + begin_g;
+        uint32_t count = arc->moved_count - begin_g < GROUP ? arc->moved_count - begin_g : GROUP;
+        for (uint32_t g = 0; g < count; g++)
             for (uint32_t half = 0; half < 2; half++)
-                philox_words(keys, v_load(arc->stir[0] + i + half * (LANES / 2)),
-                             v_load(arc->stir[1] + i + half * (LANES / 2)), high, low, words[g][half]);
-        for (uint32_t g = 0, i = begin_i; g < GROUP && i <= arc->count; g++, i += LANES)
-            move(arc, i, words[g]);
+                philox_words(keys, v_load(arc->stir[0] + moved[g] + half * (LANES / 2)),
+                             v_load(arc->stir[1] + moved[g] + half * (LANES / 2)), high, low, words[g][half]);
+        for (uint32_t g = 0; g < count; g++)
+            move(arc, moved[g], words[g]);
     }
 }
 
@@ -125,30 +182,25 @@ static void advance(struct omp_arc *arc, uint32_t pair)
  * and the bias puts ours 1 / (4 major) above it. Rounding of the reciprocal, the slope, the bias and the sum
  * amounts to less than (3 major + 2) 2^-24, which is less than 1 / (4 major) up to major = 1181. */
 
-#define BLOCK 128 /* lines at a time: the lists below stay in the first-level cache */
+#define BLOCK 256 /* lines at a time: the lists below stay in the first-level cache */
 
-/* The lines of a block, and which of them are to be walked. */
+/* The lines of a block, and the numbers of those to be walked. */
 struct lines {
-    int32_t x[BLOCK], y[BLOCK]; /* where they begin */
-    int32_t pixel[BLOCK];       /* y pitch + x */
-    int32_t octant[BLOCK];
-    int32_t step[BLOCK];   /* in pixels: major | minor << 16 */
-    int32_t length[BLOCK]; /* pixels */
-    int32_t head[BLOCK];   /* pixels, at most LANES */
-    float slope[BLOCK], bias[BLOCK];
+    int32_t pixel[BLOCK];            /* where they begin: y pitch + x */
+    int32_t step[BLOCK];             /* omp_pack_step() in pixels */
+    int32_t length[BLOCK];           /* pixels */
+    int32_t shape[BLOCK];            /* OMP_SHORT major + minor: a row of the patterns, for short ones */
+    float slope[BLOCK], bias[BLOCK]; /* of longer ones */
 
-    /* Lines all inside the image, those of them with more than LANES pixels, and lines that cross a border */
-    uint32_t inside[BLOCK + LANES], longer[BLOCK + LANES], crossing[BLOCK + LANES];
-};
-
-/* How many lines are in those lists: apart from them, so that they can stay in registers. */
-struct counts {
-    uint32_t inside, longer, crossing;
+    /* Lines that need no test of their pixels, by length: up to 8, 16, OMP_SHORT, more; and those that do. */
+    uint8_t up_to_8[BLOCK + LANES], up_to_16[BLOCK + LANES], up_to_32[BLOCK + LANES], longer[BLOCK + LANES],
+        crossing[BLOCK + LANES];
+    uint32_t up_to_8_count, up_to_16_count, up_to_32_count, longer_count, crossing_count;
 };
 
 /* Pixels to paint. Long lists cost cache, short ones a mispredicted branch each. */
 struct pixels {
-    uint32_t list[BLOCK * LANES + LANES];
+    int32_t list[BLOCK * OMP_SHORT + OMP_SHORT];
     size_t count;
 };
 
@@ -158,122 +210,143 @@ static void flush(struct pixels *pixels, const struct omp_pen *pen)
     pixels->count = 0;
 }
 
-/* Makes room for LANES pixels of each of `lines` lines. */
-static inline void reserve(struct pixels *pixels, uint32_t lines, const struct omp_pen *pen)
+/* Makes room for `count` pixels, and for a line's worth that is written beyond them. */
+static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct omp_pen *pen)
 {
-    if (pixels->count + (size_t)(lines + 1) * LANES > COUNT_OF(pixels->list))
+    if (pixels->count + count + OMP_SHORT > COUNT_OF(pixels->list))
         flush(pixels, pen);
+    return pixels->list + pixels->count;
 }
 
-/* A lane whose sign is set is outside the image. */
-static inline vint outside(vint x, vint y, vint last)
-{
-    return v_or(v_or3(x, y, v_sub(last, x)), v_sub(last, y));
-}
-
-/* A lane whose sign is set holds a line that draws nothing: `uji` drops a line whose two ends are outside,
- * and any line draws nothing whose ends are beyond the same border. */
-static inline vint invisible(enum formula formula, vint x0, vint y0, vint x1, vint y1, vint last)
+/* The lanes that hold a line which may be seen: `uji` drops a line whose two ends are outside, and any line
+ * draws nothing whose ends are beyond the same border. */
+static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, vint y1, vint last)
 {
     if (formula == FORMULA_UJI)
-        return v_and(outside(x0, y0, last), outside(x1, y1, last));
-    return v_or(v_or3(v_and(x0, x1), v_and(y0, y1), v_and(v_sub(last, x0), v_sub(last, x1))),
-                v_and(v_sub(last, y0), v_sub(last, y1)));
+        return v_inside(x0, y0, last) | v_inside(x1, y1, last);
+    return ~v_signs(v_or(v_or3(v_and(x0, x1), v_and(y0, y1), v_and(v_sub(last, x0), v_sub(last, x1))),
+                         v_and(v_sub(last, y0), v_sub(last, y1))));
 }
 
-static inline uint32_t append(const struct omp_tables *tables, uint32_t *list, uint32_t mask, vint number)
+/* Appends at + the numbers of the lanes in `mask`, and whatever after them: LANES in all. */
+static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, uint32_t mask, uint32_t at)
 {
-    v_compress(tables, list, mask, number);
+    v_compress_lanes(tables, list, mask, at);
     return (uint32_t)__builtin_popcount(mask);
 }
 
-/* Sets LANES lines up and enters those that are seen into the lists. Returns those that are too long. */
-static inline uint32_t set_up(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
-                              uint32_t i, uint32_t valid, struct lines *lines, struct counts *counts)
+_Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
+               "lines of up to 32 pixels are walked without a test");
+
+/* Sets the lines up that begin at the `vectors` vectors of vertices `traced`, and enters those that may be
+ * seen into the lists. A line of which anything is seen begins and ends within its own length of the image,
+ * so that short ones lie on the guard at worst. Not inlined, because the registers just suffice. */
+static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
+                                             const int32_t *row, const uint32_t *traced, uint32_t vectors,
+                                             struct lines *lines)
 {
     const struct omp_tables *tables = arc->tables;
-    const vint last = v_set(arc->res - 1);
-    vint x0 = v_load(column + i), y0 = v_load(row + i), x1 = v_load(column + i + 1), y1 = v_load(row + i + 1);
-    uint32_t seen = valid & ~v_signs(invisible(arc->formula, x0, y0, x1, y1, last));
-    if (!seen)
-        return 0;
-    uint32_t inside = seen & ~v_signs(v_or(outside(x0, y0, last), outside(x1, y1, last)));
-    vint dx = v_sub(x1, x0), dy = v_sub(y1, y0), width = v_abs(dx), height = v_abs(dy);
-    vint major = v_max(width, height), minor = v_min(width, height);
-    vint steep = v_sub(v_sub(width, height), v_set(1)); /* negative where height >= width */
-    vint octant = v_or3(v_right(dx, 31), v_and(v_right(dy, 30), v_set(OCTANT_UP)),
-                        v_and(v_right(steep, 29), v_set(OCTANT_STEEP)));
-    uint32_t too_long = seen & v_signs(v_sub(v_set(OMP_MAJOR_MAX), major));
-    vint length = v_add(major, v_set(arc->formula == FORMULA_VISUALATOM));
-    vreal reciprocal = v_real_div(v_real_set(0x1p16f), v_real(v_max(major, v_set(1))));
+    const enum formula formula = arc->formula;
+    const uint32_t count = arc->count;
+    const int32_t ends = formula == FORMULA_VISUALATOM; /* pixels at the end of a line */
+    const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
+    uint32_t n8 = 0, n16 = 0, n32 = 0, longer = 0, crossings = 0;
+    for (uint32_t g = 0; g < vectors; g++) {
+        uint32_t at = g * LANES, i = traced[g];
+        uint32_t valid = count - i < LANES ? (1u << (count - i)) - 1 : (1u << LANES) - 1;
+        vint x0 = v_load(column + i), y0 = v_load(row + i), x1 = v_load(column + i + 1),
+             y1 = v_load(row + i + 1);
+        uint32_t seen = valid & visible(formula, x0, y0, x1, y1, last);
+        if (!seen)
+            continue;
+        vint dx = v_sub(x1, x0), dy = v_sub(y1, y0), width = v_abs(dx), height = v_abs(dy);
+        vint major = v_max(width, height), minor = v_min(width, height);
+        vint steep = v_sub(v_sub(width, height), v_set(1)); /* negative where height >= width */
+        vint octant = v_or3(v_right(dx, 31), v_and(v_right(dy, 30), v_set(OCTANT_UP)),
+                            v_and(v_right(steep, 29), v_set(OCTANT_STEEP)));
+        v_store(lines->pixel + at, v_add(v_multiply(y0, pitch), x0));
+        v_store(lines->step + at, v_octant(tables->step_pixel, octant));
+        v_store(lines->length + at, v_add(major, v_set(ends)));
+        v_store(lines->shape + at, v_add(v_left(major, OMP_SHORT_BITS), minor));
 
-    uint32_t at = i % BLOCK;
-    v_store(lines->x + at, x0);
-    v_store(lines->y + at, y0);
-    v_store(lines->pixel + at, v_add(v_multiply(y0, v_set(arc->pitch)), x0));
-    v_store(lines->octant + at, octant);
-    v_store(lines->step + at, v_octant(tables->step_pixel, octant));
-    v_store(lines->length + at, length);
-    v_real_store(lines->slope + at, v_real_mul(v_real(minor), reciprocal));
-    v_real_store(lines->bias + at, v_fma(reciprocal, v_real_set(0.25f), v_real_set(0x1p15f)));
-    v_store(lines->head + at, v_min(length, v_set(LANES)));
-
-    vint number = v_add(v_count(), v_set(at));
-    uint32_t longer = inside & ~too_long & v_signs(v_sub(v_set(LANES), length));
-    counts->inside += append(tables, lines->inside + counts->inside, inside & ~too_long, number);
-    counts->longer += append(tables, lines->longer + counts->longer, longer, number);
-    counts->crossing +=
-        append(tables, lines->crossing + counts->crossing, seen & ~inside & ~too_long, number);
-    return too_long;
+        uint32_t over_8 = v_greater(major, v_set(8 - ends)), over_16 = v_greater(major, v_set(16 - ends));
+        uint32_t over_32 = seen & v_greater(major, v_set(32 - ends));
+        n8 += append(tables, lines->up_to_8 + n8, seen & ~over_8, at);
+        n16 += append(tables, lines->up_to_16 + n16, seen & over_8 & ~over_16, at);
+        n32 += append(tables, lines->up_to_32 + n32, seen & over_16 & ~over_32, at);
+        if (over_32) {
+            uint32_t inside =
+                v_inside(x0, y0, last) & v_inside(x1, y1, last) & ~v_greater(major, v_set(OMP_MAJOR_MAX));
+            longer += append(tables, lines->longer + longer, over_32 & inside, at);
+            crossings += append(tables, lines->crossing + crossings, over_32 & ~inside, at);
+        }
+    }
+    lines->up_to_8_count = n8;
+    lines->up_to_16_count = n16;
+    lines->up_to_32_count = n32;
+    lines->longer_count = longer;
+    lines->crossing_count = crossings;
 }
 
-/* Steps s of line i, LANES of them: s | m << 16. */
-static inline vint steps(const struct lines *lines, uint32_t i, vint s, vreal s_real)
-{
-    vint fixed = v_truncate(v_fma(s_real, v_real_set(lines->slope[i]), v_real_set(lines->bias[i])));
-    return v_or(v_and(fixed, v_set(0xFFFF0000u)), s);
-}
-
-/* LANES pixels of line i in a row, from step s. What is written beyond its end the next line overwrites. */
-static inline void emit(const struct lines *lines, uint32_t i, vint s, vreal s_real, uint32_t *list)
-{
-    vint offset = v_multiply_add(steps(lines, i, s, s_real), v_set(lines->step[i]));
-    v_store(list, v_add(offset, v_set(lines->pixel[i])));
-}
-
-/* The first pixels of all lines that lie inside. */
-static inline void walk_heads(const struct lines *lines, uint32_t count, struct pixels *pixels,
+/* Lines of at most `most` pixels (8, 16 or OMP_SHORT), whose steps come from a table. What is written beyond
+ * a line's end the next line overwrites. */
+static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
+                              const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)
 {
-    const vint s = v_count();
-    const vreal s_real = v_real(s);
-    reserve(pixels, count, pen);
-    uint32_t *list = pixels->list + pixels->count;
+    int32_t *list = reserve(pixels, (size_t)count * most, pen);
     for (uint32_t j = 0; j < count; j++) {
-        uint32_t i = lines->inside[j];
-        emit(lines, i, s, s_real, list);
-        list += lines->head[i];
+        uint32_t i = numbers[j];
+        const int32_t *steps = tables->patterns[lines->shape[i]];
+        if (most == 8)
+            v8_store(list, v8_add(v8_multiply_add(v8_load(steps), v8_set(lines->step[i])),
+                                  v8_set(lines->pixel[i])));
+        else
+            for (uint32_t s = 0; s < most; s += LANES)
+                v_store(list + s, v_add(v_multiply_add(v_load(steps + s), v_set(lines->step[i])),
+                                        v_set(lines->pixel[i])));
+        list += lines->length[i];
     }
     pixels->count = (size_t)(list - pixels->list);
 }
 
-/* The other pixels of those that are longer: LANES of each in a first pass, as many of those that go on in a
- * second, and so on. */
-static inline void walk_longer(struct lines *lines, uint32_t count, struct pixels *pixels,
-                               const struct omp_pen *pen)
+/* The slope and bias of a line. */
+static inline void incline(int32_t major, int32_t minor, float *slope, float *bias)
 {
-    for (int32_t begin_s = LANES; count > 0; begin_s += LANES) {
+    float reciprocal = 0x1p16f / (float)(major > 0 ? major : 1);
+    *slope = (float)minor * reciprocal;
+    *bias = 0.25f * reciprocal + 0x1p15f;
+}
+
+/* Steps s of a line, LANES of them: s | m << 16. */
+static inline vint steps_of(float slope, float bias, vint s, vreal s_real)
+{
+    vint fixed = v_truncate(v_fma(s_real, v_real_set(slope), v_real_set(bias)));
+    return v_or(v_and(fixed, v_set(0xFFFF0000u)), s);
+}
+
+/* Longer lines, in no table: LANES pixels of each in a first pass, as many of those that go on in a second,
+ * and so on. */
+static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, uint32_t count,
+                               struct pixels *pixels, const struct omp_pen *pen)
+{
+    for (uint32_t j = 0; j < count; j++) {
+        uint32_t i = lines->longer[j];
+        int32_t major = lines->length[i] - (arc->formula == FORMULA_VISUALATOM);
+        incline(major, lines->shape[i] - OMP_SHORT * major, &lines->slope[i], &lines->bias[i]);
+    }
+    for (int32_t begin_s = 0; count > 0; begin_s += LANES) {
         const vint s = v_add(v_count(), v_set(begin_s));
         const vreal s_real = v_real(s);
         uint32_t going_on = 0;
-        reserve(pixels, count, pen);
-        uint32_t *list = pixels->list + pixels->count;
+        int32_t *list = reserve(pixels, (size_t)count * LANES, pen);
         for (uint32_t j = 0; j < count; j++) {
             uint32_t i = lines->longer[j];
             int32_t more = lines->length[i] - begin_s - LANES; /* pixels after this pass, if positive */
-            emit(lines, i, s, s_real, list);
+            vint walked = steps_of(lines->slope[i], lines->bias[i], s, s_real);
+            v_store(list, v_add(v_multiply_add(walked, v_set(lines->step[i])), v_set(lines->pixel[i])));
             list += LANES + (more < 0 ? more : 0);
-            lines->longer[going_on] = i;
+            lines->longer[going_on] = (uint8_t)i;
             going_on += more > 0;
         }
         count = going_on;
@@ -281,31 +354,26 @@ static inline void walk_longer(struct lines *lines, uint32_t count, struct pixel
     }
 }
 
-/* The same for lines that cross the border: every pixel is tested. */
-static inline void walk_crossing(const struct omp_arc *arc, struct lines *lines, uint32_t count,
-                                 struct pixels *pixels, const struct omp_pen *pen)
+/* The line from vertex i, which is longer than the guard is wide and crosses the border: every pixel is
+ * tested. */
+static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
+                                 uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {
-    const struct omp_tables *tables = arc->tables;
     const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
-    for (int32_t begin_s = 0; count > 0; begin_s += LANES) {
-        const vint s = v_add(v_count(), v_set(begin_s));
-        const vreal s_real = v_real(s);
-        reserve(pixels, count, pen);
-        uint32_t going_on = 0;
-        for (uint32_t j = 0; j < count; j++) {
-            uint32_t i = lines->crossing[j];
-            int32_t octant = lines->octant[i], left = lines->length[i] - begin_s;
-            vint walked = steps(lines, i, s, s_real);
-            vint x = v_add(v_multiply_add(walked, v_set(tables->step_x[octant])), v_set(lines->x[i]));
-            vint y = v_add(v_multiply_add(walked, v_set(tables->step_y[octant])), v_set(lines->y[i]));
-            uint32_t kept =
-                ~v_signs(outside(x, y, last)) & (left < LANES ? (1u << left) - 1 : (1u << LANES) - 1);
-            v_compress(tables, pixels->list + pixels->count, kept, v_add(v_multiply(y, pitch), x));
-            pixels->count += (size_t)__builtin_popcount(kept);
-            lines->crossing[going_on] = i;
-            going_on += left > LANES;
-        }
-        count = going_on;
+    const struct line line = line_begin(arc->formula, column[i], row[i], column[i + 1], row[i + 1]);
+    const vint step_x = v_set(omp_pack_step(line.major_x, line.minor_x));
+    const vint step_y = v_set(omp_pack_step(line.major_y, line.minor_y));
+    float slope, bias;
+    incline(line.major, line.minor, &slope, &bias);
+    for (int32_t left = line.left, begin_s = 0; left > 0; left -= LANES, begin_s += LANES) {
+        vint s = v_add(v_count(), v_set(begin_s));
+        vint walked = steps_of(slope, bias, s, v_real(s));
+        vint x = v_add(v_multiply_add(walked, step_x), v_set(line.x));
+        vint y = v_add(v_multiply_add(walked, step_y), v_set(line.y));
+        uint32_t kept = v_inside(x, y, last) & (left < LANES ? (1u << left) - 1 : (1u << LANES) - 1);
+        int32_t *list = reserve(pixels, LANES, pen);
+        v_compress(arc->tables, list, kept, v_add(v_multiply(y, pitch), x));
+        pixels->count += (size_t)__builtin_popcount(kept);
     }
 }
 
@@ -315,18 +383,21 @@ static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *p
     struct lines lines;
     struct pixels pixels;
     pixels.count = 0;
-    for (uint32_t begin_i = 0; begin_i < arc->count; begin_i += BLOCK) {
-        uint32_t end_i = arc->count - begin_i < BLOCK ? arc->count : begin_i + BLOCK;
-        struct counts counts = {0};
-        for (uint32_t i = begin_i; i < end_i; i += LANES) {
-            uint32_t valid = end_i - i < LANES ? (1u << (end_i - i)) - 1 : (1u << LANES) - 1;
-            uint32_t too_long = set_up(arc, column, row, i, valid, &lines, &counts);
-            for (; too_long; too_long &= too_long - 1)
-                omp_trace_line(arc, parity, i + (uint32_t)__builtin_ctz(too_long), pen);
+    for (uint32_t g = 0; g < arc->traced_count; g += BLOCK / LANES) {
+        const uint32_t *traced = arc->traced + g;
+        uint32_t left = arc->traced_count - g;
+        set_up(arc, column, row, traced, left < BLOCK / LANES ? left : BLOCK / LANES, &lines);
+        walk_short(arc->tables, &lines, lines.up_to_8, lines.up_to_8_count, 8, &pixels, pen);
+        walk_short(arc->tables, &lines, lines.up_to_16, lines.up_to_16_count, 16, &pixels, pen);
+        walk_short(arc->tables, &lines, lines.up_to_32, lines.up_to_32_count, 32, &pixels, pen);
+        walk_longer(arc, &lines, lines.longer_count, &pixels, pen);
+        for (uint32_t j = 0; j < lines.crossing_count; j++) {
+            uint32_t i = traced[lines.crossing[j] / LANES] + lines.crossing[j] % LANES;
+            if (lines.length[lines.crossing[j]] > OMP_MAJOR_MAX)
+                omp_trace_line(arc, parity, i, pen);
+            else
+                walk_crossing(arc, column, row, i, &pixels, pen);
         }
-        walk_heads(&lines, counts.inside, &pixels, pen);
-        walk_longer(&lines, counts.longer, &pixels, pen);
-        walk_crossing(arc, &lines, counts.crossing, &pixels, pen);
     }
     flush(&pixels, pen);
 }
