@@ -89,6 +89,8 @@ RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
 TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+# Needs a GPU: built wherever nvcc is, run by check-gpu.
+GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +156,13 @@ $(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUI
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -lcriterion $(LDLIBS)
 
--include $(OBJECTS:.o=.d) $(TESTS:=.d)
+$(GPU_TEST): tests/gpu_exact.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(say) NVCC $@
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(filter-out $(BUILD)/flags tests/%,$^) $(LDLIBS)
+
+-include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TEST:=.d)
 
 # --- The two commands ------------------------------------------------------------------------------------------
 
@@ -169,10 +177,10 @@ check:
 	@$(MAKE) --no-print-directory all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
 
-check-gpu: all
+check-gpu: all $(GPU_TEST)
 	@scripts/check_gpu.sh
 
-tests: $(TESTS)
+tests: $(TESTS) $(GPU_TEST)
 
 lint:
 	@scripts/lint.sh

@@ -27,6 +27,8 @@ while (($#)); do
     shift
 done
 
+exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
+
 # vertices orbits res batch extra options
 grid='3 1 224 1
 3 200 1024 256
@@ -63,7 +65,31 @@ grid='3 1 224 1
 4096 20 224 7 --formula visualatom
 - - 512 256 --classes 256
 - - 512 100 --classes 37 --formula visualatom --instance 1000003 --seed 18446744073709551615
-- - 224 64 --classes 64 --preset lowercompute'
+- - 224 64 --classes 64 --preset lowercompute
+997 201 136 5
+997 201 137 5
+31 4 97 64
+32 5 97 64
+62 7 512 33 --noise 0
+1000 30 512 7 --noise 300 --line-width 3
+200 2000 4096 2
+300 77 16384 1
+- - 512 1500 --classes 3'
+
+# What outputs must hold, at --res 512 unless a line says otherwise; for those variants that make them.
+outputs='--output f16 --channels 3
+--output bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
+--output f32 --out-res 224
+--output u8 --out-res 224
+--output u8 --channels 3 --layout nhwc --res 137
+--output f16 --channels 3 --layout nhwc --out-res 224 --fit crop
+--output f16 --out-res 223 --fit crop --classes 17
+--output u8 --out-res 511
+--output f32 --out-res 1 --channels 3
+--output u8 --out-res 3 --classes 5 --formula visualatom
+--output f16 --res 100 --out-res 333
+--output u8 --res 4500 --out-res 301 --orbits 40
+--output bf16 --res 1000 --out-res 7 --channels 3'
 
 passed=0 failed=0
 check() { # name, command ...
@@ -83,7 +109,7 @@ if ((sanitize)); then
     # Small sizes: the tools slow kernels down a hundredfold. Only kernels are of interest here: no CPU variant.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
     # Kernels that launch kernels are beyond all tools but memcheck; those of bat are rng's. racecheck looks at
-    # shared memory, of which these kernels have none: it would see the first that comes.
+    # shared memory, of which only fused has any.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -v '^bat' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -94,6 +120,8 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
+        check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --output f16 --channels 3
     done
 else
     while read -r q k res batch extra; do
@@ -104,6 +132,11 @@ else
         # shellcheck disable=SC2086  # several words on purpose
         check "${options[*]} $extra" "$bench" --variant "$names" --verify "${quick[@]}" "${options[@]}" $extra
     done <<<"$grid"
+    while read -r options; do
+        # shellcheck disable=SC2086
+        check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
+    done <<<"$outputs"
+    check 'closed forms' build/tests/gpu_exact
     refuses() { # a batch that no device holds: exit status 2, and how much it needs
         local output status=0
         output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?

@@ -1,0 +1,157 @@
+/* What `fused` does by closed forms, tried against the definitions on the GPU itself: all of it where that
+ * can be. make check-gpu runs it. A line a check; exit status 3 when one finds a difference, 4 without a GPU.
+ */
+#include <stdio.h>
+
+#include "common/device.h"
+#include "synth/fused_paint.cuh"
+#include "synth/fused_vertices.cuh"
+
+#define BLOCK 256
+
+static __device__ void differ(unsigned long long *wrong, bool yes)
+{
+    if (yes)
+        atomicAdd(wrong, 1);
+}
+
+/* All 2^32 draws; the same number, so that +0 and -0 pass: a position cannot tell them apart. */
+static __global__ void check_noise(const float *gradients, unsigned long long *wrong)
+{
+    __shared__ float2 table[FUSED_GRADIENTS];
+    fused_fill_gradients(gradients, table);
+    for (uint64_t draw = blockIdx.x * BLOCK + threadIdx.x; draw < 1ull << 32; draw += gridDim.x * BLOCK) {
+        float ours = fused_noise(table, (uint32_t)draw);
+        differ(wrong, !(ours == noise_of_draw(gradients, (uint32_t)draw)) || fabsf(ours) > FUSED_NOISE_LIMIT);
+    }
+}
+
+using narrow = painter<false, FORMULA_UJI>;
+
+/* Every pixel of every line of up to STROKE_MAJOR_MAX steps, in all eight directions; a block a slope. */
+static __global__ void check_strokes(unsigned long long *wrong)
+{
+    int32_t major = blockIdx.x + 1, minor = blockIdx.y, sign_major = threadIdx.x & 1 ? -1 : 1;
+    int32_t sign_minor = threadIdx.x & 2 ? -1 : 1;
+    bool is_steep = threadIdx.x & 4;
+    if (threadIdx.x >= 8 || minor > major || (major == minor && !is_steep))
+        return;
+    narrow painter = {};
+    painter.steep = 1; /* so that `place` says which it is */
+    painter.flat = 2;
+    int2 from = make_int2(128, 128), to;
+    to.x = from.x + (is_steep ? sign_minor * minor : sign_major * major);
+    to.y = from.y + (is_steep ? sign_major * major : sign_minor * minor);
+    int32_t slope;
+    stroke self = painter.stroke_of(from, to, 1, &slope);
+    struct line line = line_begin(FORMULA_UJI, from.x, from.y, to.x, to.y);
+    differ(wrong, self.left != line.left || (self.place == 1) != is_steep);
+    for (; line.left > 0; line_step(&line), self.at += self.step) {
+        int32_t along = (int32_t)(self.at >> 24), across = (int32_t)(self.at >> 16 & 0xFF);
+        differ(wrong, (is_steep ? across : along) != line.x || (is_steep ? along : across) != line.y);
+    }
+}
+
+/* For every such slope, the first step at which a line has made a number of minor steps. */
+static __global__ void check_first_steps(unsigned long long *wrong)
+{
+    int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;
+    if (minor > major || count > STROKE_MAJOR_MAX + 1)
+        return;
+    int32_t s = 0;
+    while (s < major && (2 * minor * s + major) / (2 * major) < count)
+        s++;
+    int32_t ours = narrow::first_step(count, narrow::slope_of(major, minor));
+    differ(wrong, s < major ? ours != s : ours < major);
+}
+
+/* Both ends anywhere around a small tile: what is left after clipping must be the pixels inside it. */
+static __global__ void check_clips(int32_t width, int32_t height, unsigned long long *wrong)
+{
+    const int32_t around = 12;
+    int32_t across = width + 2 * around, all = across * (height + 2 * around);
+    narrow painter = {};
+    painter.tile.width = width;
+    painter.tile.height = height;
+    painter.steep = 1;
+    painter.flat = 2;
+    for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < (int64_t)all * all;
+         i += gridDim.x * BLOCK) {
+        int32_t a = (int32_t)(i / all), b = (int32_t)(i % all), slope, inside = 0;
+        int2 from = make_int2(a % across - around, a / across - around);
+        int2 to = make_int2(b % across - around, b / across - around);
+        stroke self = painter.stroke_of(from, to, 1, &slope);
+        painter.clip(self, from, to, slope);
+        for (struct line line = line_begin(FORMULA_UJI, from.x, from.y, to.x, to.y); line.left > 0;
+             line_step(&line)) {
+            if ((uint32_t)line.x >= (uint32_t)width || (uint32_t)line.y >= (uint32_t)height)
+                continue;
+            int32_t along = (int32_t)(self.at >> 24), minor = (int32_t)(self.at >> 16 & 0xFF);
+            differ(wrong, (self.place == 1 ? minor : along) != line.x ||
+                              (self.place == 1 ? along : minor) != line.y);
+            self.at += self.step;
+            inside++;
+        }
+        differ(wrong, max(self.left, 0) != inside);
+    }
+}
+
+/* All 2^32 floats, but for those that are no numbers. */
+static __global__ void check_rounding(unsigned long long *wrong)
+{
+    for (uint64_t bits = blockIdx.x * BLOCK + threadIdx.x; bits < 1ull << 32; bits += gridDim.x * BLOCK) {
+        float value = __uint_as_float((uint32_t)bits);
+        if (!isnan(value))
+            differ(wrong, half_bits(value) != output_half_bits(value) ||
+                              bf16_bits(value) != output_bf16_bits(value));
+    }
+}
+
+static unsigned long long *wrong;
+static int failures;
+
+/* Reports the check that has just been launched. */
+static void report(const char *what)
+{
+    cudaError_t error = cudaDeviceSynchronize();
+    if (error == cudaSuccess)
+        error = cudaGetLastError();
+    if (error != cudaSuccess)
+        printf("FAILED  %s: %s\n", what, cudaGetErrorString(error));
+    else
+        printf("%s  %s: %llu differ\n", *wrong ? "FAILED" : "ok    ", what, *wrong);
+    failures += error != cudaSuccess || *wrong;
+    *wrong = 0;
+}
+
+int main(void)
+{
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_exact: %s\n", status_text());
+        return 4;
+    }
+    float *gradients;
+    if (cudaMallocManaged(&gradients, NOISE_TABLE_COUNT * sizeof *gradients) != cudaSuccess ||
+        cudaMallocManaged(&wrong, sizeof *wrong) != cudaSuccess)
+        return 1;
+    *wrong = 0;
+    dim3 slopes(STROKE_MAJOR_MAX, STROKE_MAJOR_MAX + 1);
+    noise_gradients(FORMULA_UJI, gradients);
+    check_noise<<<4096, BLOCK>>>(gradients, wrong);
+    report("noise of all draws, uji");
+    noise_gradients(FORMULA_VISUALATOM, gradients);
+    check_noise<<<4096, BLOCK>>>(gradients, wrong);
+    report("noise of all draws, visualatom");
+    check_strokes<<<slopes, 32>>>(wrong);
+    report("pixels of all short lines");
+    check_first_steps<<<slopes, STROKE_MAJOR_MAX + 1>>>(wrong);
+    report("minor steps of all slopes");
+    const int32_t sizes[][2] = {{1, 1}, {3, 2}, {8, 31}, {32, 32}};
+    for (const int32_t *size : sizes) {
+        check_clips<<<4096, BLOCK>>>(size[0], size[1], wrong);
+        report("lines clipped to a tile");
+    }
+    check_rounding<<<4096, BLOCK>>>(wrong);
+    report("half and bfloat16 of all floats");
+    return failures ? 3 : 0;
+}
