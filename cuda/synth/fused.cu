@@ -106,14 +106,15 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Tiles as large as they may be, or smaller where there would be too few to keep all multiprocessors busy. */
+/* Tiles as large as they may be, or smaller where there would be too few to keep most multiprocessors busy:
+ * small ones meet more units twice. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
     uint32_t res = plan->synth->res, side = plan->side;
     (void)tile_with(output, res, side, tiling);
     struct fused_tiling smaller;
-    while ((uint64_t)plan->slice * tiling->columns * tiling->rows < (uint64_t)plan->multiprocessors &&
+    while (4 * (uint64_t)plan->slice * tiling->columns * tiling->rows < 3 * (uint64_t)plan->multiprocessors &&
            side / 2 >= TILE_LEAST && tile_with(output, res, side / 2, &smaller)) {
         *tiling = smaller;
         side /= 2;

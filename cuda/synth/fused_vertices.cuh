@@ -62,10 +62,19 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
     return steps;
 }
 
-/* What an orbit paints; 0 past the last one. */
-static __device__ __forceinline__ uint32_t fused_value(const struct image_input &input, uint32_t orbit)
+/* What the orbits of a unit paint; 0 past the last one. */
+static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t quad)
 {
-    return orbit < input.class_.orbits ? (orbit + 1) << 8 | atom_gray(input.key, input.formula, orbit) : 0;
+    struct philox_block block = atom_gray_block(input.key, quad);
+    uint32_t values[FUSED_ORBITS];
+#pragma unroll
+    for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
+        uint32_t orbit = quad * FUSED_ORBITS + k;
+        values[k] = orbit < input.class_.orbits
+                        ? (orbit + 1) << 8 | atom_gray_of_draw(block.word[k], input.formula)
+                        : 0;
+    }
+    return make_uint4(values[0], values[1], values[2], values[3]);
 }
 
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
@@ -99,11 +108,8 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     self->start =
         atom_start(&input.class_, atom_centre(input.key, input.formula, input.res), self->cosine, self->sine);
     for (uint32_t quad = first; quad < self->quads; quad += step) {
-        uint32_t k = quad * FUSED_ORBITS;
         job.boxes[self->first_unit + quad] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-        job.values[self->first_unit + quad] =
-            make_uint4(fused_value(input, k), fused_value(input, k + 1), fused_value(input, k + 2),
-                       fused_value(input, k + 3));
+        job.values[self->first_unit + quad] = fused_values(input, quad);
     }
     if (number == 0 && first == 0)
         fused_write_card(job, input, place, groups * self->quads);

@@ -82,12 +82,22 @@ FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradien
     return noise;
 }
 
-/* The gray of an orbit. `uji`: round(255 U), so 0 and 255 come half as often; `visualatom`: uniform. */
-FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t orbit)
+/* The gray of a draw. `uji`: round(255 U), so 0 and 255 come half as often; `visualatom`: uniform. */
+FDSL_HD uint8_t atom_gray_of_draw(uint32_t draw, enum formula formula)
 {
-    uint32_t draw = philox_word(philox(key, orbit >> 2, 0, STREAM_GRAY, 0), orbit);
     return formula == FORMULA_UJI ? (uint8_t)(((uint64_t)draw * 255 + 0x80000000u) >> 32)
                                   : (uint8_t)philox_below(draw, 256);
+}
+
+/* The block that holds the draws for the grays of orbits 4 quad to 4 quad + 3, a word each. */
+FDSL_HD struct philox_block atom_gray_block(struct philox_key key, uint32_t quad)
+{
+    return philox(key, quad, 0, STREAM_GRAY, 0);
+}
+
+FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t orbit)
+{
+    return atom_gray_of_draw(philox_word(atom_gray_block(key, orbit >> 2), orbit), formula);
 }
 
 /* One coordinate of the centre. `uji`: round(U res); `visualatom`: (res + u) / 2 with u whole in -res .. res,

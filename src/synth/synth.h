@@ -43,7 +43,11 @@ FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t batch, uint32
                                           uint64_t j)
 {
     uint64_t number = first + run * batch + j;
-    struct synth_image image = {(uint32_t)(number % class_count), number / class_count};
+    struct synth_image image = {0, number};
+    if (class_count > 1) { /* a division that a GPU feels */
+        image.class_index = (uint32_t)(number % class_count);
+        image.instance = number / class_count;
+    }
     return image;
 }
 
