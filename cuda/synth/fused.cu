@@ -10,6 +10,7 @@
 
 #define SLICE_MAX   ORDER_BLOCK
 #define SLICE_BYTES (size_t)(2u << 30)  /* device memory that a slice may take */
+#define SPLIT_BELOW 6                   /* groups a multiprocessor */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
 #define TILE_MOST   136                 /* side of a tile's canvas: two blocks fit an H100's multiprocessor */
 #define TILE_WORTH  96 /* two blocks a multiprocessor are only worth it with tiles of this size */
@@ -208,8 +209,8 @@ static enum status make(struct fused_plan *plan)
         plan->job.output = {OUTPUT_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
-    /* Half a load of warps for every scheduler is where a block a group begins to pay. */
-    plan->split = (uint64_t)plan->slice * plan->job.groups < (uint64_t)plan->multiprocessors * 16;
+    /* With fewer warps than this a multiprocessor waits for them, and a block a group pays. */
+    plan->split = (uint64_t)plan->slice * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
     TRY(allocate(plan, reduce));
 
     plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);

@@ -266,7 +266,7 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
 
 /* ---- The kernel for few images: a block a group, its orbits at once ---- */
 
-#define SPLIT_BLOCK 1024
+#define SPLIT_BLOCK 512
 #define SPLIT_QUADS 48 /* units in shared memory at a time */
 
 /* Steps, then positions, of 32 vertices: a row of 32 for every orbit and axis. */
