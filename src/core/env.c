@@ -124,6 +124,9 @@ static void capture_job(char *job_id, size_t size)
 static void capture_processors(struct env *env)
 {
     hwloc_topology_t topology;
+    /* Where there is no /sys, as in some containers, hwloc would say so on stderr; cores are counted all the
+     * same. */
+    (void)setenv("HWLOC_HIDE_ERRORS", "2", 0);
     if (hwloc_topology_init(&topology) != 0)
         return;
     /* Without this flag the counts would be those of the job's control group, not of the machine. */
