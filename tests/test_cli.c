@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -408,6 +409,8 @@ Test(cli, environment_in_every_format)
     run_well("--env --format csv");
     cr_expect(number(out, 1, "memory_bytes") > 0);
     cr_expect(number(out, 1, "allowed_threads") >= 1);
+    cr_expect(*value(out, 1, "revision") && !strchr(value(out, 1, "revision"), ' '), "'%s'",
+              value(out, 1, "revision"));
 #ifdef HAVE_JANSSON
     run_well("--env --format json");
     put("env.json", out);
@@ -1234,6 +1237,53 @@ Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
     expect_error(1, "out.npy cannot be written: File too large", "--npy");
     expect_file("out.npy", "what was there");
     cr_expect(count_files() == 1);
+}
+
+/* Labels of more bytes than images, so that only they do not fit. */
+Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
+{
+    put("out.npy", "old images");
+    put("out.labels.npy", "old labels");
+    how.file_bytes_max = 1000;
+    run(NAIVE " --batch 200 --out-res 1 --npy out.npy");
+    expect_error(1, "out.labels.npy cannot be written: File too large", "--npy");
+    expect_file("out.npy", "old images");
+    expect_file("out.labels.npy", "old labels");
+    cr_expect(count_files() == 2);
+}
+
+/* The name of a file that is still being written is there. */
+static bool any_temporary(void)
+{
+    bool found = false;
+    DIR *directory = opendir(".");
+    cr_assert_not_null(directory);
+    for (struct dirent *entry; (entry = readdir(directory));)
+        found |= strstr(entry->d_name, ".tmp") != NULL;
+    closedir(directory);
+    return found;
+}
+
+Test(cli, a_signal_leaves_nothing_half_written)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",     "--res", "32",
+                    "--orbits", "1",          "--out-res", "64",      "--output", "f32",   "--channels",
+                    "3",        "--vertices", "1",         "--npy",   "out.npy",  NULL};
+    put("out.npy", "what was there");
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        int wait_status;
+        pid_t pid = fork();
+        cr_assert(pid >= 0);
+        if (pid == 0)
+            start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+        while (!any_temporary())
+            usleep(1000);
+        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
+        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        expect_file("out.npy", "what was there");
+        cr_expect(count_files() == 1);
+    }
 }
 
 /* ---- Terminals ---- */

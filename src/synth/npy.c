@@ -70,43 +70,49 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
     return STATUS_OK;
 }
 
-static enum status write_images(const char *path, const struct synth *synth, const struct variant *variant,
-                                void *state, void *pixels, int64_t *labels)
+/* The complete file of the images, which waits under its temporary name. */
+static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
+                                   const struct variant *variant, void *state, int64_t *labels)
 {
-    struct file_writer writer;
-    TRY(begin_images(&writer, path, synth));
-    enum status status = add_images(&writer, synth, variant, state, pixels, labels);
+    void *pixels = malloc(synth_output_bytes(synth));
+    if (!pixels)
+        return status_set(STATUS_FAILED, "%s: out of memory; lower --out-res", path);
+    enum status status = begin_images(writer, path, synth);
     if (status == STATUS_OK)
-        return file_end(&writer);
-    file_abandon(&writer);
-    return status;
+        status = add_images(writer, synth, variant, state, pixels, labels);
+    free(pixels);
+    return status == STATUS_OK ? file_complete(writer) : status;
 }
 
-static enum status write_labels(const char *path, const int64_t *labels, uint64_t count)
+/* And that of the labels. */
+static enum status complete_labels(struct file_writer *writer, const char *path, const int64_t *labels,
+                                   uint64_t count)
 {
-    struct file_writer writer;
     char shape[32], labels_path[PATH_MAX];
     snprintf(shape, sizeof shape, "%" PRIu64 ",", count);
     TRY(npy_labels_path(path, labels_path));
-    TRY(begin_array(&writer, labels_path, "<i8", shape));
-    TRY(file_add(&writer, labels, count * sizeof *labels));
-    return file_end(&writer);
+    TRY(begin_array(writer, labels_path, "<i8", shape));
+    TRY(file_add(writer, labels, count * sizeof *labels));
+    return file_complete(writer);
 }
 
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                             void *state)
 {
-    void *pixels = malloc(synth_output_bytes(synth));
+    struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
     int64_t *labels = malloc(synth->batch * sizeof *labels);
-    enum status status = STATUS_OK;
-    if (!pixels || !labels)
-        status = status_set(STATUS_FAILED, "%s: out of memory; lower --batch or --out-res", path);
+    if (!labels)
+        return status_set(STATUS_FAILED, "%s: out of memory; lower --batch", path);
+    enum status status = complete_images(&image_file, path, synth, variant, state, labels);
     if (status == STATUS_OK)
-        status = write_images(path, synth, variant, state, pixels, labels);
-    if (status == STATUS_OK)
-        status = write_labels(path, labels, synth->batch);
-    free(pixels);
+        status = complete_labels(&label_file, path, labels, synth->batch);
     free(labels);
+    if (status == STATUS_OK)
+        status = file_end(&label_file);
+    if (status == STATUS_OK)
+        status = file_end(&image_file);
+    file_abandon(&image_file);
+    file_abandon(&label_file);
     if (status == STATUS_OK && synth->output.type == OUTPUT_BF16)
         fprintf(stderr,
                 "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
