@@ -10,6 +10,7 @@
 #define MAGIC       "\x93NUMPY\x01" /* of version 1.0; a zero byte follows */
 #define MAGIC_BYTES 8
 #define ALIGNMENT   64 /* of the values in the file */
+#define SHAPE_BYTES 128
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "values are written as they are in memory, and called little-endian"
@@ -41,19 +42,25 @@ static enum status begin_array(struct file_writer *writer, const char *path, con
     return file_add(writer, header, bytes);
 }
 
+/* The shape of the images, "256, 3, 224, 224". */
+static void shape_of(const struct synth *synth, char shape[SHAPE_BYTES])
+{
+    const struct synth_output *output = &synth->output;
+    if (output->layout == OUTPUT_NCHW)
+        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
+                 output->res);
+    else
+        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
+                 output->channels);
+}
+
 static enum status begin_images(struct file_writer *writer, const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
-    const struct synth_output *output = &synth->output;
-    char shape[128];
-    if (output->layout == OUTPUT_NCHW)
-        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
-                 output->res);
-    else
-        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
-                 output->channels);
-    return begin_array(writer, path, types[output->type], shape);
+    char shape[SHAPE_BYTES];
+    shape_of(synth, shape);
+    return begin_array(writer, path, types[synth->output.type], shape);
 }
 
 /* Copies the batch out. A variant that makes no labels leaves the one that the definition gives. */
@@ -96,6 +103,23 @@ static enum status complete_labels(struct file_writer *writer, const char *path,
     return file_complete(writer);
 }
 
+/* What was written, for who looks on. The bits of bfloat16 need a word that scripts' logs should hold too. */
+static void tell(const char *path, const struct synth *synth)
+{
+    static const char *const types[] = {
+        [OUTPUT_U8] = "uint8", [OUTPUT_F16] = "float16", [OUTPUT_BF16] = "uint16", [OUTPUT_F32] = "float32"};
+    char shape[SHAPE_BYTES], labels_path[PATH_MAX];
+    shape_of(synth, shape);
+    if (npy_labels_path(path, labels_path) == STATUS_OK)
+        status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
+                    labels_path, synth->batch);
+    if (synth->output.type == OUTPUT_BF16)
+        fprintf(stderr,
+                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
+                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
+                path);
+}
+
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                             void *state)
 {
@@ -113,10 +137,7 @@ enum status npy_write_batch(const char *path, const struct synth *synth, const s
         status = file_end(&image_file);
     file_abandon(&image_file);
     file_abandon(&label_file);
-    if (status == STATUS_OK && synth->output.type == OUTPUT_BF16)
-        fprintf(stderr,
-                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
-                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
-                path);
+    if (status == STATUS_OK)
+        tell(path, synth);
     return status;
 }
