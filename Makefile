@@ -118,8 +118,8 @@ $(BUILD)/flags: FORCE
 
 # The revision that rows carry, as a header that changes only when it does.
 # An exported tree inside another repository has none.
-REVISION := $(or $(if $(filter $(CURDIR),$(shell git rev-parse --show-toplevel 2>/dev/null)),\
-              $(shell git describe --always --dirty --abbrev=12 2>/dev/null)),unknown)
+REVISION := $(or $(strip $(if $(filter $(CURDIR),$(shell git rev-parse --show-toplevel 2>/dev/null)),\
+              $(shell git describe --always --dirty --abbrev=12 2>/dev/null))),unknown)
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@echo '$(REVISION)' | cmp -s - $@ || echo '$(REVISION)' > $@

@@ -39,4 +39,8 @@ appends its rows; one file holds one workload.
 .TP
 .B NO_COLOR
 no colours, when set to anything but the empty string.
+.TP
+.B TERM
+no colours, when it is
+.BR dumb .
 TAIL

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "comm.h"
+#include "core/record.h"
 #include "core/report.h"
 #include "core/runner.h"
 #include "core/settings.h"
@@ -38,6 +39,7 @@ int main(int argc, char *argv[])
 {
     struct settings settings = {0};
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error of write(), which is reported */
+    file_remove_on_signals();
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = settings_read(&settings, argc, argv);

@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -216,6 +217,7 @@ static void start(void)
         "SLURM_ARRAY_TASK_ID",
         "SLURM_JOB_ID",
         "NO_COLOR",
+        "TERM",
     };
     const char *path = getenv("FDSL_BENCH");
     cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
@@ -408,6 +410,8 @@ Test(cli, environment_in_every_format)
     run_well("--env --format csv");
     cr_expect(number(out, 1, "memory_bytes") > 0);
     cr_expect(number(out, 1, "allowed_threads") >= 1);
+    cr_expect(*value(out, 1, "revision") && !strchr(value(out, 1, "revision"), ' '), "'%s'",
+              value(out, 1, "revision"));
 #ifdef HAVE_JANSSON
     run_well("--env --format json");
     put("env.json", out);
@@ -457,8 +461,10 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant NAIVE", "did you mean 'naive'?"},
         {"--variant quantum", "unknown variant 'quantum'; --list shows them all"},
         {"--variant naive,naive", "variant 'naive' is asked for twice"},
-        {"--variant naive,", "unknown variant ''"},
-        {"--variant naive, omp", "unknown variant ''"},
+        {"--variant naive,", "--variant: 'naive,': a name is missing after the last comma"},
+        {"--variant naive, omp", "a name is missing after the last comma"},
+        {"--variant all,naive", "--variant: all stands alone"},
+        {"--variant naive,all", "--variant: all stands alone"},
         {"--variant=", "unknown variant ''"},
         {"--vari nive", "did you mean 'naive'?"},
         {"--variant", "--variant needs a value"},
@@ -550,7 +556,8 @@ Test(cli, refuses_outputs_that_cannot_be)
     static const struct refusal refusals[] = {
         {"--output f64", "--output: 'f64' is not one of u8, f16, bf16, f32"},
         {"--channels 2", "--channels: '2' is neither 1 nor 3"},
-        {"--channels 4", "--channels: '4' is out of range"},
+        {"--channels 0", "--channels: '0' is neither 1 nor 3"},
+        {"--channels 4", "--channels: '4' is neither 1 nor 3"},
         {"--layout hwc", "--layout: 'hwc' is not one of nchw, nhwc"},
         {"--out-res 0", "--out-res: '0' is out of range; it must be 1 to 16384"},
         {"--out-res 16385", "--out-res: '16385' is out of range"},
@@ -564,6 +571,10 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--output f32 --mean 0,0,0", "--mean: '0,0,0' are 3 values for 1 channel"},
         {"--output f32 --channels 3 --mean 0,0", "--mean: '0,0' are 2 values for 3 channels"},
         {"--output f32 --channels 3 --std 1,,1", "--std: '' is not a number"},
+        {"--output f32 --channels 3 --std 1,1,1,",
+         "--std: '1,1,1,': a value is missing after the last comma"},
+        {"--out f16", "--out f16: did you mean --output f16? If not, name the file ./f16"},
+        {"--out u8", "did you mean --output u8?"},
         {"--output f32 --std 0", "--std: '0' is out of range"},
         {"--output f32 --std -1", "--std: '-1' is out of range"},
         {"--npy nowhere/a.npy", "its folder does not exist"},
@@ -605,6 +616,45 @@ Test(cli, outputs_fill_their_columns)
             cr_expect_str_eq(value(out, v, "timed"), canvas ? "clear+draw" : "clear+draw+output");
         }
     }
+}
+
+Test(cli, scales_that_are_hardly_meant_are_warned_of)
+{
+    static const struct {
+        const char *arguments, *words; /* NULL: nothing to warn of */
+    } scales[] = {
+        {"--output f16 --mean 0.485 --std 0.229", NULL},
+        {"--output f32 --mean -1 --std 1", NULL},
+        {"--output f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
+        {"--output f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
+        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 holds values to 65504"},
+        {"--output f16 --std 0.000016", NULL}, /* 62500 */
+        {"--output bf16 --mean 0.25 --std 0.00001", NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(scales); i++) {
+        run(NAIVE " --min-samples 6 --max-error 100 %s", scales[i].arguments);
+        cr_expect(status == 0, "%s: %s", scales[i].arguments, err);
+        if (scales[i].words)
+            cr_expect(strstr(err, scales[i].words), "%s: %s", scales[i].arguments, err);
+        else
+            cr_expect(!strstr(err, "warning: --"), "%s: %s", scales[i].arguments, err);
+    }
+}
+
+Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
+{
+    if (!variant_find("bat")->variant)
+        SKIP("this build has no variant that makes canvases alone: no CUDA");
+    run("--variant bat --output f16 " TINY);
+    expect_error(2, "variant 'bat' cannot do this: it makes u8 images of one channel", "--output f16");
+}
+
+Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
+{
+    run_well(NAIVE " --out ./f16");
+    run_well(NAIVE " --output f32 --out f32");
+    free(get("f16", NULL));
+    free(get("f32", NULL));
 }
 
 Test(cli, bytes_are_those_of_the_output)
@@ -741,7 +791,7 @@ Test(cli, refuses_to_write_where_it_cannot)
         {"--write-classes /dev/full", "is not a regular file"},
 #ifdef HAVE_PNG
         {"--png file", "'file' is not a folder"},
-        {"--png nowhere/pictures", "cannot make folder 'nowhere/pictures': No such file or directory"},
+        {"--png nowhere/pictures", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
         {"--png /proc/pictures", "cannot make folder '/proc/pictures'"},
         {"--sheet nowhere/sheet.png", "its folder does not exist"},
         {"--sheet .", "is not a regular file"},
@@ -1236,6 +1286,53 @@ Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
     cr_expect(count_files() == 1);
 }
 
+/* Labels of more bytes than images, so that only they do not fit. */
+Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
+{
+    put("out.npy", "old images");
+    put("out.labels.npy", "old labels");
+    how.file_bytes_max = 1000;
+    run(NAIVE " --batch 200 --out-res 1 --npy out.npy");
+    expect_error(1, "out.labels.npy cannot be written: File too large", "--npy");
+    expect_file("out.npy", "old images");
+    expect_file("out.labels.npy", "old labels");
+    cr_expect(count_files() == 2);
+}
+
+/* The name of a file that is still being written is there. */
+static bool any_temporary(void)
+{
+    bool found = false;
+    DIR *directory = opendir(".");
+    cr_assert_not_null(directory);
+    for (struct dirent *entry; (entry = readdir(directory));)
+        found |= strstr(entry->d_name, ".tmp") != NULL;
+    closedir(directory);
+    return found;
+}
+
+Test(cli, a_signal_leaves_nothing_half_written)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",     "--res", "32",
+                    "--orbits", "1",          "--out-res", "64",      "--output", "f32",   "--channels",
+                    "3",        "--vertices", "1",         "--npy",   "out.npy",  NULL};
+    put("out.npy", "what was there");
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        int wait_status;
+        pid_t pid = fork();
+        cr_assert(pid >= 0);
+        if (pid == 0)
+            start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+        while (!any_temporary())
+            usleep(1000);
+        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
+        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        expect_file("out.npy", "what was there");
+        cr_expect(count_files() == 1);
+    }
+}
+
 /* ---- Terminals ---- */
 
 Test(cli, pipes_see_no_escape_sequences)
@@ -1261,6 +1358,16 @@ Test(cli, progress_shows_on_a_terminal_alone)
     cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'), "stdout is a pipe");
 }
 
+Test(cli, a_terminal_is_told_of_a_numpy_file)
+{
+    static const char note[] = "fdsl-bench: wrote out.npy (2, 3, 9, 9) float16 and out.labels.npy (2)";
+    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    cr_expect(!strstr(err, "wrote"), "%s", err);
+    how.terminal_err = true;
+    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    cr_expect(strstr(err, note), "%s", err);
+}
+
 /* A sequence that sets a colour ends in m; the one that clears a progress line ends in K. */
 static bool coloured(const char *text)
 {
@@ -1284,6 +1391,11 @@ Test(cli, no_color_takes_colours_off)
     setenv("NO_COLOR", "", 1); /* present but empty counts as absent */
     run_well(NAIVE " --verify");
     cr_expect(coloured(out));
+    setenv("TERM", "dumb", 1);
+    run_well(NAIVE " --verify");
+    cr_expect(!coloured(out));
+    run("--variant nive");
+    cr_expect(status == 2 && !coloured(err), "%s", err);
 }
 
 Test(cli, a_message_on_a_terminal_wipes_the_progress_off)

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -771,4 +772,79 @@ Test(record, atomic_write_follows_links)
     struct stat info;
     cr_assert_eq(lstat(link, &info), 0);
     cr_expect(S_ISLNK(info.st_mode));
+}
+
+Test(record, files_that_are_complete_wait_for_their_end)
+{
+    struct file_writer writer;
+    put("old");
+    cr_assert_eq(file_begin(&writer, path), STATUS_OK, "%s", status_text());
+    cr_assert_eq(file_add(&writer, "new", 3), STATUS_OK);
+    cr_assert_eq(file_complete(&writer), STATUS_OK);
+    expect_file("old");
+    cr_assert_eq(file_end(&writer), STATUS_OK, "%s", status_text());
+    expect_file("new");
+    expect_lone_file();
+}
+
+/* ---- Signals ---- */
+
+/* Writes a file of its own over and over, as threads do that write pictures. */
+static void *write_for_ever(void *number)
+{
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s/%d", folder, *(int *)number);
+    while (file_write_atomic(name, "whole", 5) == STATUS_OK)
+        ;
+    return NULL;
+}
+
+static void write_until_killed(void)
+{
+    int numbers[] = {0, 1, 2, 3};
+    pthread_t thread;
+    file_remove_on_signals();
+    for (int i = 1; i < 4; i++)
+        if (pthread_create(&thread, NULL, write_for_ever, &numbers[i]) != 0)
+            _exit(1);
+    write_for_ever(&numbers[0]);
+    _exit(1);
+}
+
+Test(record, a_signal_leaves_no_temporary_file)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 60; i++) {
+        int status;
+        pid_t pid = fork();
+        cr_assert_geq(pid, 0);
+        if (pid == 0)
+            write_until_killed();
+        for (int j = 0; j < 4; j++) { /* until every thread has written */
+            char name[PATH_MAX];
+            snprintf(name, sizeof name, "%s/%d", folder, j);
+            while (access(name, F_OK) != 0)
+                usleep(100);
+        }
+        usleep((useconds_t)(37 * i));
+        cr_assert_eq(kill(pid, signals[i % 3]), 0);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == signals[i % 3], "status %x", status);
+        run_command("test -z \"$(find '%s' -name '*.tmp')\" && rm '%s'/?", folder, folder);
+    }
+}
+
+Test(record, an_ignored_signal_stays_ignored)
+{
+    int status;
+    pid_t pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        signal(SIGHUP, SIG_IGN); /* as nohup does */
+        file_remove_on_signals();
+        raise(SIGHUP);
+        _exit(7);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }

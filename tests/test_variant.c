@@ -137,13 +137,16 @@ Test(variant, an_unknown_name_is_refused_with_the_nearest_one)
     expect_refusal("naive,omq", NULL, "unknown variant 'omq'; did you mean 'omp'?");
     expect_refusal("bat-resue", NULL, "did you mean 'bat-reuse'?");
     expect_refusal("zzzzzzzzzz", NULL, "unknown variant 'zzzzzzzzzz'; --list shows them all");
-    expect_refusal("naive,all", NULL, "unknown variant 'all'");
+    expect_refusal("naive,all", NULL, "all stands alone");
+    expect_refusal("all,naive", NULL, "all stands alone");
 }
 
 Test(variant, empty_names_are_refused)
 {
-    static const char *const lists[] = {"", ",", "naive,", ",naive", "naive,,omp"};
+    static const char *const lists[] = {"", ",naive", "naive,,omp"};
     for (size_t i = 0; i < COUNT_OF(lists); i++)
         expect_refusal(lists[i], NULL, "unknown variant ''");
+    expect_refusal("naive,", NULL, "'naive,': a name is missing after the last comma");
+    expect_refusal(",", NULL, "a name is missing after the last comma");
     expect_refusal("naive, omp", NULL, "unknown variant ' omp'; did you mean 'omp'?");
 }

@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -519,28 +522,90 @@ enum status csv_append(const char *path, const struct row *rows, size_t count)
     return status;
 }
 
-/* Opens a new file next to `target` with the usual permissions; its name goes into `name`. */
-static int open_temporary(const char *target, char *name)
+/* ---- Whole files ---- */
+
+/* The writers whose temporary files are there, so that a signal which ends the program can remove them. Who
+ * holds the lock lets no signal in: the handler, on whatever thread, never waits for itself. */
+static struct file_writer *open_writers;
+static atomic_flag writers_locked = ATOMIC_FLAG_INIT;
+
+static void lock_writers(sigset_t *mask)
 {
+    sigset_t every;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, mask);
+    while (atomic_flag_test_and_set(&writers_locked))
+        sched_yield();
+}
+
+static void unlock_writers(const sigset_t *mask)
+{
+    atomic_flag_clear(&writers_locked);
+    pthread_sigmask(SIG_SETMASK, mask, NULL);
+}
+
+/* Keeps the lock: no thread makes or renames another file before the signal, blocked until this returns, ends
+ * the program. */
+static void remove_and_die(int signal_number)
+{
+    while (atomic_flag_test_and_set(&writers_locked))
+        sched_yield();
+    for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
+        unlink(writer->name);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+void file_remove_on_signals(void)
+{
+    static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
+    struct sigaction before, action = {.sa_handler = remove_and_die};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        sigaddset(&action.sa_mask, signals[i]);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
+}
+
+/* Opens a new file next to the target with the usual permissions, and names it. */
+static bool open_temporary(struct file_writer *writer)
+{
+    char name[PATH_MAX];
     for (int i = 0; i < TEMPORARY_NAMES; i++) {
-        if (snprintf(name, PATH_MAX, "%s.%ld-%d.tmp", target, (long)getpid(), i) >= PATH_MAX) {
+        if (snprintf(name, PATH_MAX, "%s.%ld-%d.tmp", writer->target, (long)getpid(), i) >= PATH_MAX) {
             errno = ENAMETOOLONG;
-            return -1;
+            return false;
         }
-        int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST)
-            return fd;
+        writer->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (writer->fd >= 0)
+            break;
+        if (errno != EEXIST)
+            return false;
     }
-    return -1;
+    if (writer->fd < 0)
+        return false;
+    writer->name = strdup(name);
+    if (!writer->name)
+        unlink(name);
+    return writer->name;
 }
 
 /* Gives up what the writer holds, and the file unless it is in place. */
 static void writer_free(struct file_writer *writer, bool in_place)
 {
+    sigset_t mask;
     if (writer->fd >= 0)
         close(writer->fd);
-    if (writer->name && !in_place)
-        unlink(writer->name);
+    if (writer->name) {
+        lock_writers(&mask);
+        if (!in_place)
+            unlink(writer->name);
+        struct file_writer **link = &open_writers;
+        while (*link != writer)
+            link = &(*link)->next;
+        *link = writer->next;
+        unlock_writers(&mask);
+    }
     free(writer->target);
     free(writer->name);
     *writer = (struct file_writer){.fd = -1};
@@ -559,7 +624,6 @@ enum status file_begin(struct file_writer *writer, const char *path)
 {
     struct stat info;
     char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
-    char name[PATH_MAX];
     *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
     if (!writer->target)
         return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
@@ -569,14 +633,15 @@ enum status file_begin(struct file_writer *writer, const char *path)
         writer_free(writer, false);
         return status;
     }
-    writer->fd = open_temporary(writer->target, name);
-    if (writer->fd < 0)
-        return writer_failed(writer);
-    writer->name = strdup(name);
-    if (writer->name)
-        return STATUS_OK;
-    unlink(name);
-    return writer_failed(writer);
+    sigset_t mask;
+    lock_writers(&mask);
+    bool opened = open_temporary(writer);
+    if (opened) {
+        writer->next = open_writers;
+        open_writers = writer;
+    }
+    unlock_writers(&mask);
+    return opened ? STATUS_OK : writer_failed(writer);
 }
 
 enum status file_add(struct file_writer *writer, const void *bytes, size_t count)
@@ -584,13 +649,20 @@ enum status file_add(struct file_writer *writer, const void *bytes, size_t count
     return write_all(writer->fd, bytes, count) ? STATUS_OK : writer_failed(writer);
 }
 
-enum status file_end(struct file_writer *writer)
+enum status file_complete(struct file_writer *writer)
 {
     if (fsync(writer->fd) != 0)
         return writer_failed(writer);
     int failed = close(writer->fd);
     writer->fd = -1;
-    if (failed || rename(writer->name, writer->target) != 0)
+    return failed ? writer_failed(writer) : STATUS_OK;
+}
+
+enum status file_end(struct file_writer *writer)
+{
+    if (writer->fd >= 0)
+        TRY(file_complete(writer));
+    if (rename(writer->name, writer->target) != 0)
         return writer_failed(writer);
     sync_folder(writer->target);
     writer_free(writer, true);

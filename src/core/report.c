@@ -237,9 +237,8 @@ enum status report_begin(const struct settings *settings, struct report **report
     *report = calloc(1, sizeof **report);
     if (!*report)
         return status_set(STATUS_FAILED, "out of memory");
-    const char *no_color = getenv("NO_COLOR");
     (*report)->settings = settings;
-    (*report)->coloured = isatty(STDOUT_FILENO) && !(no_color && *no_color);
+    (*report)->coloured = status_coloured(STDOUT_FILENO);
 #ifdef HAVE_JANSSON
     (*report)->rows = json_array();
 #endif

@@ -343,12 +343,14 @@ static const char *alternative(const struct settings *settings)
     return name;
 }
 
-/* Whether the variant can run here, and make what the parameters ask for. */
+/* Whether the variant can make what the parameters ask for, and run here: what no machine would change is
+ * said first. */
 static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
 {
     const struct workload *workload = runner->settings->workload;
-    TRY(variant_available(entry, &runner->settings->resources));
-    return workload->accepts ? workload->accepts(runner->input, entry->variant) : STATUS_OK;
+    if (entry->variant && workload->accepts)
+        TRY(workload->accepts(runner->input, entry->variant));
+    return variant_available(entry, &runner->settings->resources);
 }
 
 /* Why a variant that was asked for by name is refused: `status` and the reason are can_run()'s. */

@@ -162,12 +162,38 @@ static enum status check_outputs_differ(const struct options *options)
     return STATUS_OK;
 }
 
+static bool is_choice(const struct option_spec *spec, const char *text)
+{
+    for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)
+        if (strcmp(spec->choices[i], text) == 0)
+            return true;
+    return false;
+}
+
+/* A file called as a value of an option whose name begins alike: "--out f16" for "--output f16". */
+static enum status check_no_slip(const struct options *options)
+{
+    const char *path, *name;
+    for (size_t i = 0; (path = output_at(options, i, &name)); i++)
+        for (size_t t = 0; t < options->table_count; t++)
+            for (size_t j = 0; j < options->tables[t].count; j++) {
+                const struct option_spec *spec = &options->tables[t].specs[j];
+                if (is_choice(spec, path) && strncmp(spec->name, name, strlen(name)) == 0 &&
+                    !options_given(options, spec->name))
+                    return status_set(STATUS_USAGE,
+                                      "--%s %s: did you mean --%s %s? If not, name the file ./%s", name, path,
+                                      spec->name, path, path);
+            }
+    return STATUS_OK;
+}
+
 static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
         return status_set(STATUS_USAGE,
                           "say what to run with --variant NAME; --list shows the names, --help the rest");
     TRY(check_outputs_differ(&settings->options));
+    TRY(check_no_slip(&settings->options));
     if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
         options_given(&settings->options, "min-time"))
         return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,

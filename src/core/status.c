@@ -39,10 +39,15 @@ const char *status_text(void)
     return message;
 }
 
+bool status_coloured(int fd)
+{
+    const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
+    return isatty(fd) && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
 static void print_line(const char *colour, const char *kind, const char *text)
 {
-    const char *no_color = getenv("NO_COLOR");
-    int terminal = isatty(STDERR_FILENO), coloured = terminal && !(no_color && *no_color);
+    bool terminal = isatty(STDERR_FILENO), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, over the progress that may stand there. */
     fprintf(stderr, "%s%sfdsl-bench: %s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
             coloured ? "\033[0m" : "", text);
@@ -56,6 +61,17 @@ void status_warn(const char *format, ...)
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     print_line("\033[33m", "warning: ", text);
+}
+
+void status_note(const char *format, ...)
+{
+    char text[sizeof message];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (isatty(STDERR_FILENO))
+        print_line("", "", text);
 }
 
 void status_print(void)

@@ -7,6 +7,8 @@
 #ifndef FDSL_CORE_STATUS_H
 #define FDSL_CORE_STATUS_H
 
+#include <stdbool.h>
+
 #include "core/portable.h"
 
 FDSL_C_BEGIN
@@ -29,8 +31,14 @@ enum status status_prefix(enum status code, const char *format, ...) __attribute
 /* The calling thread's latest message; never NULL, owned by the thread, overwritten by the next failure. */
 const char *status_text(void);
 
-/* Prints a line to stderr: "fdsl-bench: warning: ..." (yellow on a terminal without NO_COLOR). */
+/* Whether text to this file descriptor may have colours: a terminal, neither NO_COLOR nor TERM=dumb. */
+bool status_coloured(int fd);
+
+/* Prints a line to stderr: "fdsl-bench: warning: ...", yellow where it may have colours. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The same for what is no warning, on a terminal alone: nobody is looking on elsewhere. */
+void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Prints the recorded message as an error line to stderr. */
 void status_print(void);

@@ -86,6 +86,8 @@ static enum status choose(const char *name, const char **workload, const struct 
                           size_t *count)
 {
     const struct variant_entry *entry = variant_find(name);
+    if (strcmp(name, "all") == 0)
+        return status_set(STATUS_USAGE, "--variant: all stands alone; drop it, or the names beside it");
     if (!entry)
         return unknown_variant(name);
     if (!*workload)
@@ -119,6 +121,8 @@ enum status variant_select(const char *list, const char *workload, const struct 
         status = status_set(STATUS_FAILED, "out of memory while selecting variants");
     else if (strcmp(list, "all") == 0)
         choose_all(workload ? workload : "synth", *chosen, count);
+    else if (*list && list[strlen(list) - 1] == ',')
+        status = status_set(STATUS_USAGE, "--variant: '%.80s': a name is missing after the last comma", list);
     else {
         char *rest = names, *name;
         while (status == STATUS_OK && (name = strsep(&rest, ",")))

@@ -74,7 +74,7 @@ enum status variant_available(const struct variant_entry *entry, const struct re
 
 /* Turns "a,b,c" or "all" into entries of one workload, in the order asked. `workload` may be NULL: then the
  * first name decides (and "all" means synth). `*chosen` (the caller frees it) gets `*count` entries.
- * STATUS_USAGE for an unknown name, with the nearest one suggested. */
+ * STATUS_USAGE for an unknown name, with the nearest one suggested, a missing one, and "all" among others. */
 enum status variant_select(const char *list, const char *workload, const struct variant_entry ***chosen,
                            size_t *count);
 

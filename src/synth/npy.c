@@ -10,6 +10,7 @@
 #define MAGIC       "\x93NUMPY\x01" /* of version 1.0; a zero byte follows */
 #define MAGIC_BYTES 8
 #define ALIGNMENT   64 /* of the values in the file */
+#define SHAPE_BYTES 128
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "values are written as they are in memory, and called little-endian"
@@ -41,19 +42,25 @@ static enum status begin_array(struct file_writer *writer, const char *path, con
     return file_add(writer, header, bytes);
 }
 
+/* The shape of the images, "256, 3, 224, 224". */
+static void shape_of(const struct synth *synth, char shape[SHAPE_BYTES])
+{
+    const struct synth_output *output = &synth->output;
+    if (output->layout == OUTPUT_NCHW)
+        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
+                 output->res);
+    else
+        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
+                 output->channels);
+}
+
 static enum status begin_images(struct file_writer *writer, const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
-    const struct synth_output *output = &synth->output;
-    char shape[128];
-    if (output->layout == OUTPUT_NCHW)
-        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
-                 output->res);
-    else
-        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
-                 output->channels);
-    return begin_array(writer, path, types[output->type], shape);
+    char shape[SHAPE_BYTES];
+    shape_of(synth, shape);
+    return begin_array(writer, path, types[synth->output.type], shape);
 }
 
 /* Copies the batch out. A variant that makes no labels leaves the one that the definition gives. */
@@ -70,47 +77,67 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
     return STATUS_OK;
 }
 
-static enum status write_images(const char *path, const struct synth *synth, const struct variant *variant,
-                                void *state, void *pixels, int64_t *labels)
+/* The complete file of the images, which waits under its temporary name. */
+static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
+                                   const struct variant *variant, void *state, int64_t *labels)
 {
-    struct file_writer writer;
-    TRY(begin_images(&writer, path, synth));
-    enum status status = add_images(&writer, synth, variant, state, pixels, labels);
+    void *pixels = malloc(synth_output_bytes(synth));
+    if (!pixels)
+        return status_set(STATUS_FAILED, "%s: out of memory; lower --out-res", path);
+    enum status status = begin_images(writer, path, synth);
     if (status == STATUS_OK)
-        return file_end(&writer);
-    file_abandon(&writer);
-    return status;
+        status = add_images(writer, synth, variant, state, pixels, labels);
+    free(pixels);
+    return status == STATUS_OK ? file_complete(writer) : status;
 }
 
-static enum status write_labels(const char *path, const int64_t *labels, uint64_t count)
+/* And that of the labels. */
+static enum status complete_labels(struct file_writer *writer, const char *path, const int64_t *labels,
+                                   uint64_t count)
 {
-    struct file_writer writer;
     char shape[32], labels_path[PATH_MAX];
     snprintf(shape, sizeof shape, "%" PRIu64 ",", count);
     TRY(npy_labels_path(path, labels_path));
-    TRY(begin_array(&writer, labels_path, "<i8", shape));
-    TRY(file_add(&writer, labels, count * sizeof *labels));
-    return file_end(&writer);
+    TRY(begin_array(writer, labels_path, "<i8", shape));
+    TRY(file_add(writer, labels, count * sizeof *labels));
+    return file_complete(writer);
+}
+
+/* What was written, for who looks on. The bits of bfloat16 need a word that scripts' logs should hold too. */
+static void tell(const char *path, const struct synth *synth)
+{
+    static const char *const types[] = {
+        [OUTPUT_U8] = "uint8", [OUTPUT_F16] = "float16", [OUTPUT_BF16] = "uint16", [OUTPUT_F32] = "float32"};
+    char shape[SHAPE_BYTES], labels_path[PATH_MAX];
+    shape_of(synth, shape);
+    if (npy_labels_path(path, labels_path) == STATUS_OK)
+        status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
+                    labels_path, synth->batch);
+    if (synth->output.type == OUTPUT_BF16)
+        fprintf(stderr,
+                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
+                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
+                path);
 }
 
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                             void *state)
 {
-    void *pixels = malloc(synth_output_bytes(synth));
+    struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
     int64_t *labels = malloc(synth->batch * sizeof *labels);
-    enum status status = STATUS_OK;
-    if (!pixels || !labels)
-        status = status_set(STATUS_FAILED, "%s: out of memory; lower --batch or --out-res", path);
+    if (!labels)
+        return status_set(STATUS_FAILED, "%s: out of memory; lower --batch", path);
+    enum status status = complete_images(&image_file, path, synth, variant, state, labels);
     if (status == STATUS_OK)
-        status = write_images(path, synth, variant, state, pixels, labels);
-    if (status == STATUS_OK)
-        status = write_labels(path, labels, synth->batch);
-    free(pixels);
+        status = complete_labels(&label_file, path, labels, synth->batch);
     free(labels);
-    if (status == STATUS_OK && synth->output.type == OUTPUT_BF16)
-        fprintf(stderr,
-                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
-                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
-                path);
+    if (status == STATUS_OK)
+        status = file_end(&label_file);
+    if (status == STATUS_OK)
+        status = file_end(&image_file);
+    file_abandon(&image_file);
+    file_abandon(&label_file);
+    if (status == STATUS_OK)
+        tell(path, synth);
     return status;
 }

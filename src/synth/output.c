@@ -8,6 +8,9 @@ enum status output_parse_values(const char *name, const char *text, uint32_t cha
                                 double maximum, double values[OUTPUT_CHANNELS_MAX])
 {
     uint32_t count = 0;
+    size_t bytes = strlen(text);
+    if (bytes > 0 && text[bytes - 1] == ',')
+        return status_set(STATUS_USAGE, "%s: '%.80s': a value is missing after the last comma", name, text);
     for (const char *at = text; at; count++) {
         size_t length = strcspn(at, ",");
         char value[80];

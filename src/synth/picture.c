@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <math.h>
 #include <png.h>
@@ -40,7 +41,14 @@ enum status picture_check_folder(const char *folder)
     if (stat(path, &info) != 0) {
         if (errno == ENOENT && mkdir(path, 0777) == 0 && rmdir(path) == 0)
             return STATUS_OK;
-        return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(errno));
+        int cause = errno;
+        char parent[PATH_MAX];
+        snprintf(parent, sizeof parent, "%s", path);
+        const char *above = dirname(parent);
+        if (access(above, F_OK) != 0 && errno == ENOENT)
+            return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'",
+                              path, above);
+        return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(cause));
     }
     if (!S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE, "'%s' is not a folder: name another one", path);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,8 @@ static const struct option_spec options[] = {
      "what an image is: as the paper's code draws it, or as the released dataset holds it"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number of the first image: the batch that --verify and pictures show begins there"},
+     "number g of the first image (class g mod N, instance g div N, N being the number of classes); the "
+     "batch that --verify, pictures and --npy show begins there"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
      "a mixed batch: image i is of class i mod N, drawn from --preset; 0 is the benchmark class"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
@@ -64,14 +66,14 @@ static const struct option_spec options[] = {
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
     {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, types, true,
      "what a finished image holds: grays (u8), or floats from --mean and --std"},
-    {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 1, OUTPUT_CHANNELS_MAX, NULL, true,
+    {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
      "its channels; three have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
      "channel by channel, or the channels of a pixel together"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
-     "its side (default: --res)"},
+     "side of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how it gets there: the mean over areas, or a crop at a random place"},
+     "how the canvas becomes it: the mean over areas, or a crop at a random place"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
      "what is subtracted from floats, grays being 0 to 1; one value, or one a channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
@@ -79,11 +81,11 @@ static const struct option_spec options[] = {
     {"write-classes", "FILE", OPTION_OUTPUT, AT(write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
-     "write the images of the batch as PNG files, and index.tsv"},
+     "write the images of the batch as PNG files, and index.tsv; u8, one channel; makes DIR"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
     {"npy", "FILE", OPTION_OUTPUT, AT(npy), NULL, 0, 0, NULL, false,
-     "write the batch as a NumPy array, and its labels as FILE with .labels.npy"},
+     "write the batch as a NumPy array, its labels beside it: x.npy, x.labels.npy"},
 };
 
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
@@ -149,8 +151,9 @@ static enum status check_output(const struct options *given, const struct parame
                               "--%s scales floats, and u8 holds grays as they are: drop it, or "
                               "add --output f32",
                               float_options[i]);
-    if (parameters->channels == 2)
-        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+    if (parameters->channels != 1 && parameters->channels != 3)
+        return status_set(STATUS_USAGE, "--channels: '%llu' is neither 1 nor 3",
+                          (unsigned long long)parameters->channels);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_set(STATUS_USAGE,
                           "--fit crop: --out-res %llu is larger than --res %llu; lower it, or "
@@ -166,6 +169,27 @@ static enum status check_output(const struct options *given, const struct parame
 #define MEAN_MAX      1e6
 #define DEVIATION_MIN 1e-6
 #define DEVIATION_MAX 1e6
+#define F16_INFINITE  65520.0 /* what rounds to no finite half */
+
+/* Scales that are allowed and hardly meant. */
+static void warn_about_scale(const struct synth_output *output, const double *mean, const double *deviation)
+{
+    double mean_max = 0, deviation_max = 0, value_max = 0;
+    for (uint32_t c = 0; c < output->channels; c++) {
+        mean_max = fmax(mean_max, fabs(mean[c]));
+        deviation_max = fmax(deviation_max, deviation[c]);
+        value_max = fmax(value_max, fmax(fabs(mean[c]), fabs(1 - mean[c])) / deviation[c]);
+    }
+    if (output->type == OUTPUT_U8)
+        return;
+    if (mean_max > 1 || deviation_max > 1)
+        status_warn("--%s %g: grays are 0 to 1; divide means and deviations for 0 to 255 by 255",
+                    mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
+    if (output->type == OUTPUT_F16 && value_max >= F16_INFINITE)
+        status_warn("--output f16 holds values to 65504, and with this --mean and --std they reach %g: those "
+                    "become infinite; take bf16 or f32, or a larger --std",
+                    value_max);
+}
 
 static enum status get_output(struct parameters *parameters, struct synth *synth)
 {
@@ -183,6 +207,7 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
     TRY(output_parse_values("--mean", parameters->mean, channels, -MEAN_MAX, MEAN_MAX, mean));
     TRY(output_parse_values("--std", parameters->std, channels, DEVIATION_MIN, DEVIATION_MAX, deviation));
     output_set_scale(&synth->output, synth->res, mean, deviation);
+    warn_about_scale(&synth->output, mean, deviation);
     return STATUS_OK;
 }
 
@@ -353,10 +378,10 @@ static enum status fill_job(const struct options *given, struct synth_job *job)
     synth->batch = parameters->batch;
     synth->seed = parameters->seed;
     synth->first = parameters->instance;
-    TRY(get_output(parameters, synth));
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
-    return check_files(given, parameters);
+    TRY(check_files(given, parameters));
+    return get_output(parameters, synth); /* last, as it may warn: an error is one line */
 }
 
 static enum status synth_open(const struct options *given, void *parameters, void **input)
