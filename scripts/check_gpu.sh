@@ -136,6 +136,29 @@ else
         # shellcheck disable=SC2086
         check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
     done <<<"$outputs"
+    # Vertices that leave the image and come back, and positions whose rounding adds up.
+    classes=$(mktemp)
+    trap 'rm -f "$classes"' EXIT
+    cat >"$classes" <<'END'
+class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width
+1,300,200,1,1,5,8,0.5,400,-4
+2,300,201,1.2,1.8,5,8,-2,300,0
+3,128,400,1,2,3,4,3,40,-3
+4,333,150,2,1,1,2,10,20,-10
+5,77,150,1,1,0,0,-8,25,8
+6,500,97,1,1,0,7,0,90,-2
+7,5,66000,1,1,0,0,-0.01,60,0.01
+8,16,16165,1.2,1.8,1,1,0,0,0.0053791
+9,40000,3,1,1,3,5,2,9,0
+END
+    for res in 1 61 128 200; do
+        for formula in uji visualatom; do
+            check "vertices that come back, $res^2, $formula" "$bench" --variant "$exact" --verify "${quick[@]}" \
+                --class "$classes" --batch 90 --res $res --formula $formula
+        done
+    done
+    check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
+        --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     check 'closed forms' build/tests/gpu_exact
     refuses() { # a batch that no device holds: exit status 2, and how much it needs
         local output status=0

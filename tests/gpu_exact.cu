@@ -28,7 +28,7 @@ static __global__ void check_noise(const float *gradients, unsigned long long *w
 
 using narrow = painter<false, FORMULA_UJI>;
 
-/* Every pixel of every line of up to STROKE_MAJOR_MAX steps, in all eight directions; a block a slope. */
+/* Every pixel of every line that fits a tile, in all eight directions; a block a slope. */
 static __global__ void check_strokes(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, sign_major = threadIdx.x & 1 ? -1 : 1;
@@ -39,16 +39,18 @@ static __global__ void check_strokes(unsigned long long *wrong)
     narrow painter = {};
     painter.steep = 1; /* so that `place` says which it is */
     painter.flat = 2;
-    int2 from = make_int2(128, 128), to;
-    to.x = from.x + (is_steep ? sign_minor * minor : sign_major * major);
-    to.y = from.y + (is_steep ? sign_major * major : sign_minor * minor);
+    int2 along = make_int2(is_steep ? sign_minor * minor : sign_major * major,
+                           is_steep ? sign_major * major : sign_minor * minor);
+    int2 from = make_int2(along.x < 0 ? TILE_MOST - 1 : 0, along.y < 0 ? TILE_MOST - 1 : 0);
+    int2 to = make_int2(from.x + along.x, from.y + along.y);
     int32_t slope;
     stroke self = painter.stroke_of(from, to, 1, &slope);
     struct line line = line_begin(FORMULA_UJI, from.x, from.y, to.x, to.y);
     differ(wrong, self.left != line.left || (self.place == 1) != is_steep);
     for (; line.left > 0; line_step(&line), self.at += self.step) {
-        int32_t along = (int32_t)(self.at >> 24), across = (int32_t)(self.at >> 16 & 0xFF);
-        differ(wrong, (is_steep ? across : along) != line.x || (is_steep ? along : across) != line.y);
+        int32_t major_at = (int32_t)(self.at >> 24), minor_at = (int32_t)(self.at >> 16 & 0xFF);
+        differ(wrong,
+               (is_steep ? minor_at : major_at) != line.x || (is_steep ? major_at : minor_at) != line.y);
     }
 }
 
@@ -142,8 +144,8 @@ int main(void)
     noise_gradients(FORMULA_VISUALATOM, gradients);
     check_noise<<<4096, BLOCK>>>(gradients, wrong);
     report("noise of all draws, visualatom");
-    check_strokes<<<slopes, 32>>>(wrong);
-    report("pixels of all short lines");
+    check_strokes<<<dim3(TILE_MOST - 1, TILE_MOST), 32>>>(wrong);
+    report("pixels of all lines inside a tile");
     check_first_steps<<<slopes, STROKE_MAJOR_MAX + 1>>>(wrong);
     report("minor steps of all slopes");
     const int32_t sizes[][2] = {{1, 1}, {3, 2}, {8, 31}, {32, 32}};

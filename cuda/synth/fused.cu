@@ -9,10 +9,10 @@
 #include "synth/fused_vertices.cuh"
 
 #define SLICE_MAX   ORDER_BLOCK
-#define SLICE_BYTES (size_t)(2u << 30)  /* device memory that a slice may take */
+#define SLICE_BYTES ((size_t)1 << 31)   /* device memory that a slice may take */
 #define SPLIT_BELOW 6                   /* groups a multiprocessor */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
-#define TILE_MOST   136                 /* side of a tile's canvas: two blocks fit an H100's multiprocessor */
+#define OUT_MOST    512                 /* side of a tile's output */
 #define TILE_WORTH  96 /* two blocks a multiprocessor are only worth it with tiles of this size */
 #define TILE_LEAST  32
 
@@ -31,8 +31,9 @@ struct fused_plan {
 
 /* ---- Which kernels ---- */
 
-/* Packed coordinates must lie within FUSED_NEAR of every tile; a vertex reaches class_reach() from the centre
- * and the orbits that a last unit may have too many go further still. */
+/* Packed coordinates must lie within FUSED_NEAR of every tile. A vertex reaches class_reach() from the
+ * centre, the orbits that a last unit may have too many go further still, and positions are rounded: below
+ * 2^14 by at most 2^-11 an orbit, of which class_reach() has at least 1. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
@@ -42,7 +43,7 @@ static bool needs_wide(const struct synth *synth)
         double one = class_reach(&class_);
         reach = one > reach ? one : reach;
     }
-    return reach + synth->res >= FUSED_NEAR - 1;
+    return reach * (1 + 0x1p-10) + synth->res >= FUSED_NEAR - 1;
 }
 
 static uint32_t round_up(uint32_t value, uint32_t multiple)
@@ -66,6 +67,7 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
         most = (uint64_t)(side - 2) * output->res / res;
     if (most == 0)
         return false;
+    most = most < OUT_MOST ? most : OUT_MOST; /* magnified, a tile could be a whole image */
     uint32_t count = (uint32_t)((output->res + most - 1) / most);
     uint32_t out_side = (output->res + count - 1) / count;
     if (round_up(out_side, 4) <= most)
@@ -124,11 +126,6 @@ static void choose_tiling(const struct fused_plan *plan, const struct synth_outp
 
 /* ---- Memory ---- */
 
-static size_t image_units(const struct fused_plan *plan)
-{
-    return (size_t)plan->job.groups * plan->job.quads;
-}
-
 static size_t end_bytes(const struct fused_plan *plan)
 {
     return plan->wide ? sizeof(fused_end<true>) : sizeof(fused_end<false>);
@@ -137,32 +134,50 @@ static size_t end_bytes(const struct fused_plan *plan)
 /* Scratch bytes of an image. */
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
-    return image_units(plan) * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
+    return plan->job.units * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
            sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
 /* How many images at a time: as many as the budget allows, in slices of one size. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce)
 {
+    const struct synth *synth = plan->synth;
     size_t free_bytes, bytes = image_bytes(plan, reduce);
     TRY(device_free_bytes(plan->device, &free_bytes));
-    if (image_units(plan) > UNITS_MAX || bytes > free_bytes)
+    free_bytes -= free_bytes / 32; /* allocations come in whole pages */
+    if (plan->job.units > UNITS_MAX)
         return status_set(STATUS_USAGE,
-                          "an image of %u vertices and %u orbits needs %.2f GB of device memory and %.2f GB "
-                          "are free; lower --vertices or --orbits",
-                          plan->synth->vertices_max, plan->synth->orbits_max, 1e-9 * (double)bytes,
-                          1e-9 * (double)free_bytes);
+                          "fused draws images of up to %.2g lines, not %.2g; lower --vertices or --orbits",
+                          (double)UNITS_MAX * FUSED_LINES * FUSED_ORBITS,
+                          (double)plan->job.units * FUSED_LINES * FUSED_ORBITS);
+    if (bytes > free_bytes)
+        return status_set(
+            STATUS_USAGE,
+            "fused needs %.2f GB of device memory for the lines of an image and %.2f GB are free beside "
+            "the batch; lower --batch, --vertices or --orbits",
+            1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
     uint64_t most = budget / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
-    uint64_t batch = plan->synth->batch, slices = (batch + most - 1) / most;
-    plan->slice = (uint32_t)((batch + slices - 1) / slices);
+    uint64_t slices = (synth->batch + most - 1) / most;
+    plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
     return STATUS_OK;
+}
+
+/* The most groups, and the most units, of a class. */
+static void measure_classes(const struct synth *synth, struct fused_job *job)
+{
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        uint32_t groups = (synth->classes[c].vertices + FUSED_LINES - 1) / FUSED_LINES;
+        size_t units = (size_t)groups * ((synth->classes[c].orbits + FUSED_ORBITS - 1) / FUSED_ORBITS);
+        job->groups = groups > job->groups ? groups : job->groups;
+        job->units = units > job->units ? units : job->units;
+    }
 }
 
 static enum status allocate(struct fused_plan *plan, bool reduce)
 {
-    size_t units = plan->slice * image_units(plan);
+    size_t units = plan->slice * plan->job.units;
     CUDA_TRY(cudaMalloc(&plan->job.boxes, units * sizeof(uint2)));
     CUDA_TRY(cudaMalloc(&plan->job.values, units * sizeof(uint4)));
     CUDA_TRY(cudaMalloc(&plan->job.cards, plan->slice * sizeof(struct fused_card)));
@@ -186,20 +201,37 @@ static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
                       : fused_paint_kernel<false, FORMULA_VISUALATOM>;
 }
 
-static fused_kernel *split_kernel_of(const struct fused_plan *plan)
+static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    return plan->wide ? fused_vertices_split_kernel<true> : fused_vertices_split_kernel<false>;
+    if (plan->split)
+        return plan->wide ? fused_vertices_split_kernel<true> : fused_vertices_split_kernel<false>;
+    return plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
 }
 
-static enum status make(struct fused_plan *plan)
+/* Code is loaded at its first use, which must not be within a capture. */
+static enum status load_kernels(const struct fused_plan *plan)
+{
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, vertices_kernel_of(plan)));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, paint_kernel_of(plan)));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_order_kernel));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_reduce_kernel));
+    CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)plan->paint_bytes));
+    if (plan->split)
+        CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)SPLIT_BYTES));
+    return STATUS_OK;
+}
+
+static enum status make_plan(struct fused_plan *plan)
 {
     const struct synth *synth = plan->synth;
     CUDA_TRY(cudaSetDevice(plan->device));
     CUDA_TRY(cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, plan->device));
     TRY(device_input_open(plan->device, synth, &plan->job.input, &plan->tables));
     plan->wide = needs_wide(synth);
-    plan->job.groups = (synth->vertices_max + FUSED_LINES - 1) / FUSED_LINES;
-    plan->job.quads = (synth->orbits_max + FUSED_ORBITS - 1) / FUSED_ORBITS;
+    measure_classes(synth, &plan->job);
     plan->job.output = synth->output;
 
     struct fused_tiling tiling;
@@ -214,11 +246,7 @@ static enum status make(struct fused_plan *plan)
     TRY(allocate(plan, reduce));
 
     plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);
-    CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)plan->paint_bytes));
-    CUDA_TRY(cudaFuncSetAttribute(split_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)SPLIT_BYTES));
-    return STATUS_OK;
+    return load_kernels(plan);
 }
 
 enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan)
@@ -228,7 +256,7 @@ enum status fused_open(int device, const struct synth *synth, struct fused_plan 
         return status_set(STATUS_FAILED, "out of memory");
     self->synth = synth;
     self->device = device;
-    enum status status = make(self);
+    enum status status = make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);
     else
@@ -262,11 +290,11 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        split_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+        vertices_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
     } else {
         const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
-        fused_kernel *kernel = plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
-        kernel<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(*job);
+        vertices_kernel_of(plan)<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(
+            *job);
     }
     CUDA_TRY_LAUNCH("fused_vertices_kernel");
     return STATUS_OK;
@@ -359,7 +387,7 @@ static enum status capture(struct fused_batch *self)
     return status != STATUS_OK ? status : cuda_status(error, "capturing a run", __FILE__, __LINE__);
 }
 
-static enum status make(struct fused_batch *self, bool graph)
+static enum status make_batch(struct fused_batch *self, bool graph)
 {
     const struct synth *synth = self->synth;
     size_t image_bytes = synth->batch * synth_output_bytes(synth),
@@ -380,7 +408,7 @@ static enum status fused_setup(const struct resources *resources, const void *in
         return status_set(STATUS_FAILED, "out of memory");
     self->synth = static_cast<const struct synth *>(input);
     self->device = resources->device;
-    enum status status = make(self, Graph);
+    enum status status = make_batch(self, Graph);
     if (status != STATUS_OK)
         fused_teardown(self);
     else

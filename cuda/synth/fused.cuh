@@ -22,6 +22,8 @@
 #define FUSED_LINES  31u         /* lines of a unit and orbit: one less than ends */
 #define FUSED_ORBITS 4u          /* orbits of a unit: two Philox blocks a vertex */
 
+#define TILE_MOST    136 /* side of a tile's canvas: two blocks fit an H100's multiprocessor */
+
 /* A corner (x, y) of a box, or an end of a line, in one word: y * 65536 + x. As both may be negative, its
  * fields are only good once a bias has made them so. */
 #define FUSED_PACK(x, y) ((uint32_t)((y)*65536 + (x)))
@@ -64,8 +66,9 @@ struct fused_job {
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* its images */
     uint32_t *order;            /* count of them, by falling work: places in the slice; NULL: as they come */
-    uint32_t groups, quads;     /* most over the classes: warps of 31 lines, and their units */
-    uint2 *boxes;               /* low and high corner of a unit; count * groups * quads */
+    uint32_t groups;            /* most over the classes: warps of 31 lines */
+    size_t units;               /* most over the classes: room for an image's */
+    uint2 *boxes;               /* low and high corner of a unit; count * units */
     uint4 *values;              /* what its orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
     void *ends;                 /* FUSED_WARP fused_end of a unit */
     struct fused_card *cards;   /* count */
@@ -86,7 +89,7 @@ static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uin
 /* Where the units of the image at a place begin. */
 static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
 {
-    return (size_t)place * job.groups * job.quads;
+    return place * job.units;
 }
 
 #endif

@@ -20,7 +20,8 @@ enum status fused_open(int device, const struct synth *synth, struct fused_plan 
 
 /* Enqueues run number `number` + *`counter` (a word of device memory, or NULL: 0): synth->batch images of
  * synth_output_bytes() one after the other, from an address that 16 divides, and the numbers of their
- * classes. Both in device memory. At most one run of a plan may be in work at a time. */
+ * classes. Both in device memory. The plan's device must be current, and at most one run of a
+ * plan in work at a time. STATUS_FAILED where a launch fails. */
 enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
                           int64_t *labels, cudaStream_t stream);
 

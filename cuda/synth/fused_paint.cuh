@@ -12,12 +12,14 @@
 /* ---- Walking a line ----
  *
  * Pixel s of a line is `major` axis s, minor axis m(s) = floor((2 minor s + major) / (2 major)) steps from
- * its beginning (line.h). For lines of up to STROKE_MAJOR_MAX steps m(s) is the whole part of bias + s *
- * slope in 16-bit fixed point: slope is minor / major * 2^16 + 1, rounded down after an error of at most
- * 2^-5, so at most 1 + 2^-5 too large and 2^-5 too small; bias is half a pixel plus 4, which outweighs 127
- * times 2^-5. The sum is thus never too small, and too large by less than 127 * (1 + 2^-5) + 8 < 2^16 / (2 *
- * 127): less than what the next larger multiple of 1 / (2 major) is away.
+ * its beginning (line.h). For lines that are short enough m(s) is the whole part of bias + s * slope in
+ * 16-bit fixed point: slope is minor / major * 2^16 + 1, rounded down after a quotient that is off by at most
+ * 2 ulp, 2^-6, so at most 1 + 2^-6 too large and 2^-6 too small; bias is half a pixel plus 4, which outweighs
+ * 135 times 2^-6. The sum is thus never too small, and too large by less than 135 * (1 + 2^-6) + 8 = 146 <
+ * 2^16 / (2 * 135): less than what the next larger multiple of 1 / (2 major) is away. Short enough are lines
+ * inside a tile, up to 135 steps, and of the others those of up to STROKE_MAJOR_MAX.
  */
+static_assert(TILE_MOST <= 136, "see above");
 #define STROKE_MAJOR_MAX 127
 #define STROKE_BIAS      (0x8000 + 4)
 #define STROKE_STEPS     8 /* walked at a time */
@@ -348,7 +350,8 @@ template <bool Wide, formula Formula> struct painter {
                        min(end.y, next.y) < tile.height && max(end.y, next.y) >= 0;
         bool is_point = end.x == next.x && end.y == next.y;
         push_lines(is_inside && (!is_point || paints_points()), touches && !is_inside,
-                   (uint32_t)(end.x | end.y << 8 | next.x << 16) | (uint32_t)next.y << 24, entry, value);
+                   (uint32_t)end.x | (uint32_t)end.y << 8 | (uint32_t)next.x << 16 | (uint32_t)next.y << 24,
+                   entry, value);
     }
 
     __device__ __forceinline__ bool in_tile(int2 point) const
