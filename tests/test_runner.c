@@ -132,15 +132,23 @@ Test(runner, a_failure_ends_the_runs)
     unlink(out);
 }
 
+/* naive, as if it made canvases only. */
+static struct variant canvas_only(void)
+{
+    static struct synth_traits traits;
+    struct variant plain = *naive();
+    traits = *(const struct synth_traits *)plain.traits;
+    traits.outputs = false;
+    plain.traits = &traits;
+    return plain;
+}
+
 /* A variant that makes canvases only is refused where it was named, and dropped from all. */
 Test(runner, a_variant_that_cannot_make_the_output)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));
-    struct variant plain = *naive();
-    struct synth_traits traits = *(const struct synth_traits *)plain.traits;
-    traits.outputs = false;
-    plain.traits = &traits;
+    struct variant plain = canvas_only();
     cr_redirect_stdout();
     cr_redirect_stderr();
     cr_expect_eq(run_with(&plain, "fake,naive", "f16", out), STATUS_USAGE);
@@ -164,10 +172,7 @@ Test(runner, a_variant_that_makes_canvases_may_do_so)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));
-    struct variant plain = *naive();
-    struct synth_traits traits = *(const struct synth_traits *)plain.traits;
-    traits.outputs = false;
-    plain.traits = &traits;
+    struct variant plain = canvas_only();
     cr_redirect_stdout();
     cr_redirect_stderr();
     cr_expect_eq(run_with(&plain, "fake,naive", "u8", out), STATUS_OK, "%s", status_text());

@@ -53,25 +53,29 @@ static void print_line(const char *colour, const char *kind, const char *text)
             coloured ? "\033[0m" : "", text);
 }
 
-void status_warn(const char *format, ...)
+static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)
 {
     char text[sizeof message];
+    vsnprintf(text, sizeof text, format, arguments);
+    print_line(colour, kind, text);
+}
+
+void status_warn(const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    print_formatted("\033[33m", "warning: ", format, arguments);
     va_end(arguments);
-    print_line("\033[33m", "warning: ", text);
 }
 
 void status_note(const char *format, ...)
 {
-    char text[sizeof message];
+    if (!isatty(STDERR_FILENO))
+        return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    print_formatted("", "", format, arguments);
     va_end(arguments);
-    if (isatty(STDERR_FILENO))
-        print_line("", "", text);
 }
 
 void status_print(void)
