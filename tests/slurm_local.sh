@@ -14,6 +14,7 @@ keep=''
 port=${SLURM_TEST_PORT:-26817} # and the two after it
 limit_s=120                    # that any job may take
 passed=0 failed=0
+tasks='' collect='' # the jobs submitted last
 
 die() {
     printf 'slurm_local.sh: %s\n' "$2" >&2
