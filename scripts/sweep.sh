@@ -197,14 +197,15 @@ finished() { # task
         [[ $(<"$folder/task_$1.command") == "${command_of[$1]}" ]]
 }
 
-# Fills $why and returns false where the rows cannot be made. The rows grow beside their place and are there only
-# once they are whole; old ones go before task_N.command, which says whose they are, changes.
+# Fills $why and returns false where the rows cannot be made; what was said is in the file $messages. The rows grow
+# beside their place and are there only once they are whole; old ones go before task_N.command, which says whose they
+# are, changes.
 make_rows() { # task
     local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
     mapfile -t options <<<"${options_of[$1]}"
     ((ranks_of[$1] == 1)) || program=("${launcher[@]}" "${ranks_of[$1]}" "$bench")
-    part=$rows.part
-    why="cannot write $command"
+    part=$rows.part messages=$folder/task_$1.messages.part
+    why="cannot write to $folder"
     { rm -f "$rows" "$part" && printf '%s\n' "${command_of[$1]}" >"$command"; } 2>"$messages" || return 1
     # In the background, as a trap waits for what runs in front; it keeps the lock should it outlive this script.
     "${program[@]}" "${options[@]}" --out="$part" >/dev/null 2>"$messages" &
@@ -218,9 +219,14 @@ make_rows() { # task
     return $((status ? status : 1))
 }
 
+finished_before() { # task
+    [[ ! $redo ]] && finished "$1" && say "task $1 of $task_count: finished before: ${command_of[$1]}"
+}
+
 # Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. One process at a time is at a task.
 run_task() { # task
     local lock status=0 began_s=$SECONDS label="task $1 of $task_count"
+    finished_before "$1" && return 2
     if [[ ${lacks[$1]} ]]; then
         say "$label: skipped: ${lacks[$1]}"
         return 4
@@ -233,22 +239,19 @@ run_task() { # task
     if (($? == 75)); then # any other failure: a file system without locks
         complain "$label: another process is running it"
         status=1
-    elif [[ ! $redo ]] && finished "$1"; then
-        say "$label: finished before: ${command_of[$1]}"
+    elif finished_before "$1"; then
         status=2
     elif make_rows "$1"; then
         say "$label: $((SECONDS - began_s)) s: ${command_of[$1]}"
-        clear_progress
         cat "$messages" >&2 # warnings
+    elif (($? == 4)); then # among what a launcher says
+        say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
+        status=4
     else
-        status=$?
-        ((status == 4)) || status=1
-        if ((status == 4)); then # among what a launcher says
-            say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
-        else
-            complain "$label failed ($why): ${command_of[$1]}"$'\n'"$(<"$messages")"
-        fi
+        complain "$label failed ($why): ${command_of[$1]}"$'\n'"$(<"$messages")"
+        status=1
     fi
+    rm -f "$messages"
     exec {lock}>&-
     return "$status"
 }
@@ -275,7 +278,6 @@ prepare_folder() {
     message=$(mkdir -p "$folder" 2>&1)
     [[ -d $folder && -w $folder ]] ||
         die 2 "cannot write to $folder${message:+ ($message)}; choose another place with --out"
-    messages=$(mktemp) || die 1 "no room for temporary files in ${TMPDIR:-/tmp}"
 }
 
 run_tasks() {

@@ -358,6 +358,11 @@ Test(sweep, what_cannot_run_here_is_skipped)
     expect(4, "task 1 of 2: skipped: /gone is not installed");
     sweep(RANKS_HEADER "naive\t2" QUICK "\n", "");
     expect(4, "0 finished, 0 finished before, 1 skipped (1), 0 failed");
+    launch_with("shift 2; exec \"$@\"");
+    sweep(NULL, "");
+    cr_assert(setenv("MPIRUN", "/gone -n", 1) == 0);
+    sweep(NULL, "");
+    expect(0, "0 finished, 1 finished before, 0 skipped"); /* made elsewhere, say */
 }
 
 Test(sweep, warnings_of_a_task_are_told)
@@ -373,7 +378,7 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     expect(2, "cannot write to r/sweep/t");
     cr_assert(unlink("r") == 0);
     run("ulimit -f 0; " SWEEP);
-    expect(1, "task 1 of 1 failed (cannot write r/sweep/t/task_1.command)");
+    expect(1, "task 1 of 1 failed (cannot write to r/sweep/t)");
     expect_no_leftovers();
     sweep(NULL, "");
     cr_assert(status == 0 && unlink("r/sweep_t.csv") == 0 && mkdir("r/sweep_t.csv", 0755) == 0);
