@@ -458,7 +458,7 @@ enum status runner_run(struct settings *settings)
     struct runner runner = {.settings = settings, .progress = isatty(STDERR_FILENO)};
     TRY(settings->workload->open(&settings->options, settings->parameters, &runner.input));
     enum status status = comm_agree(prepare(&runner));
-    if (status == STATUS_OK)
+    if (status == STATUS_OK && !settings->dry_run)
         status = run_all(&runner);
     settings->workload->close(runner.input);
     return status;
