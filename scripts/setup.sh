@@ -3,16 +3,17 @@
 #
 #   scripts/setup.sh build    a C compiler, make, git and the libraries of the optional features
 #   scripts/setup.sh check    these, and what the tests need
+#   scripts/setup.sh plots    what the figures need
 #   --quiet                   no notes about what is optional
 #
 # Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
 # for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed.
 #
-# Exit status: 0 when the build (or check) can go on, 2 usage, 4 when something that it cannot do without is
+# Exit status: 0 when the build (check, plots) can go on, 2 usage, 4 when something that it cannot do without is
 # missing.
 set -u
 
-# purpose, need, what to look for (a command, or a header by its .h), Debian package, Fedora package, what for
+# purpose, need, what to look for (a command, a header by its .h, a font by its .ttf), Debian package, Fedora package, what for
 requirements='
 build must cc                    gcc             gcc               compiler
 build must stdio.h               libc6-dev       glibc-devel       C library
@@ -28,6 +29,11 @@ check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
 check may  python3               python3         python3           command-line tests
+check may  gnuplot               gnuplot-nox     gnuplot           figures
+check may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
+plots must python3               python3         python3           rows
+plots must gnuplot               gnuplot-nox     gnuplot           figures
+plots may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
 '
 
 notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # what was said or tried in vain, one a line
@@ -59,6 +65,11 @@ find_nvcc()
     command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || [[ -x /usr/local/cuda/bin/nvcc ]]
 }
 
+find_font()
+{
+    [[ $(find /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts -name "$1" -print -quit 2>/dev/null) ]]
+}
+
 find_compiler()
 {
     local candidate
@@ -85,13 +96,16 @@ find_missing()
     [[ $compiler ]] && headers=$(find_headers)
     while read -r purpose need probe debian fedora what; do
         case $purpose in
-        build) ;;
+        build) [[ $goal != plots ]] || continue ;;
+        plots) [[ $goal == plots ]] || continue ;;
         check) [[ $goal == check ]] || continue ;;
-        cuda) find_nvcc || continue ;;
+        cuda) [[ $goal != plots ]] || continue
+            find_nvcc || continue ;;
         *) continue ;;
         esac
         case $probe in
         cc) [[ $compiler ]] && continue ;;
+        *.ttf) find_font "$probe" && continue ;;
         *.h) [[ $'\n'$headers$'\n' == *$'\n'$probe$'\n'* ]] && continue ;;
         *) command -v "$probe" >/dev/null && continue ;;
         esac
@@ -194,7 +208,7 @@ supply()
         ask_for "${wanted[@]}"
         return
     fi
-    say "installing with ${install[0]} what is missing to $goal: $(join "${reasons[@]}")"
+    say "installing with ${install[0]} what is missing to ${goal%s}: $(join "${reasons[@]}")"
     log=$(mktemp) || exit 1
     trap 'rm -f "$log"' EXIT
     install_packages "${wanted[@]}"
@@ -208,13 +222,13 @@ supply()
 
 usage()
 {
-    echo "usage: setup.sh [--quiet] build|check"
+    echo "usage: setup.sh [--quiet] build|check|plots"
 }
 
 goal=
 for argument in "$@"; do
     case $argument in
-    build | check) goal=$argument ;;
+    build | check | plots) goal=$argument ;;
     --quiet) quiet=1 ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
@@ -225,9 +239,9 @@ done
 find_manager
 find_missing
 supply
-find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
+[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
 https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
 if ((${#must[@]})); then
-    say "cannot $goal without ${must[*]}"
+    say "cannot ${goal%s} without ${must[*]}"
     exit 4
 fi
