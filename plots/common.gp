@@ -35,7 +35,7 @@ y_at(px) = 1 - px / (1.0 * height)
 # The slot is what was run, with its colour and its shape of point; the group is whose and where, with its dashes:
 # 1 to 4 are devices of ours, with filled points, 5 the published points and 6 the published code on another device,
 # with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
-array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#404040']
+array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
 dot = format eq 'svg' ? 0.6 : 1.0 # terminals differ in what a point size is
 array hollow[9] = [4, 8, 6, 2, 10, 12, 14, 6, 4]

@@ -133,7 +133,8 @@ class Devices:
         for device, rows in ((device, self.rows[device]) for device in self.groups):
             source, host, name, on_gpu = device
             revisions = sorted({row["revision"] for row in rows})
-            threads = sorted({int(row["threads"]) for row in rows if not on_gpu})
+            threads = sorted({int(row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)) for row in rows
+                              if not on_gpu})
             texts.append(f"{name}{', ' + threads_words(threads) if threads else ''} "
                          f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
                          f"revision {', '.join(revisions[:3])}{' …' if revisions[3:] else ''})")
@@ -351,8 +352,8 @@ def stages(measured):
                     [(1 + b, row["variant"], f"batch {row['batch']:.0f}") for b, (_, row) in enumerate(bars)]]
     plot.width = max(WIDTH, 250 + 110 * len(bars))
     device_lines = add_bar_devices(plot, devices, bars)
-    plot.legend = [(-8, "painting"), (-2, "vertices"), (-6, "noise")]
-    plot.variables = {"bars": len(bars), "stages": 3, "stage_slot": [6, 2, 8], "device_lines": device_lines}
+    plot.legend = [(-9, "painting"), (-2, "vertices"), (-6, "noise")]
+    plot.variables = {"bars": len(bars), "stages": 3, "stage_slot": [6, 2, 9], "device_lines": device_lines}
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed in a run of their own, one by one; "
                     "above the bars their sum an image. omp makes noise and vertices in one stage."] + devices.caption()
     return plot
@@ -423,7 +424,7 @@ def scaling(measured):
                              else f"batch {many['batch']:.0f} in all")]
             plot.blocks.append([scaling_point(row) for row in points])
             alone = many["items_per_s"] / (many["ranks"] * many["efficiency"])
-            ideals.append([(n, n * alone) for n in (points[0]["ranks"], many["ranks"] * 1.15)])
+            ideals.append([(n, n * alone) for n in (1, many["ranks"] * 1.15)])
     rows = [[row["efficiency"] for row in points] for points in drawn]
     plot.blocks += ideals
     xs = [point[0] for block in plot.blocks for point in block]
@@ -456,7 +457,8 @@ def add_one_rank(measured, series):
         if row["ranks"] == 1:
             for kind in ("weak", "strong"):
                 points = series.get(scaling_key(row, kind))
-                if points and (row.on_gpu or row["threads"] == points[min(points)]["threads"]):
+                first = points[min(points)] if points else None
+                if first and (row.on_gpu or row["threads"] * first["ranks"] == first["threads"]):
                     points.setdefault(1, row)
 
 
@@ -520,7 +522,8 @@ def roofline(measured):
     plot.caption = ["One point a size: 76 operations a vertex and orbit over the bytes of the finished images. "
                     "Ceilings are peak rates by clock and lanes (docs/timing.md)."
                     + ("" if all(roof["bytes_per_s"] for roof in roofs.values()) else
-                       " The ceiling of memory is drawn where a row or the machine's file tells it.")]
+                       " The ceiling of memory is drawn where a row or the machine's file tells it.")
+                    + (" Dashed ceilings: devices with open points." if max(devices.groups.values()) > 1 else "")]
     plot.caption += devices.caption()
     return plot
 
