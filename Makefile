@@ -5,6 +5,8 @@
 #   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
 #   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
 #   make check-slurm  runs a sweep as a job array under a Slurm of its own; as root
+#   make plots      draws the figures of results/*.csv and results/reference/ into results/plots/
+#   make report     writes results/report.html: figures, rows, the commands that repeat them
 #   make install    PREFIX=/usr/local: the program, its man page and shell completion
 #   make clean
 #   V=1             shows the commands
@@ -33,7 +35,7 @@ NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nv
 found = $(shell printf '\043include <stddef.h>\n\043include <stdio.h>\n\043include <$(1)>\nint main(void){return 0;}\n' | \
           $(CC) -x c - -o /dev/null $(3) $(2) 2>/dev/null && echo 1)
 
-ifneq ($(filter clean format,$(MAKECMDGOALS)),$(or $(MAKECMDGOALS),all))
+ifneq ($(filter clean format plots report,$(MAKECMDGOALS)),$(or $(MAKECMDGOALS),all))
 CUDA    ?= $(if $(NVCC),1)
 OMP     ?= $(call found,omp.h,,-fopenmp)
 PNG     ?= $(call found,png.h,-lpng)
@@ -95,7 +97,7 @@ GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu check-slurm report-parts install clean format lint tests FORCE
+.PHONY: all bench check check-gpu check-slurm plots report report-parts install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -193,6 +195,14 @@ lint:
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
+plots:
+	@scripts/setup.sh plots
+	@scripts/figures.py
+
+report:
+	@scripts/setup.sh plots
+	@scripts/report.py
 
 install: all
 	install -D -m 755 fdsl-bench "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"

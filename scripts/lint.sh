@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What machines can see at a glance: the include rules, clang-format, cppcheck, shellcheck. A tool that is not
+# What machines can see at a glance: the include rules, clang-format, cppcheck, python3, shellcheck. A tool that is not
 # installed is skipped by name; clang-format's verdict counts only in the version that the tree is formatted
 # with, as versions differ.
 set -uo pipefail
@@ -14,6 +14,7 @@ skip() { printf '  skipped %s\n' "$1"; }
 list() { git ls-files -co --exclude-standard -- "$@" 2>/dev/null || find . -name "${1##*/}" -not -path './build/*'; }
 mapfile -t c_files < <(list '*.c' '*.h')
 mapfile -t cuda_files < <(list '*.cu' '*.cuh')
+mapfile -t python_files < <(list '*.py')
 mapfile -t shell_files < <(list 'scripts/*.sh' '.ci/run' 'tests/*.sh' 'slurm/*')
 
 tests/check_includes.sh
@@ -33,6 +34,15 @@ if command -v cppcheck >/dev/null; then
     verdict 'cppcheck' $?
 else
     skip 'cppcheck: not installed'
+fi
+
+if command -v python3 >/dev/null; then
+    PYTHONPYCACHEPREFIX=$(mktemp -d) && export PYTHONPYCACHEPREFIX
+    python3 -m py_compile "${python_files[@]}"
+    verdict 'python3 compiles' $?
+    rm -rf "$PYTHONPYCACHEPREFIX"
+else
+    skip 'python3: not installed'
 fi
 
 if command -v shellcheck >/dev/null; then

@@ -4,16 +4,17 @@
 #   scripts/setup.sh build    a C compiler, make, git and the libraries of the optional features
 #   scripts/setup.sh check    these, and what the tests need
 #   scripts/setup.sh check-slurm   those of build, and Slurm
+#   scripts/setup.sh plots    what the figures need
 #   --quiet                   no notes about what is optional
 #
 # Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
 # for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed.
 #
-# Exit status: 0 when the build (or check) can go on, 2 usage, 4 when something that it cannot do without is
+# Exit status: 0 when the build (check, plots) can go on, 2 usage, 4 when something that it cannot do without is
 # missing.
 set -u
 
-# purpose, need, what to look for (a command, or a header by its .h), Debian package, Fedora package, what for
+# purpose, need, what to look for (a command, a header by its .h, a font by its .ttf), Debian package, Fedora package, what for
 requirements='
 build must cc                    gcc             gcc               compiler
 build must stdio.h               libc6-dev       glibc-devel       C library
@@ -33,6 +34,11 @@ check-slurm must sbatch    slurm-client    slurm             commands of Slurm
 check-slurm must slurmctld slurmctld       slurm-slurmctld   its controller
 check-slurm must slurmd    slurmd          slurm-slurmd      its nodes
 check-slurm must munged    munge           munge             their authentication
+check may  gnuplot               gnuplot-nox     gnuplot           figures
+check may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
+plots must python3               python3         python3           rows
+plots must gnuplot               gnuplot-nox     gnuplot           figures
+plots may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
 '
 
 notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # what was said or tried in vain, one a line
@@ -65,6 +71,11 @@ find_nvcc()
     command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]] || [[ -x /usr/local/cuda/bin/nvcc ]]
 }
 
+find_font()
+{
+    [[ $(find /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts -name "$1" -print -quit 2>/dev/null) ]]
+}
+
 find_compiler()
 {
     local candidate
@@ -91,13 +102,15 @@ find_missing()
     [[ $compiler ]] && headers=$(find_headers)
     while read -r purpose need probe debian fedora what; do
         case $purpose in
-        build) ;;
-        check | check-slurm) [[ $goal == "$purpose" ]] || continue ;;
-        cuda) find_nvcc || continue ;;
+        build) [[ $goal != plots ]] || continue ;;
+        check | check-slurm | plots) [[ $goal == "$purpose" ]] || continue ;;
+        cuda) [[ $goal != plots ]] || continue
+            find_nvcc || continue ;;
         *) continue ;;
         esac
         case $probe in
         cc) [[ $compiler ]] && continue ;;
+        *.ttf) find_font "$probe" && continue ;;
         *.h) [[ $'\n'$headers$'\n' == *$'\n'$probe$'\n'* ]] && continue ;;
         *) command -v "$probe" >/dev/null && continue ;;
         esac
@@ -200,7 +213,7 @@ supply()
         ask_for "${wanted[@]}"
         return
     fi
-    say "installing with ${install[0]} what is missing to $goal: $(join "${reasons[@]}")"
+    say "installing with ${install[0]} what is missing to ${goal%s}: $(join "${reasons[@]}")"
     log=$(mktemp) || exit 1
     trap 'rm -f "$log"' EXIT
     install_packages "${wanted[@]}"
@@ -214,13 +227,13 @@ supply()
 
 usage()
 {
-    echo "usage: setup.sh [--quiet] build|check|check-slurm"
+    echo "usage: setup.sh [--quiet] build|check|check-slurm|plots"
 }
 
 goal=
 for argument in "$@"; do
     case $argument in
-    build | check | check-slurm) goal=$argument ;;
+    build | check | check-slurm | plots) goal=$argument ;;
     --quiet) quiet=1 ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
@@ -231,9 +244,9 @@ done
 find_manager
 find_missing
 supply
-find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
+[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
 https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
 if ((${#must[@]})); then
-    say "cannot $goal without ${must[*]}"
+    say "cannot ${goal%s} without ${must[*]}"
     exit 4
 fi

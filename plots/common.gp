@@ -1,0 +1,90 @@
+# What all figures share: the terminal, the fonts, the line styles, and where the title, the legend and the caption
+# go. A figure's own script loads this first. scripts/figures.py runs them and defines
+#
+#   format, output            'png', 'svg' or 'pdf', and the file to write
+#   data                      the numbers: blocks of tab-separated columns, two blank lines between them
+#   width, height             of the figure in px, 96 an inch; and in px from the edges:
+#   left, right, top, bottom  the borders of the plot
+#   title                     a line above the plot
+#   captions, caption[]       lines below it, with what was measured where
+#   legends, legend_text[], legend_style[], legend_y[]
+#                             rows right of the plot, at so many px from above: a style n > 0 is drawn as line style n, n + 0.1 as its point
+#                             alone, n < 0 as a box in colour[-n], 0 is a heading, 0.5 a note under it
+#                             and 0.75 one under a series
+#
+# and what the figure's script says it needs. To draw one by hand: scripts/figures.py --commands NAME.
+
+if (format eq 'png') {
+    set terminal pngcairo size 2 * width, 2 * height font 'DejaVu Sans,12' fontscale 1.5 linewidth 2 pointscale 2 dashlength 1.8 noenhanced
+}
+if (format eq 'svg') {
+    set terminal svg size width, height font 'DejaVu Sans,12' linewidth 1 name id noenhanced
+}
+if (format eq 'pdf') {
+    set terminal pdfcairo size width / 96.0 in, height / 96.0 in font 'DejaVu Sans,12' fontscale 0.5625 linewidth 1.4 pointscale 0.75 dashlength 1.4 noenhanced
+}
+set encoding utf8
+set output output
+set datafile separator tab
+set datafile missing ''
+
+x_at(px) = px / (1.0 * width)
+y_at(px) = 1 - px / (1.0 * height)
+
+# --- Line styles: 10 * group + slot ------------------------------------------------------------------------------
+# The slot is what was run, with its colour and its shape of point; the group is whose and where, with its dashes:
+# 1 to 4 are devices of ours, with filled points, 5 the published points and 6 the published code on another device,
+# with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
+array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
+array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
+dot = format eq 'svg' ? 0.6 : 1.0 # terminals differ in what a point size is
+array hollow[9] = [4, 8, 6, 2, 10, 12, 14, 6, 4]
+do for [slot = 1:9] {
+    set linetype 100 + slot lc rgb colour[slot]
+    set style line 10 + slot lc rgb colour[slot] lw 2.0 dt solid pt filled[slot] ps 1.05 * dot
+    set style line 20 + slot lc rgb colour[slot] lw 1.6 dt (14, 5) pt filled[slot] ps 0.84 * dot
+    set style line 30 + slot lc rgb colour[slot] lw 1.6 dt (12, 4, 2, 4) pt filled[slot] ps 0.84 * dot
+    set style line 40 + slot lc rgb colour[slot] lw 1.6 dt (8, 3, 2, 3, 2, 3) pt filled[slot] ps 0.84 * dot
+    set style line 50 + slot lc rgb colour[slot] lw 1.4 dt (5, 4) pt hollow[slot] ps 1.19 * dot
+    set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
+}
+
+# --- Frame, title, legend, caption ---------------------------------------------------------------------------------
+set lmargin at screen x_at(left)
+set rmargin at screen x_at(width - right)
+set tmargin at screen y_at(top)
+set bmargin at screen y_at(height - bottom)
+set border 3 lw 1
+set tics nomirror out scale 0.7, 0.35
+unset key
+unset grid
+
+set label 1 title at screen x_at(16), y_at(22) font 'DejaVu Sans:Bold,13'
+do for [i = 1:captions] {
+    set label 100 + i caption[i] at screen x_at(16), y_at(height - 12 - 15 * (captions - i)) font 'DejaVu Sans,9.5'
+}
+
+legend_x = width - right + 24
+# Bars of error: with vectors @error_bar, using x:low:(0):(high - low). The style yerrorbars paints a white disc first.
+error_bar = 'heads nofilled size screen x_at(3), 90 lw 1.3'
+
+do for [i = 1:legends] {
+    style = legend_style[i]
+    if (style == 0) {
+        set label 200 + i legend_text[i] at screen x_at(legend_x), y_at(legend_y[i]) font 'DejaVu Sans:Bold,10.5'
+    } else { if (style < 1 && style > 0) {
+        set label 200 + i legend_text[i] at screen x_at(legend_x + (style == 0.5 ? 0 : 42)), y_at(legend_y[i]) font 'DejaVu Sans,10'
+    } else {
+        set label 200 + i legend_text[i] at screen x_at(legend_x + 42), y_at(legend_y[i]) font 'DejaVu Sans,11'
+        if (style > 0 && style == int(style)) {
+            set arrow 200 + i from screen x_at(legend_x), y_at(legend_y[i]) to screen x_at(legend_x + 34), y_at(legend_y[i]) \
+                nohead ls style
+        }
+        if (style > 0) {
+            set label 300 + i '' at screen x_at(legend_x + 17), y_at(legend_y[i]) point ls int(style)
+        } else {
+            set object 200 + i rectangle from screen x_at(legend_x + 4), y_at(legend_y[i] - 6) \
+                to screen x_at(legend_x + 30), y_at(legend_y[i] + 6) fs solid 1 border lc rgb '#000000' fc rgb colour[-style]
+        }
+    } }
+}

@@ -1,0 +1,69 @@
+# What the machine did during a run: panels over one time axis, phases as bands behind them.
+# Needs besides (common.gp): panels, panel_title[], panel_first[], panel_second[] (columns; 0: none), panel_high[],
+# names_first[], names_second[], bands, band_from[], band_to[], band_slot[], x_high; phases, phase_name[],
+# phase_slot[], phase_x[] (px) of the row that names the colours. Blocks: the samples (time and the columns), the
+# variants (x, name) and the phases (x, name) of the strip on top.
+load 'plots/common.gp'
+array shade[7] = ['#7F7F7F', '#F0E442', '#E69F00', '#0072B2', '#009E73', '#CC79A7', '#FFFFFF']
+array strength[7] = [0.25, 0.45, 0.45, 0.25, 0.30, 0.30, 0]
+strip = 40
+gap = 12
+tall = (height - top - bottom - strip) / (1.0 * panels)
+
+do for [i = 1:phases] {
+    set object 400 + i rectangle from screen x_at(phase_x[i]), y_at(44) to screen x_at(phase_x[i] + 18), y_at(56) \
+        fc rgb shade[phase_slot[i]] fs transparent solid strength[phase_slot[i]] border lc rgb '#000000'
+    set label 400 + i phase_name[i] at screen x_at(phase_x[i] + 24), y_at(50) font 'DejaVu Sans,10'
+}
+
+set multiplot
+set xrange [0:x_high]
+do for [i = 1:bands] {
+    set object 1000 + i rectangle from first band_from[i], graph 0 to first band_to[i], graph 1 behind \
+        fc rgb shade[band_slot[i]] fs transparent solid strength[band_slot[i]] noborder
+}
+
+# The strip on top: whose phase, and which.
+set tmargin at screen y_at(top)
+set bmargin at screen y_at(top + strip - gap / 2)
+set yrange [0:1]
+unset border
+unset tics
+plot data index 1 using 1:(0.72):2 with labels font 'DejaVu Sans:Bold,10', \
+     data index 2 using 1:(0.26):2 with labels font 'DejaVu Sans,9'
+do for [i = 1:phases] { unset label 400 + i; unset object 400 + i }
+unset label 1
+do for [i = 1:captions] { unset label 100 + i }
+
+set border 3
+set tics nomirror out
+do for [i = 1:panels] {
+    set tmargin at screen y_at(top + strip + (i - 1) * tall)
+    set bmargin at screen y_at(top + strip + i * tall - gap)
+    set yrange [0:panel_high[i]]
+    set ytics nomirror panel_high[i] / 2.0 font 'DejaVu Sans,9.5'
+    set label 1 panel_title[i] at screen x_at(left - 56), y_at(top + strip + (i - 0.5) * tall - gap / 2) center rotate by 90 \
+        font 'DejaVu Sans,10'
+    middle = top + strip + (i - 0.5) * tall - gap / 2
+    do for [j = 1:2] {
+        y = middle + (j == 1 ? -9 : 9)
+        name = j == 1 ? names_first[i] : names_second[i]
+        set label 1 + j name at screen x_at(width - right + 44), y_at(y) font 'DejaVu Sans,10'
+        unset arrow j
+        if (name ne '') {
+            set arrow j from screen x_at(width - right + 12), y_at(y) to screen x_at(width - right + 38), y_at(y) nohead ls (j == 1 ? 16 : 23)
+        }
+    }
+    numbers = i == panels ? '%g' : ''
+    below = i == panels ? 'time (s)' : ''
+    set format x numbers
+    set xlabel below
+    set xtics nomirror autofreq
+    if (panel_second[i] > 0) {
+        plot data index 0 using 1:(column(panel_first[i])) with lines ls 16, \
+             data index 0 using 1:(column(panel_second[i])) with lines ls 23
+    } else {
+        plot data index 0 using 1:(column(panel_first[i])) with lines ls 16
+    }
+}
+unset multiplot

@@ -1,0 +1,257 @@
+"""What a figure is before gnuplot draws it: a Plot, its words and axes, and the runs of gnuplot.
+
+plots/common.gp says what the variables mean.
+"""
+
+import math
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FORMATS = ("png", "svg", "pdf")
+WIDTH, HEIGHT = 800, 470
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------
+
+
+def text_px(text, size=12.0):
+    """About how wide DejaVu Sans sets a text, in px; rather too wide."""
+    widths = {**dict.fromkeys("iljI'|.,:;!()[]ft/ ", 0.38), **dict.fromkeys("mwMW@%&", 0.95)}
+    return size * sum(widths.get(c, 0.71 if c.isupper() else 0.64) for c in text)
+
+
+def wrap(text, px, size):
+    """Lines of a text within a width; words that are too long alone are broken."""
+    lines = [""]
+    for word in text.split():
+        while text_px(word, size) > px:
+            cut = max(1, next(n for n in range(len(word), 0, -1) if n == 1 or text_px(word[:n], size) <= px))
+            lines += [word[:cut]]
+            word = word[cut:]
+        joined = f"{lines[-1]} {word}".strip()
+        if text_px(joined, size) <= px:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return [line for line in lines if line]
+
+
+def short_device(name):
+    """A device without what its maker adds: 'Intel(R) Xeon(R) Processor' is 'Intel Xeon'."""
+    name = re.sub(r"\((R|TM|C)\)|\bProcessor\b|\bCPU\b|@.*|\b\d+-Core\b|\bwith Radeon.*", " ", name)
+    return " ".join(name.split()) or "unnamed device"
+
+
+def shortened(text, length):
+    return text if len(text) <= length else text[:length - 1].rstrip() + "…"
+
+
+def quoted(text):
+    """A text for gnuplot and its data files: one line, and a quote doubled."""
+    return "'" + "".join(c if c.isprintable() else " " for c in str(text)).replace("'", "''") + "'"
+
+
+def micros_words(us):
+    """A time in µs with three figures and its unit."""
+    for limit, unit, scale in ((1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
+        if us < 0.9995 * limit:
+            value = us / scale
+            return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f} {unit}"
+    return ""
+
+
+def micros_tick(us):
+    """The same without digits that say nothing."""
+    for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
+        if us < 0.9995 * limit:
+            return f"{us / scale:.3g} {unit}"
+    return ""
+
+
+def count_words(value):
+    for limit, prefix, scale in ((1e3, "", 1), (1e6, " k", 1e3), (1e9, " M", 1e6), (1e12, " G", 1e9),
+                                 (math.inf, " T", 1e12)):
+        if value < 0.9995 * limit:
+            return f"{value / scale:.3g}{prefix}"
+    return ""
+
+
+# ---- Axes ------------------------------------------------------------------------------------------------------
+
+
+def log_range(values, room=1.25):
+    """A range around values on a log axis, out to 1, 2 or 5 times a power of ten."""
+    low, high = min(values) / room, max(values) * room
+    steps = [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5)]
+    return max(step for step in steps if step <= low), min(step for step in steps if step >= high)
+
+
+def nice_above(value):
+    """The least of 1, 2, 4, 5, 6, 8 times a power of ten at or above a value."""
+    if value <= 0:
+        return 1
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 4, 5, 6, 8, 10) if m * power >= value * 0.9999)
+
+
+def log_ticks(low, high, words):
+    """Variables of a log y axis: ticks with words at decades, and at 2 and 5 where decades are few."""
+    named = (1,) if high / low > 300 else (1, 2, 5)
+    ticks = [(m * 10.0**e, words(m * 10.0**e) if m in named else "") for e in range(-12, 20) for m in range(1, 10)
+             if 0.999 * low <= m * 10.0**e <= 1.001 * high]
+    return {"y_low": low, "y_high": high, "y_ticks": len(ticks), "y_tick_at": [at for at, _ in ticks],
+            "y_tick_text": [text for _, text in ticks]}
+
+
+# ---- A figure --------------------------------------------------------------------------------------------------
+
+
+class Plot:
+    """One figure: what its plots/NAME.gp reads. `legend` holds (style, text), as common.gp says."""
+
+    def __init__(self, title, width=WIDTH, height=HEIGHT):
+        self.title, self.width, self.height = title, width, height
+        self.left, self.top, self.right = 84, 48, 24
+        self.axis_px = 58  # tick labels and the axis label
+        self.caption, self.legend, self.blocks, self.styles, self.variables = [], [], [], [], {}
+        self.notes = []
+
+    def add_series(self, style, label, points):
+        """A block of data, its line style and its row of the legend."""
+        self.legend.append((style, label))
+        self.styles.append(style)
+        self.blocks.append(points)
+
+    def variables_text(self):
+        lines = [line for text in self.caption for line in wrap(text, self.width - 32, 9.5 * 1.02)]
+        if self.legend:
+            widest = max(text_px(text, 11) + (0 if style in (0, 0.5) else 42) for style, text in self.legend)
+            self.right = int(24 + widest + 16)
+        bottom = self.axis_px + 15 * len(lines) + 14
+        height = max(self.height + 15 * max(0, len(lines) - 2), max(self.legend_ys(), default=0) + 30 + bottom)
+        values = {"title": self.title, "width": self.width + max(0, self.right - 190), "height": height,
+                  "left": self.left, "right": self.right, "top": self.top, "bottom": bottom, "captions": len(lines),
+                  "caption": lines, "legends": len(self.legend), "legend_text": [text for _, text in self.legend],
+                  "legend_style": [style for style, _ in self.legend], "legend_y": self.legend_ys(),
+                  **self.variables}
+        return "".join(assignment(name, value) for name, value in values.items())
+
+    def legend_ys(self):
+        """Where each row of the legend lies, in px from above; headings stand apart."""
+        ys, y = [], self.top + 8
+        for i, (style, _) in enumerate(self.legend):
+            if i > 0:
+                y += 19 + (7 if style == 0 and self.legend[i - 1][0] != 0 else -3 if 0 < style < 1 else 0)
+            ys.append(y)
+        return ys
+
+    def data_text(self):
+        def cell(value):
+            return "" if value is None else quoted(value)[1:-1].replace("''", "'") if isinstance(value, str) \
+                else f"{value:.9g}"
+        blocks = ["\n".join("\t".join(map(cell, row)) for row in rows or [(math.nan,)]) for rows in self.blocks]
+        return "\n\n\n".join(blocks) + "\n"
+
+
+def assignment(name, value):
+    """A gnuplot assignment; a list is an array, of at least one element, as gnuplot has no empty one."""
+    def literal(item):
+        return quoted(item) if isinstance(item, str) else f"{item:.9g}"
+    if isinstance(value, list):
+        items = value or [0]
+        return f"array {name}[{len(items)}] = [{', '.join(map(literal, items))}]\n"
+    return f"{name} = {literal(value)}\n"
+
+
+# ---- Drawing ---------------------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """Drawing failed: one line, and the exit status."""
+
+    def __init__(self, text, status=1):
+        super().__init__(text)
+        self.status = status
+
+
+def write_whole(path, text):
+    """A file that appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def make_folder(path):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(f"{path} cannot be made: {error.strerror}; name another folder") from None
+
+
+def gnuplot_command(name, kind, work, output):
+    settings = f"format = {quoted(kind)}; output = {quoted(output)}; id = {quoted(name)}; " \
+               f"data = {quoted(work / f'{name}.dat')}"
+    return ["gnuplot", "-e", settings, str(work / f"{name}.vars"), f"plots/{name}.gp"]
+
+
+def svg_fonts(svg):
+    """The SVG with bold as a weight, and for a browser without the font another of much the same widths."""
+    family = 'font-family="DejaVu Sans, Verdana, sans-serif"'
+    svg = svg.replace('font-family="DejaVu Sans:Bold"', family + ' font-weight="bold"')
+    return svg.replace('font-family="DejaVu Sans"', family)
+
+
+def run_gnuplot(name, kind, work, path):
+    temporary = path.with_name(f".{name}.{os.getpid()}.{kind}")
+    try:
+        done = subprocess.run(gnuplot_command(name, kind, work, temporary), cwd=ROOT, capture_output=True, text=True,
+                              check=False)
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        if done.returncode or said or not temporary.is_file() or not temporary.stat().st_size:
+            raise Failed(f"{path}: gnuplot failed: {said[-1].strip() if said else f'status {done.returncode}'}; "
+                         f"see scripts/figures.py --commands {name}")
+        if kind == "svg":
+            temporary.write_text(svg_fonts(temporary.read_text("utf-8")), "utf-8")
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def draw(name, plot, out, work, formats=FORMATS, commands=False):
+    make_folder(work)
+    write_whole(work / f"{name}.vars", plot.variables_text())
+    write_whole(work / f"{name}.dat", plot.data_text())
+    if commands:
+        for kind in formats:
+            print(shlex.join(gnuplot_command(name, kind, work, out / f"{name}.{kind}")))
+        return
+    make_folder(out)
+    for kind in formats:
+        run_gnuplot(name, kind, work, out / f"{name}.{kind}")
+
+
+def need_gnuplot():
+    if not shutil.which("gnuplot"):
+        raise Failed("gnuplot is not installed; install it with: scripts/setup.sh plots", 4)
+
+
+def shown_path(path):
+    """A path as the user would type it."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

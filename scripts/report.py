@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""Writes one HTML page of all that was measured: the machine, the figures, the rows, and the command that repeats
+each of them. The page needs nothing else: no other file, no network, no script.
+
+  scripts/report.py
+
+  --results DIR     the user's rows: DIR/*.csv (default: results)
+  --reference DIR   the shipped ones and the published points (default: results/reference)
+  --out FILE        the page (default: report.html under --results)
+  --work DIR        where the figures' numbers go (default: build/plots)
+
+Exit status: 0 done, 1 gnuplot failed or a file could not be written, 2 usage or a file that cannot be used, 4
+gnuplot is missing.
+"""
+
+import argparse
+import collections
+import datetime
+import html
+import pathlib
+import re
+import shlex
+import signal
+import sys
+
+sys.dont_write_bytecode = True
+from figures import FIGURES, Missing  # noqa: E402  (in this folder)
+from plot import ROOT, Failed, draw, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
+from rows import DEFAULTS, BadInput, Measured  # noqa: E402
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1a1c20; --soft: #5c6370; --paper: #ffffff; --card: #f5f6f8; --line: #d6dae0;
+        --mark: #0072b2;
+        --blue: #0072b2 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e7e9ee; --soft: #a2a9b6; --paper: #15171b; --card: #1d2025; --line: #363b44; --mark: #56b4e9;
+          --blue: #3f9fdf } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 2.5rem 1.5rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
+       font: 15px/1.55 "DejaVu Sans", Verdana, system-ui, sans-serif }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem } h2 { font-size: 1.2rem; margin: 2.8rem 0 .8rem;
+     padding-bottom: .3rem; border-bottom: 2px solid var(--mark) } h3 { font-size: 1rem; margin: 1.8rem 0 .4rem }
+p { margin: .4rem 0 } .soft, figcaption { color: var(--soft); font-size: .87rem }
+nav a { margin-right: 1.2rem } a { color: var(--mark) }
+svg [stroke="#0072b2"] { stroke: var(--blue) } svg [color="#0072b2"] { color: var(--blue) }
+figure { margin: 1.4rem 0 2rem } figcaption { margin: .5rem 0 0 1.1rem }
+figure svg { display: block; width: 100%; height: auto; max-width: 60rem }
+pre, code { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .82rem }
+pre { margin: .3rem 0 .6rem; padding: .6rem .8rem; background: var(--card); border-left: 3px solid var(--mark);
+      white-space: pre-wrap; overflow-wrap: anywhere }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .82rem;
+        font-variant-numeric: tabular-nums }
+th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th { color: var(--soft); font-weight: 600 } th.text, td.text { text-align: left } td.name { font-weight: 600 }
+td.bad { color: #d55e00; font-weight: 600 }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.4rem; margin: 0; font-size: .87rem }
+dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
+@media print { :root { --ink: #000; --soft: #444; --paper: #fff; --card: #f2f2f2; --line: #bbb; --mark: #0072b2;
+                --blue: #0072b2 }
+  body { padding: 0; max-width: none; font-size: 10pt } nav { display: none }
+  figure, section.group { break-inside: avoid } h2, h3 { break-after: avoid } .wide { overflow: visible }
+  table { font-size: 7.5pt } th, td { padding: .2rem .35rem } }
+"""
+
+text = html.escape
+
+
+# ---- Commands --------------------------------------------------------------------------------------------------
+
+
+def option(column):
+    return "--" + column.replace("_", "-")
+
+
+def parameters(row):
+    """The options that differ from their defaults, as (option, value)."""
+    defaults = dict(DEFAULTS, out_res=row.texts["res"])
+    found = []
+    for column, default in defaults.items():
+        value = row.texts[column]
+        if column == "batch" and row["scaling"] == "weak" and row["rank"] == "all":
+            value = f"{row['batch'] / row['ranks']:.0f}"
+        if value not in ("", default):
+            found.append((option(column), value))
+    return found
+
+
+def command(rows):
+    """The command line that makes these rows, which differ in nothing but their variants and devices."""
+    first = rows[0]
+    words = ["./fdsl-bench"] if first["ranks"] == 1 else ["mpirun", "-n", f"{first['ranks']:.0f}", "./fdsl-bench"]
+    words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))]
+    for name, value in parameters(first):
+        words += [name, value]
+    if first["scaling"]:
+        words += ["--scaling", first["scaling"]]
+    threads = {row["threads"] for row in rows if not row.on_gpu and row["variant"] != "naive"}
+    if threads and first["ranks"] == 1:
+        words += ["--threads", f"{max(threads):.0f}"]
+    if first["verified"] == "yes":
+        words += ["--verify"]
+    return shlex.join(words)
+
+
+# ---- Rows ------------------------------------------------------------------------------------------------------
+
+
+def group_key(row):
+    """What rows share that one command repeats: all but the variant and what it runs on."""
+    threads = row["threads"] if not row.on_gpu and row["variant"] != "naive" else None
+    return row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)), threads
+
+
+def grouped(rows):
+    """Lists of rows, each one command. Variants of one thread count or none join that of the others."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        key = group_key(row)
+        threaded = next((other for other in groups if other[:-1] == key[:-1] and None in (other[-1], key[-1])), None)
+        if threaded and threaded[-1] is None and key[-1] is not None:
+            groups[key] = groups.pop(threaded)
+        groups[key if threaded is None or key in groups else threaded].append(row)
+    return list(groups.values())
+
+
+def heading(row):
+    """A line on what was run."""
+    if row["vertices"]:
+        what = f"{row['vertices']:.0f} vertices, {row['orbits']:.0f} orbits"
+    else:
+        what = f"classes of {row['class']}" if row["class"] else f"{row['classes']} classes"
+    words = [f"{row['res']:.0f} × {row['res']:.0f}", what, f"batch {row['batch']:.0f}"]
+    known = {"batch", "res", "vertices", "orbits", "classes", "class"}
+    words += [f"{name[2:]} {value}" for name, value in parameters(row)
+              if name[2:].replace("-", "_") not in known]
+    if row["ranks"] > 1:
+        words.append(f"{row['ranks']:.0f} ranks, {row['scaling']} scaling")
+    return ", ".join(words)
+
+
+def percent(value):
+    return "" if value is None else f"{100 * value:.3g} %"
+
+
+def table(rows):
+    """A table of rows of one command, the slowest variant first."""
+    several = any(row["ranks"] > 1 for row in rows)
+    head = [("variant", 1), ("device", 1), ("threads", 0), ("an image", 0), ("least to 95th perc.", 0),
+            ("images/s", 0)] + ([("efficiency", 0)] if several else []) + \
+        [("roofline", 0), ("samples", 0), ("verified", 1)]
+    names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
+    lines = [f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"]
+    for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
+        throttled = f" (clocks held down: {row['throttled']})" if row.get("throttled") else ""
+        cells = [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}"),
+                 ("", micros_words(row.micros("time_median_s"))),
+                 ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
+                 ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
+        cells += [("", percent(row["efficiency"]))] if several else []
+        cells += [("", percent(row["roofline_share"])),
+                  ("", "" if row["samples"] is None else f"{row['samples']:.0f}"),
+                  ("text" if row["verified"] == "yes" and not throttled else "text bad", row["verified"] + throttled)]
+        lines.append("<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
+                                      for kind, cell in cells) + "</tr>")
+    return "\n".join(lines + ["</tbody></table></div>"])
+
+
+def rows_section(title, rows):
+    parts = [f'<h2 id="{title.split()[0].lower()}">{title}</h2>']
+    if not rows:
+        parts.append("<p class=soft>None. <code>make bench</code> measures some.</p>")
+    for group in grouped(rows):
+        parts.append(f"<section class=group><h3>{text(heading(group[0]))}</h3>\n"
+                     f"<pre>{text(command(group))}</pre>\n{table(group)}\n"
+                     f"<p class=soft>{text(origin(group))}</p></section>")
+    return "\n".join(parts)
+
+
+def origin(rows):
+    """Where rows come from: the file, the host, the revisions, and when."""
+    revisions = ", ".join(dict.fromkeys(row["revision"] for row in rows))
+    times = sorted(row["time_utc"] for row in rows)
+    when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+    return f"{shown_path(pathlib.Path(rows[0].file).resolve())}, host {rows[0]['host']}, revision {revisions}, {when}"
+
+
+# ---- Machines --------------------------------------------------------------------------------------------------
+
+
+def machine_value(name, value):
+    if name.endswith("_bytes") and isinstance(value, (int, float)):
+        return f"{value / 2**30:.1f} GiB"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def machines_section(machines):
+    if not machines:
+        return ('<h2 id="machine">Machine</h2>\n<p class=soft>No env.json. To write it: '
+                "<code>./fdsl-bench --env --format json &gt; results/env.json</code></p>")
+    parts = ['<h2 id="machine">Machine</h2>']
+    for machine in machines:
+        whose = "yours" if machine["source"] == "yours" else "reference"
+        pairs = "".join(f"<dt>{text(name.replace('_', ' ').removesuffix(' bytes'))}</dt>"
+                        f"<dd>{text(machine_value(name, value))}</dd>"
+                        for name, value in machine["values"].items() if value not in (None, ""))
+        parts.append(f"<section class=group><h3>{whose}</h3>\n<dl>{pairs}</dl></section>")
+    return "\n".join(parts)
+
+
+# ---- Figures ---------------------------------------------------------------------------------------------------
+
+
+def inline_svg(name, svg):
+    """gnuplot's SVG as an element of a page: it scales, its black is the page's ink, its ids are its own."""
+    svg = svg[svg.index("<svg"):]
+    svg = re.sub(r"<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.S)
+    svg = re.sub(r'\s(width|height)="\d+"', "", svg, count=2)
+    svg = svg.replace('xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href", "href")
+    svg = re.sub(r"""(?<=[='"#])(gp\w+|gnuplot\w*|textbox|greybox|hypertext\w*)(?=['")])""", rf"{name}-\1", svg)
+    svg = re.sub(r"rgb\(\s*0,\s*114,\s*178\)", "#0072b2", svg)
+    svg = re.sub(r"""(?<=["'])(black|rgb\(\s*0,\s*0,\s*0\))(?=["'])""", "currentColor", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{text(FIGURES[name][1])}"', 1).strip()
+
+
+def figures_section(measured, work):
+    parts = ['<h2 id="figures">Figures</h2>']
+    for name, (_, what) in FIGURES.items():
+        try:
+            plot = FIGURES[name][0](measured)
+        except Missing as missing:
+            parts.append(f"<p class=soft><b>{name}</b> ({what}): no data. To measure it:</p>\n"
+                         f"<pre>{text(str(missing))}</pre>")
+            continue
+        draw(name, plot, work, work, formats=("svg",))
+        svg = (work / f"{name}.svg").read_text("utf-8")
+        parts.append(f"<figure>{inline_svg(name, svg)}\n<figcaption>{name}: {what}.</figcaption></figure>")
+    return "\n".join(parts)
+
+
+# ---- The page --------------------------------------------------------------------------------------------------
+
+
+def page(measured, work):
+    yours = [row for row in measured.rows if row.source == "yours"]
+    reference = [row for row in measured.rows if row.source == "reference"]
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    devices = ", ".join(dict.fromkeys(row["device"] for row in yours or reference)) or "no device"
+    return "\n".join([
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>fdsl-bench: {text(devices)}</title>", f"<style>{STYLE}</style></head><body>",
+        "<header><h1>fdsl-bench</h1>",
+        f"<p>{text(devices)}</p><p class=soft>{len(yours)} rows of yours, {len(reference)} of reference; "
+        f"written {now}</p>",
+        '<nav><a href="#figures">Figures</a><a href="#your">Your rows</a><a href="#reference">Reference rows</a>'
+        '<a href="#machine">Machine</a></nav></header>',
+        "<main>", figures_section(measured, work),
+        rows_section("Your rows", yours), rows_section("Reference rows", reference),
+        "<p class=soft>Times are medians over the samples; each command repeats its rows with the sampling of its "
+        "defaults. docs/timing.md says how time is measured, docs/figures.md what the figures show.</p>",
+        machines_section(measured.machines), "</main></body></html>", ""])
+
+
+def read_arguments(arguments):
+    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
+    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
+    parser.add_argument("-h", "--help", action="store_true")
+    given = parser.parse_args(arguments)
+    given.out = (given.out or given.results / "report.html").resolve()
+    given.work = given.work.resolve()
+    return given
+
+
+def main(arguments):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        given = read_arguments(arguments)
+        if given.help:
+            print(__doc__.strip())
+            return 0
+        need_gnuplot()
+        measured = Measured(given.results, given.reference)
+        for note in measured.notes:
+            print(f"report: {note}", file=sys.stderr)
+        contents = page(measured, given.work)
+        make_folder(given.out.parent)
+        write_whole(given.out, contents)
+        print(f"  written {shown_path(given.out)}")
+    except BadInput as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    except Failed as error:
+        print(f"report: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

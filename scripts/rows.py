@@ -1,0 +1,254 @@
+"""Rows of fdsl-bench as its CSV files hold them, for scripts/figures.py and scripts/report.py.
+
+A file is read whole or refused: every error names the file, the line and a remedy.
+"""
+
+import csv
+import fcntl
+import io
+import json
+import pathlib
+
+ROW_SCHEMAS = ("synth/2", "synth/3")
+MONITOR_SCHEMA = "monitor/1"
+
+# The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
+# out_res has that of res. What does not apply to a run is empty in its row.
+DEFAULTS = {
+    "batch": "32", "res": "512", "vertices": "1000", "orbits": "200", "formula": "uji", "seed": "0",
+    "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
+    "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
+    "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
+}
+
+IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
+NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
+           "items", "items_per_s", "bytes_per_s", "roofline_share", "noise_s", "vertices_s", "painting_s",
+           "imbalance", "efficiency", "ranks_per_device", "samples", "wrong")
+NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
+          "batch", "res")
+SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
+
+MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
+                 "throttled")
+MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
+                   "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
+                   "rss_bytes")
+
+
+class BadInput(Exception):
+    """A file that cannot be used: the one line that says which, where and what to do."""
+
+
+class Row(dict):
+    """A row by column names: numbers (or None where empty) for NUMBERS, text for the others; `texts` is all as it
+    stood in the file."""
+
+    source = ""  # "yours" or "reference"
+    file = ""
+    texts = {}
+
+    @property
+    def on_gpu(self):
+        return bool(self["cuda"])
+
+    def micros(self, column):
+        """A column of seconds a run as microseconds an image; None where it is empty."""
+        return None if self[column] is None else 1e6 * self[column] / self["items"]
+
+
+def read_text(path):
+    """The text of a file, as nobody is just then appending to it (fdsl-bench locks what it appends to)."""
+    try:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH)
+            except OSError:  # a file system without locks
+                pass
+            raw = file.read()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}; mend or move it") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{path}, line {line}: not UTF-8 text; repair or move this file") from None
+
+
+def read_csv(path):
+    """The header and a list of (line number, fields) of an RFC 4180 file; None, [] of an empty one."""
+    text = read_text(path)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise BadInput(f"{path}, line {line}: a NUL byte; repair or delete this row")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header, records, line = None, [], 1
+    try:
+        for fields in reader:
+            if header is None:
+                header = fields
+            elif fields and len(fields) != len(header):
+                raise BadInput(f"{path}, line {line}: {len(fields)} fields where the header has {len(header)}; "
+                               "repair or delete this row")
+            elif fields:
+                records.append((line, fields))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {line}: {error}; repair or delete this row") from None
+    if text and not text.endswith("\n"):
+        last = records[-1][0] if records else 1
+        raise BadInput(f"{path}, line {last}: this last row has no end and may be torn; end or delete it")
+    return header, records
+
+
+def number(path, line, column, text, needed=False):
+    """A finite number; None for an empty field that may be empty."""
+    try:
+        if not text and not needed:
+            return None
+        value = float(text)
+        if value - value == 0:
+            return value
+    except ValueError:
+        pass
+    raise BadInput(f"{path}, line {line}: {column} is '{text}', no number; repair or delete this row")
+
+
+def need_columns(path, header, columns, schema):
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise BadInput(f"{path}, line 1: rows of {schema} have a column '{missing[0]}', this file has none; "
+                       "delete it and measure anew")
+
+
+def numbered(path, line, fields, columns, needed):
+    values = dict(fields)
+    for column in columns:
+        values[column] = number(path, line, column, fields.get(column, ""), column in needed)
+    return values
+
+
+def synth_row(path, line, fields):
+    row = Row(numbered(path, line, fields, NUMBERS, NEEDED))
+    row.texts = fields
+    for column in SINCE_3:
+        row.setdefault(column, "")
+    for column in NEEDED:
+        if row[column] <= 0:
+            raise BadInput(f"{path}, line {line}: {column} is {fields[column]}; repair or delete this row")
+    return row
+
+
+def read_file(path):
+    """The rows of one CSV file as (kind, rows): kind is "rows", "monitor", or "other" for what is not measured."""
+    header, records = read_csv(path)
+    if not header or header[0] != "schema" or "sample" in header:  # a machine, classes, samples
+        return "other", []
+    kind, rows = "rows", []
+    for line, fields in records:
+        fields = dict(zip(header, fields))
+        schema = fields["schema"]
+        if schema == MONITOR_SCHEMA:
+            kind = "monitor"
+            need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
+            rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
+        elif schema in ROW_SCHEMAS:
+            columns = IDENTITY + ("rank", "verified") + NEEDED + tuple(DEFAULTS)
+            need_columns(path, header, columns + (SINCE_3 if schema == "synth/3" else ()), schema)
+            rows.append(synth_row(path, line, fields))
+        else:
+            raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
+                           f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
+                           "revision of the project that wrote it")
+        if schema != records[0][1][0]:
+            raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
+                           "keep them in two files")
+    return kind, rows
+
+
+def read_published(path, columns):
+    """A file of published points: dicts with the columns named; {name: is it a number}."""
+    header, records = read_csv(path)
+    need_columns(path, header or [], columns, "published points")
+    points = []
+    for line, fields in records:
+        point = dict(zip(header, fields))
+        for column, is_number in columns.items():
+            if is_number:
+                point[column] = number(path, line, column, point[column], True)
+        points.append(point)
+    return points
+
+
+def stands_for_run(row):
+    """Whether a row is a whole run's: that of the one rank, or the sum over all; not one rank's part."""
+    return row["rank"] == "all" or (row["rank"] == "0" and row["ranks"] == 1)
+
+
+def identity(row):
+    """What two rows must share for the newer to replace the older."""
+    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(DEFAULTS)
+    return (row.source,) + tuple(row[column] for column in columns)
+
+
+def newest(rows):
+    """Of rows that measure the same, the newest; of equally old ones, the last."""
+    kept = {}
+    for row in rows:
+        key = identity(row)
+        if key not in kept or row["time_utc"] >= kept[key]["time_utc"]:
+            kept.pop(key, None)
+            kept[key] = row
+    return list(kept.values())
+
+
+class Measured:
+    """All that is known: `rows` (whole runs, the newest of each), `monitors` (lists of samples, the user's
+    first and each source's newest first), `published` and `published_code` (points), `machines` (env.json)."""
+
+    def __init__(self, results, reference):
+        self.rows, self.monitors, self.machines, self.notes = [], [], [], []
+        for source, folder in (("yours", results), ("reference", reference)):
+            self.read_folder(source, pathlib.Path(folder))
+        self.rows = newest(self.rows)
+        reference = pathlib.Path(reference)
+        self.published = read_published(
+            reference / "published_figures.csv",
+            {"figure": False, "series": False, "x_name": False, "x": True, "y_name": False, "y": True})
+        self.published_code = read_published(
+            reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
+
+    def read_folder(self, source, folder):
+        monitors = []
+        for path in sorted(folder.glob("*.csv")):
+            if path.name.startswith("published_"):
+                continue
+            kind, rows = read_file(path)
+            if kind == "other" and path.name != "env.csv":
+                self.notes.append(f"{path}: no rows of a run, left out")
+            elif kind == "monitor":
+                monitors.append({"source": source, "file": path, "samples": rows})
+            else:
+                self.add_rows(source, path, rows)
+        self.monitors += sorted(monitors, key=lambda monitor: monitor["samples"][0]["time_utc"], reverse=True)
+        for path in sorted(folder.glob("*env.json")):
+            self.read_machine(source, path)
+
+    def add_rows(self, source, path, rows):
+        for row in rows:
+            row.source, row.file = source, str(path)
+            if row["wrong"]:
+                self.notes.append(f"{path}: a row of {row['variant']} with wrong images is left out")
+            elif stands_for_run(row):
+                self.rows.append(row)
+
+    def read_machine(self, source, path):
+        try:
+            machine = json.loads(read_text(path))
+        except ValueError as error:
+            raise BadInput(f"{path}: {error}; delete it, or write it again with: "
+                           f"./fdsl-bench --env --format json > {path}") from None
+        if not isinstance(machine, dict):
+            raise BadInput(f"{path}: holds no object; write it again with: "
+                           f"./fdsl-bench --env --format json > {path}")
+        self.machines.append({"source": source, "file": path, "values": machine})

@@ -1,0 +1,368 @@
+/* scripts/figures.py and scripts/report.py from outside: which rows they take, what they refuse, what they
+ * draw.
+ *
+ * The rows under tests/data/figures are made up for these tests; they are no measurements. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <criterion/criterion.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIXTURES  "tests/data/figures"
+#define REFERENCE "results/reference"
+
+static const char *const names[] = {"vertices", "resolution", "batch",   "training", "ladder",
+                                    "stages",   "scaling",    "monitor", "roofline"};
+
+/* The text of a command's stdout and stderr, and its exit status. */
+static char out[1 << 16];
+static int status;
+
+static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* of this test; `D` in commands */
+
+/* Runs a shell command in which $D is the folder of this test. */
+static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void shell(const char *format, ...)
+{
+    char command[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(command, sizeof command - 8, format, arguments);
+    va_end(arguments);
+    cr_assert(length > 0 && (size_t)length < sizeof command - 8);
+    FILE *pipe = popen(command, "r");
+    cr_assert_not_null(pipe);
+    size_t got = fread(out, 1, sizeof out - 1, pipe);
+    out[got] = '\0';
+    int wait_status = pclose(pipe);
+    status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+}
+
+#define FIGURES "scripts/figures.py --work $D/work --out $D/out --results $D/results "
+/* Writes the numbers alone, and what it would run. */
+#define SELECT FIGURES "--commands "
+#define REPORT "scripts/report.py --work $D/work --out $D/report.html --results $D/results "
+#define BOTH   " 2>&1"
+
+static void open_folder(void)
+{
+    shell("python3 -c '' && gnuplot --version");
+    if (status != 0)
+        cr_skip_test("python3 or gnuplot is not installed");
+    cr_assert_not_null(mkdtemp(folder));
+    setenv("D", folder, 1);
+    shell("mkdir $D/results $D/reference && cp " REFERENCE "/published_*.csv $D/reference");
+}
+
+static void remove_folder(void)
+{
+    if (!strstr(folder, "XXXXXX"))
+        shell("rm -rf '%s'", folder);
+}
+
+TestSuite(figures, .init = open_folder, .fini = remove_folder, .timeout = 120);
+
+static bool says(const char *text)
+{
+    return strstr(out, text) != NULL;
+}
+
+/* ---- What is drawn ---- */
+
+Test(figures, all_are_drawn_in_three_formats)
+{
+    shell("cp " FIXTURES "/* $D/results && " FIGURES BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        shell("cd $D/out && head -c 8 %s.png | grep -q PNG && head -c 5 %s.pdf | grep -q %%PDF- && "
+              "tail -c 8 %s.pdf | grep -q EOF && test $(stat -c %%s %s.png) -gt 5000",
+              names[i], names[i], names[i], names[i]);
+        cr_assert_eq(status, 0, "%s", names[i]);
+        shell("tests/check_page.py $D/out/%s.svg" BOTH, names[i]);
+        cr_assert_eq(status, 0, "%s.svg: %s", names[i], out);
+    }
+    shell("ls -A $D/out | wc -l");
+    cr_assert_eq(atoi(out), 27, "temporary files are left: %s", out);
+}
+
+Test(figures, shipped_rows_are_enough_for_the_papers_figures)
+{
+    shell(FIGURES BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    for (const char *const *name = names; name < names + 6; name++) {
+        char line[64];
+        snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, *name);
+        cr_assert(says(line), "%s: %s", *name, out);
+    }
+}
+
+Test(figures, some_by_name)
+{
+    shell(FIGURES "ladder batch" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("ls $D/out | tr '\\n' ' '");
+    cr_assert_str_eq(out, "batch.pdf batch.png batch.svg ladder.pdf ladder.png ladder.svg ");
+}
+
+Test(figures, missing_data_names_the_command_and_is_no_failure)
+{
+    shell(FIGURES "--reference $D/reference" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("skipped scaling: no data; to measure it: scripts/sweep.sh configs/sweep_scaling.tsv"),
+              "%s", out);
+    cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
+    cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
+    cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
+              out);
+}
+
+Test(figures, long_names_and_single_points)
+{
+    shell("sed \"s/Made-up Accelerator X1/A 'quoted' <\\&> $(printf 'very long %%.0s' $(seq "
+          "20))name/\" " FIXTURES "/synth.csv > $D/results/a.csv; " FIGURES BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("head -2 " FIXTURES "/synth.csv > $D/results/a.csv; " FIGURES "--reference $D/reference" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("for f in $D/out/*.svg; do tests/check_page.py $f || exit 1; done" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+}
+
+Test(figures, commands_are_shown)
+{
+    shell("mkdir $D/out; " FIGURES "--commands ladder | sh" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("head -c 8 $D/out/ladder.png | grep -q PNG && test -s $D/out/ladder.pdf");
+    cr_assert_eq(status, 0);
+}
+
+/* ---- Which rows are taken ---- */
+
+/* The block of the batch figure's data with our rows of `fused`, "x median low high" a line: the first of a
+ * GPU with rows of fused alone. */
+static void fused_over_batch(void)
+{
+    shell(SELECT "--reference $D/reference batch" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("sed '/^$/q' $D/work/batch.dat | cut -f 1,2 | tr '\\t\\n' '  '");
+}
+
+Test(figures, newest_row_wins)
+{
+    shell("cd " FIXTURES
+          " && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv; grep ',fused,.*,16,512,' synth.csv)"
+          " > $D/results/b.csv && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv |"
+          " sed 's/2026-01-02/2026-01-03/; s/,0\\.000152,/,0.000076,/g') > $D/results/a.csv && cat "
+          "$D/results/a.csv");
+    cr_assert(says("0.000076"), "%s", out);
+    fused_over_batch();
+    cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though its file comes first: %s", out);
+}
+
+Test(figures, other_hosts_are_other_series)
+{
+    shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(64\\|16\\),512,' synth.csv;"
+          " grep ',fused,.*,\\(64\\|16\\),512,' synth.csv | sed s/node01/node02/) > $D/results/a.csv");
+    shell(SELECT "--reference $D/reference batch && grep -c 'yours, node0[12]' $D/work/batch.vars && "
+                 "grep '^series = ' $D/work/batch.vars" BOTH);
+    cr_assert(says("series = 4"), "ours twice, the published points and the published code: %s", out);
+}
+
+Test(figures, rows_of_single_ranks_do_not_count)
+{
+    shell("cp " FIXTURES "/sweep_scaling.csv $D/results && " SELECT
+          "scaling && sed '/^$/q' $D/work/scaling.dat | "
+          "cut -f 1,2 | tr '\\t\\n' '  '; grep cell_text $D/work/scaling.vars" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("\n1 500000 2 991000 4 1944000  "), "%s", out);
+    cr_assert(says("'99.1 %', '97.2 %', '99.1 %', '92.2 %'"), "%s", out);
+}
+
+Test(figures, other_jobs_do_not_count)
+{
+    /* Another output, another noise, and images found wrong. */
+    shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(16\\|64\\),512,' synth.csv; "
+          "grep ',fused,.*,1,512,' synth.csv | sed 's/,u8,/,f16,/'; grep ',fused,.*,4,512,' synth.csv | "
+          "sed 's/,2,0.002,25,/,3,0.002,25,/'; grep ',fused,.*,4,512,' synth.csv | sed 's/,yes,0$/,yes,7/') "
+          "> $D/results/a.csv");
+    fused_over_batch();
+    cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s", out);
+    shell(SELECT "--reference $D/reference batch" BOTH);
+    cr_assert(says("a row of fused with wrong images is left out"), "%s", out);
+}
+
+Test(figures, unverified_rows_are_named)
+{
+    shell("sed 's/,yes,0$/,no,/' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference ladder && grep -o 'Not verified: [a-z, ]*' $D/work/ladder.vars" BOTH);
+    cr_assert(says("Not verified: bat, fused, gbase, mem, rng"), "%s", out);
+}
+
+Test(figures, the_older_schema_is_read_too)
+{
+    shell(SELECT "ladder && grep -o 'NVIDIA H200 (reference rows' $D/work/ladder.vars" BOTH);
+    cr_assert(says("NVIDIA H200 (reference rows"), "%s", out);
+}
+
+Test(figures, what_is_no_measurement_is_left_out)
+{
+    shell("cd $D/results && printf 'time_utc,host\\nnow,here\\n' > env.csv && printf "
+          "'vertices,orbits\\n3,4\\n' > classes.csv"
+          " && : > empty.csv && (head -1 $OLDPWD/" FIXTURES "/synth.csv | sed 's/$/,sample/') > samples.csv");
+    cr_assert_eq(status, 0);
+    shell(SELECT "training" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("classes.csv: no rows of a run, left out") && !says("env.csv"), "%s", out);
+}
+
+Test(figures, the_last_run_of_a_monitor_file)
+{
+    shell("(cat " FIXTURES "/monitor.csv; sed -n '2,9p' " FIXTURES
+          "/monitor.csv) > $D/results/monitor.csv; " SELECT
+          "monitor && sed '/^$/q' $D/work/monitor.dat | grep -c ." BOTH);
+    cr_assert(says("\n8\n"), "%s", out);
+}
+
+/* ---- What is refused ---- */
+
+static const struct {
+    const char *make; /* a command that writes its file to stdout, from the fixture "$F" */
+    const char *says;
+} refused[] = {
+    {"head -c -20 $F", "bad.csv, line 35: 59 fields where the header has 66"},
+    {"head -c -1 $F", "this last row has no end and may be torn; end or delete it"},
+    {"head -1 $F | head -c 100", "bad.csv, line 1: this last row has no end"},
+    {"head -3 $F | sed '3s/,[^,]*$//'",
+     "bad.csv, line 3: 65 fields where the header has 66; repair or delete this row"},
+    {"head -3 $F | sed '3s,^synth/3,synth/9,'",
+     "bad.csv, line 3: unknown schema 'synth/9' (known: synth/2, synth/3"},
+    {"head -3 $F | sed '3s,^synth/3,synth/2,'", "bad.csv, line 3: schema 'synth/2' after rows of 'synth/3'"},
+    {"head -3 $F | sed '1s/time_median_s/median/'",
+     "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
+    {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', no number"},
+    {"head -3 $F | sed '3s/,0.000576,/,-1,/'",
+     "bad.csv, line 3: time_median_s is -1; repair or delete this row"},
+    {"head -3 $F | sed '3s/node01/\"node01/'", "bad.csv, line 3: "},
+    {"head -3 $F | sed '3s/node01/\\xff/'", "bad.csv, line 3: not UTF-8 text"},
+    {"head -3 $F | sed '3s/node01/\\x00/'", "bad.csv, line 3: a NUL byte"},
+    {"sed 's/,100,/,nan,/2' " FIXTURES "/monitor.csv | sed '3s/^\\(.*\\),0.100,/\\1,inf,/'",
+     "bad.csv, line 3: time_s is 'inf'"},
+};
+
+Test(figures, bad_files_are_refused)
+{
+    setenv("F", FIXTURES "/synth.csv", 1);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        shell("{ %s; } > $D/results/bad.csv; " FIGURES BOTH, refused[i].make);
+        cr_expect_eq(status, 2, "%s: %d, %s", refused[i].make, status, out);
+        cr_expect(says(refused[i].says), "%s: %s", refused[i].make, out);
+        cr_expect(strchr(out, '\n') == strrchr(out, '\n') && !says("Traceback"), "one line: %s", out);
+        shell("ls $D/out 2>/dev/null | wc -l");
+        cr_expect_eq(atoi(out), 0, "nothing is drawn from what is left");
+    }
+    shell("printf '{' > $D/results/env.json; rm $D/results/bad.csv; " FIGURES BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect(says("write it again with: ./fdsl-bench --env --format json"), "%s", out);
+}
+
+Test(figures, usage)
+{
+    shell(FIGURES "lader" BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect_str_eq(out, "figures: no figure 'lader'; did you mean ladder?\n");
+    shell(FIGURES "--colour" BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect(says("--colour") && !says("Traceback"), "%s", out);
+    shell(FIGURES "--help && " FIGURES "--list && " REPORT "--help");
+    cr_expect_eq(status, 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect(says(names[i]), "%s", out);
+}
+
+Test(figures, without_gnuplot)
+{
+    shell("mkdir $D/bin && ln -s $(python3 -c 'import sys; print(sys.executable)') $D/bin/python3 && "
+          "PATH=$D/bin " FIGURES BOTH);
+    cr_expect_neq(status, 0);
+    shell("PATH=$D/bin $D/bin/python3 " FIGURES BOTH);
+    cr_expect_eq(status, 4);
+    cr_expect(says("install it with: scripts/setup.sh plots"), "%s", out);
+}
+
+Test(figures, folders_that_cannot_be_written)
+{
+    shell(": > $D/out; " FIGURES "batch" BOTH);
+    cr_expect_eq(status, 1);
+    cr_expect(says("name another folder") && !says("Traceback"), "%s", out);
+    shell("mkdir $D/report.html; " REPORT BOTH);
+    cr_expect_eq(status, 1);
+    cr_expect(says("report.html cannot be written") && !says("Traceback"), "%s", out);
+}
+
+/* ---- The report ---- */
+
+Test(figures, report_stands_alone)
+{
+    shell("cp " FIXTURES "/* $D/results && sed -i 's/X1/<X\\&1>/' $D/results/*.csv && " REPORT
+          "&& tests/check_page.py $D/report.html" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("grep -c '<svg' $D/report.html");
+    cr_assert_eq(atoi(out), (int)(sizeof names / sizeof *names));
+    shell("grep -o '<pre>.*--ranks\\|<pre>mpirun -n 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
+    cr_assert(says("mpirun -n 4 ./fdsl-bench --variant fused --batch 1024 --scaling weak --verify") &&
+                  says("--scaling strong") && says("128.0 GiB"),
+              "%s", out);
+}
+
+Test(figures, report_without_rows)
+{
+    shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("grep -c 'to measure it\\|To measure it' $D/report.html");
+    cr_assert_eq(atoi(out), 5, "%s", out);
+}
+
+#define TINY " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
+#define ODD                                                                                               \
+    " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
+    " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
+
+/* The parameters of all rows, without what differs from run to run. */
+#define PARAMETERS "cut -d, -f 7,11- %s | sed 's/,u8,\\|,f16,/&\\n/' | grep -v '^[^s]*e-'"
+
+Test(figures, commands_repeat_their_rows)
+{
+    static const char *const jobs[] = {
+        ODD, " --res 24 --batch 4 --classes 3 --preset visualatom",
+        ODD " --output f16 --channels 3 --layout nhwc --out-res 20 --fit crop --mean 0.5"};
+    const char *program = getenv("FDSL_BENCH");
+    setenv("B", program ? program : "./fdsl-bench", 1);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        const char *variant = i == 2 ? "omp" : "naive";
+        shell("rm -f $D/results/a.csv; \"$B\" --variant %s %s" TINY " --out $D/results/a.csv" BOTH, variant,
+              jobs[i]);
+        if (status == 2 || status == 4) /* a build without omp, or without presets */
+            continue;
+        cr_assert_eq(status, 0, "%s", out);
+        shell(REPORT "&& grep -o '<pre>./fdsl-bench [^<]*' $D/report.html | head -9 | grep -m 1 -- '%s' | "
+                     "sed 's/^<pre>..fdsl-bench//; s/&#x27;/'\\''/g' > $D/command; "
+                     "eval \"$B $(cat $D/command)" TINY " --out $D/b.csv\"; cat $D/command" BOTH,
+              i == 1 ? "--classes 3" : "--res 40");
+        cr_assert_eq(status, 0, "%s", out);
+        shell("python3 -c 'import csv, sys\n"
+              "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
+              "columns = list(a)\n"
+              "wrong = [c for c in columns[columns.index(\"batch\"):columns.index(\"warmups\")] if a[c] != "
+              "b[c]]\n"
+              "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv; s=$?; rm -f $D/b.csv; exit "
+              "$s" BOTH);
+        cr_assert_eq(status, 0, "columns that differ: %s", out);
+    }
+}
