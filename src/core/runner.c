@@ -328,6 +328,8 @@ static enum status publish_together(struct runner *runner, struct row *rows, con
                                     double alone_s, const struct sample *samples, struct result *total)
 {
     size_t ranks = (size_t)runner->place.ranks;
+    for (size_t i = 1; i < ranks; i++) /* one run has one time, to know its rows by */
+        row_set(&rows[i], "time_utc", runner->env.time_utc, false);
     add_up(runner, facts, alone_s, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
@@ -466,11 +468,13 @@ static enum status time_alone(struct runner *runner, double *alone_s)
     if (leads(runner)) {
         const struct settings *settings = runner->settings;
         const struct workload *workload = settings->workload;
+        env_share_memory(1);
         status = workload->move(runner->input, settings->parameters, &alone);
         if (status == STATUS_OK)
             status = measure_alone(runner, alone_s);
         if (status == STATUS_OK)
             status = workload->move(runner->input, settings->parameters, &runner->place);
+        env_share_memory(comm_local_size());
     }
     return comm_agree(status);
 }
@@ -544,7 +548,7 @@ static enum status keep_runnable(struct runner *runner)
     size_t kept = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
-        enum status status = can_run(runner, entry);
+        enum status status = comm_agree(can_run(runner, entry)); /* one list for all ranks */
         if (status == STATUS_OK)
             settings->variants[kept++] = entry;
         else if (!all)
@@ -695,6 +699,7 @@ static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
+    env_share_memory(comm_local_size());
     TRY(take_cores(settings, &cores));
     TRY(comm_agree(take_device(settings)));
     TRY(comm_agree(
