@@ -4,6 +4,7 @@
 #   make bench      installs what is missing, builds, runs every variant that runs here, writes results/*.csv
 #   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
 #   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
+#   make check-slurm  runs a sweep as a job array under a Slurm of its own; as root
 #   make install    PREFIX=/usr/local: the program, its man page and shell completion
 #   make clean
 #   V=1             shows the commands
@@ -101,7 +102,7 @@ GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu report-parts install clean format lint tests FORCE
+.PHONY: all bench check check-gpu check-slurm report-parts install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -188,6 +189,11 @@ check:
 
 check-gpu: all $(GPU_TEST)
 	@scripts/check_gpu.sh
+
+check-slurm:
+	@scripts/setup.sh check-slurm
+	@$(MAKE) --no-print-directory all
+	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
 tests: $(TESTS) $(GPU_TEST)
 

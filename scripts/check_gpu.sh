@@ -153,8 +153,8 @@ class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width
 END
     for res in 1 61 128 200; do
         for formula in uji visualatom; do
-            check "vertices that come back, $res^2, $formula" "$bench" --variant "$exact" --verify "${quick[@]}" \
-                --class "$classes" --batch 90 --res $res --formula $formula
+            check "vertices that come back, $res^2, $formula" "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" \
+                --class "$classes" --batch 45 --res $res --formula $formula
         done
     done
     check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \

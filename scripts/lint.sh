@@ -14,7 +14,7 @@ skip() { printf '  skipped %s\n' "$1"; }
 list() { git ls-files -co --exclude-standard -- "$@" 2>/dev/null || find . -name "${1##*/}" -not -path './build/*'; }
 mapfile -t c_files < <(list '*.c' '*.h')
 mapfile -t cuda_files < <(list '*.cu' '*.cuh')
-mapfile -t shell_files < <(list 'scripts/*.sh' '.ci/run' 'tests/*.sh')
+mapfile -t shell_files < <(list 'scripts/*.sh' '.ci/run' 'tests/*.sh' 'slurm/*')
 
 tests/check_includes.sh
 verdict 'include rules' $?

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh build    a C compiler, make, git and the libraries of the optional features
 #   scripts/setup.sh check    these, and what the tests need
+#   scripts/setup.sh check-slurm   those of build, and Slurm
 #   --quiet                   no notes about what is optional
 #
 # Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
@@ -30,10 +31,15 @@ check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
 check may  python3               python3         python3           command-line tests
+check-slurm must sbatch    slurm-client    slurm             commands of Slurm
+check-slurm must slurmctld slurmctld       slurm-slurmctld   its controller
+check-slurm must slurmd    slurmd          slurm-slurmd      its nodes
+check-slurm must munged    munge           munge             their authentication
 '
 
 notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # what was said or tried in vain, one a line
 quiet=
+PATH=$PATH:/usr/sbin # where daemons are
 
 say()
 {
@@ -88,7 +94,7 @@ find_missing()
     while read -r purpose need probe debian fedora what; do
         case $purpose in
         build) ;;
-        check) [[ $goal == check ]] || continue ;;
+        check | check-slurm) [[ $goal == "$purpose" ]] || continue ;;
         cuda) find_nvcc || continue ;;
         *) continue ;;
         esac
@@ -210,13 +216,13 @@ supply()
 
 usage()
 {
-    echo "usage: setup.sh [--quiet] build|check"
+    echo "usage: setup.sh [--quiet] build|check|check-slurm"
 }
 
 goal=
 for argument in "$@"; do
     case $argument in
-    build | check) goal=$argument ;;
+    build | check | check-slurm) goal=$argument ;;
     --quiet) quiet=1 ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;

@@ -311,7 +311,7 @@ Test(cli, help_names_every_option_and_exit_status)
     static const char *const shared[] = {"variant",     "workload",  "list",     "verify",      "out",
                                          "samples",     "format",    "threads",  "device",      "warmups",
                                          "warmup-time", "min-time",  "max-time", "min-samples", "env",
-                                         "verbose",     "max-error", "version",  "help"};
+                                         "verbose",     "max-error", "version",  "help",        "dry-run"};
     static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
                                            "3 wrong results", "4 this build or machine lacks"};
     run_well("--help");
@@ -324,6 +324,22 @@ Test(cli, help_names_every_option_and_exit_status)
     }
     for (size_t i = 0; i < COUNT_OF(statuses); i++)
         cr_expect(strstr(strstr(out, "exit status"), statuses[i]), "%s", statuses[i]);
+}
+
+Test(cli, a_dry_run_checks_all_and_makes_nothing)
+{
+    run_well(NAIVE " --verify --dry-run --out rows.csv --samples samples.csv --npy batch.npy");
+    cr_expect(*out == '\0' && *err == '\0' && count_files() == 0, "%s%s", out, err);
+    run(NAIVE " --dry-run --out nowhere/rows.csv");
+    expect_error(2, "nowhere", "a folder that is not there");
+    run("--variant nave --dry-run");
+    expect_error(2, "did you mean 'naive'", "a misspelt variant");
+    run(NAIVE " --dry-run --fit crop --out-res 64");
+    expect_error(2, "crop", "a crop that is larger than its canvas");
+#ifndef HAVE_CUDA
+    run("--variant bat --dry-run");
+    expect_error(4, "not built", "a variant that is not in the build");
+#endif
 }
 
 Test(cli, version_is_one_line)

@@ -9,23 +9,39 @@
 #include "synth/fused_vertices.cuh"
 
 #define SLICE_MAX   ORDER_BLOCK
-#define SLICE_BYTES ((size_t)1 << 31)   /* device memory that a slice may take */
+#define SLICE_BYTES ((size_t)1 << 31) /* device memory that the slices in work may take */
+#define LANES_MAX   2
 #define SPLIT_BELOW 6                   /* groups a multiprocessor */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
 #define OUT_MOST    512                 /* side of a tile's output */
 #define TILE_WORTH  96 /* two blocks a multiprocessor are only worth it with tiles of this size */
 #define TILE_LEAST  32
 
+/* Scratch memory of a slice in work, and the stream that its kernels go to. */
+struct fused_lane {
+    uint2 *boxes;
+    uint4 *values;
+    void *ends;
+    struct fused_card *cards;
+    uint32_t *order;
+    uint8_t *canvases; /* where the reduction is a kernel apart */
+    /* The first lane's are the caller's, so not for it: */
+    cudaStream_t stream;
+    cudaEvent_t done;
+};
+
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
-    struct fused_job job; /* all but number, counter, begin, count, images, labels */
+    struct fused_job job; /* all but number, counter, begin, count, images, labels, and a lane's memory */
     void *tables;
-    uint8_t *canvases; /* of a slice, where the reduction is a kernel apart */
-    uint32_t slice;    /* images at a time */
-    uint32_t side;     /* of a tile's canvas, at most */
-    bool wide;         /* ends are too far out to be packed */
-    bool split;        /* a block a group, not a warp */
+    struct fused_lane lanes[LANES_MAX];
+    uint32_t lane_count;
+    cudaEvent_t forked; /* with several lanes: the caller's stream has come to this run */
+    uint32_t slice;     /* images at a time in a lane */
+    uint32_t side;      /* of a tile's canvas, at most */
+    bool wide;          /* ends are too far out to be packed */
+    bool split;         /* a block a group, not a warp */
     size_t paint_bytes;
 };
 
@@ -138,7 +154,15 @@ static size_t image_bytes(const struct fused_plan *plan, bool reduce)
            sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
-/* How many images at a time: as many as the budget allows, in slices of one size. */
+/* With fewer warps than this a multiprocessor waits for them, and a block a group pays. */
+static bool splits(const struct fused_plan *plan, uint64_t images)
+{
+    return images * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
+}
+
+/* How many images at a time: as many as the budget allows, in slices of one size, and at least one a lane.
+ * There are two lanes where half the batch still keeps the device busy, so that one's painting begins while
+ * the other's last vertices are made. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce)
 {
     const struct synth *synth = plan->synth;
@@ -157,9 +181,13 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
             "the batch; lower --batch, --vertices or --orbits",
             1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
-    uint64_t most = budget / bytes;
+    bool several =
+        synth->batch >= LANES_MAX && !splits(plan, synth->batch / LANES_MAX) && bytes <= budget / LANES_MAX;
+    plan->lane_count = several ? LANES_MAX : 1;
+    uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
     uint64_t slices = (synth->batch + most - 1) / most;
+    slices = slices < plan->lane_count ? plan->lane_count : slices;
     plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
     return STATUS_OK;
 }
@@ -175,17 +203,45 @@ static void measure_classes(const struct synth *synth, struct fused_job *job)
     }
 }
 
-static enum status allocate(struct fused_plan *plan, bool reduce)
+static enum status open_lane(const struct fused_plan *plan, struct fused_lane *lane, bool reduce)
 {
     size_t units = plan->slice * plan->job.units;
-    CUDA_TRY(cudaMalloc(&plan->job.boxes, units * sizeof(uint2)));
-    CUDA_TRY(cudaMalloc(&plan->job.values, units * sizeof(uint4)));
-    CUDA_TRY(cudaMalloc(&plan->job.cards, plan->slice * sizeof(struct fused_card)));
-    CUDA_TRY(cudaMalloc(&plan->job.ends, units * FUSED_WARP * end_bytes(plan)));
+    CUDA_TRY(cudaMalloc(&lane->boxes, units * sizeof(uint2)));
+    CUDA_TRY(cudaMalloc(&lane->values, units * sizeof(uint4)));
+    CUDA_TRY(cudaMalloc(&lane->cards, plan->slice * sizeof(struct fused_card)));
+    CUDA_TRY(cudaMalloc(&lane->ends, units * FUSED_WARP * end_bytes(plan)));
     if (plan->synth->class_count > 1)
-        CUDA_TRY(cudaMalloc(&plan->job.order, plan->slice * sizeof(uint32_t)));
+        CUDA_TRY(cudaMalloc(&lane->order, plan->slice * sizeof(uint32_t)));
     if (reduce)
-        CUDA_TRY(cudaMalloc(&plan->canvases, plan->slice * synth_image_bytes(plan->synth)));
+        CUDA_TRY(cudaMalloc(&lane->canvases, plan->slice * synth_image_bytes(plan->synth)));
+    if (lane == plan->lanes)
+        return STATUS_OK;
+    CUDA_TRY(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming));
+    return STATUS_OK;
+}
+
+static void close_lane(struct fused_lane *lane)
+{
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    if (lane->done)
+        (void)cudaEventDestroy(lane->done);
+    if (lane->stream)
+        (void)cudaStreamDestroy(lane->stream);
+    (void)cudaFree(lane->canvases);
+    (void)cudaFree(lane->order);
+    (void)cudaFree(lane->ends);
+    (void)cudaFree(lane->cards);
+    (void)cudaFree(lane->values);
+    (void)cudaFree(lane->boxes);
+}
+
+static enum status open_lanes(struct fused_plan *plan, bool reduce)
+{
+    for (uint32_t i = 0; i < plan->lane_count; i++)
+        TRY(open_lane(plan, &plan->lanes[i], reduce));
+    if (plan->lane_count > 1)
+        CUDA_TRY(cudaEventCreateWithFlags(&plan->forked, cudaEventDisableTiming));
     return STATUS_OK;
 }
 
@@ -218,6 +274,9 @@ static enum status load_kernels(const struct fused_plan *plan)
     CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_reduce_kernel));
     CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan->paint_bytes));
+    /* Painting can only move in beside the last vertices where a multiprocessor's memory is divided alike. */
+    CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)SPLIT_BYTES));
@@ -241,9 +300,8 @@ static enum status make_plan(struct fused_plan *plan)
         plan->job.output = {OUTPUT_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
-    /* With fewer warps than this a multiprocessor waits for them, and a block a group pays. */
-    plan->split = (uint64_t)plan->slice * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
-    TRY(allocate(plan, reduce));
+    plan->split = splits(plan, plan->slice);
+    TRY(open_lanes(plan, reduce));
 
     plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);
     return load_kernels(plan);
@@ -268,13 +326,10 @@ void fused_close(struct fused_plan *plan)
 {
     if (!plan)
         return;
-    /* Nothing can be done about an error here, and nothing depends on it. */
-    (void)cudaFree(plan->canvases);
-    (void)cudaFree(plan->job.order);
-    (void)cudaFree(plan->job.ends);
-    (void)cudaFree(plan->job.cards);
-    (void)cudaFree(plan->job.values);
-    (void)cudaFree(plan->job.boxes);
+    for (uint32_t i = 0; i < LANES_MAX; i++)
+        close_lane(&plan->lanes[i]);
+    if (plan->forked)
+        (void)cudaEventDestroy(plan->forked);
     (void)cudaFree(plan->tables);
     free(plan);
 }
@@ -300,21 +355,48 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     return STATUS_OK;
 }
 
-static enum status enqueue_slice(const struct fused_plan *plan, struct fused_job *job, cudaStream_t stream)
+static enum status enqueue_slice(const struct fused_plan *plan, const struct fused_lane *lane,
+                                 struct fused_job *job, cudaStream_t stream)
 {
     const struct synth_output *output = &plan->synth->output;
     uint8_t *images = job->images;
-    if (plan->canvases)
-        job->images = plan->canvases;
+    job->boxes = lane->boxes;
+    job->values = lane->values;
+    job->ends = lane->ends;
+    job->cards = lane->cards;
+    job->order = lane->order;
+    if (lane->canvases)
+        job->images = lane->canvases;
     TRY(enqueue_vertices(plan, job, stream));
     dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
     paint_kernel_of(plan)<<<tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
     CUDA_TRY_LAUNCH("fused_paint_kernel");
-    if (plan->canvases) {
+    if (lane->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;
         fused_reduce_kernel<<<(unsigned)((pixels + REDUCE_BLOCK - 1) / REDUCE_BLOCK), REDUCE_BLOCK, 0,
-                              stream>>>(*job, *output, plan->canvases, images);
+                              stream>>>(*job, *output, lane->canvases, images);
         CUDA_TRY_LAUNCH("fused_reduce_kernel");
+    }
+    return STATUS_OK;
+}
+
+/* The other lanes begin once the caller's stream has come here, */
+static enum status fork_lanes(const struct fused_plan *plan, cudaStream_t stream)
+{
+    if (plan->lane_count == 1)
+        return STATUS_OK;
+    CUDA_TRY(cudaEventRecord(plan->forked, stream));
+    for (uint32_t i = 1; i < plan->lane_count; i++)
+        CUDA_TRY(cudaStreamWaitEvent(plan->lanes[i].stream, plan->forked, 0));
+    return STATUS_OK;
+}
+
+/* and it goes on once they are done. */
+static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream)
+{
+    for (uint32_t i = 1; i < plan->lane_count; i++) {
+        CUDA_TRY(cudaEventRecord(plan->lanes[i].done, plan->lanes[i].stream));
+        CUDA_TRY(cudaStreamWaitEvent(stream, plan->lanes[i].done, 0));
     }
     return STATUS_OK;
 }
@@ -323,7 +405,10 @@ enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64
                           int64_t *labels, cudaStream_t stream)
 {
     uint64_t batch = plan->synth->batch;
-    for (uint64_t begin = 0; begin < batch; begin += plan->slice) {
+    TRY(fork_lanes(plan, stream));
+    uint32_t turn = 0;
+    for (uint64_t begin = 0; begin < batch; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
+        const struct fused_lane *lane = &plan->lanes[turn];
         struct fused_job job = plan->job;
         job.number = number;
         job.counter = counter;
@@ -331,9 +416,9 @@ enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64
         job.count = (uint32_t)(batch - begin < plan->slice ? batch - begin : plan->slice);
         job.images = images + begin * synth_output_bytes(plan->synth);
         job.labels = labels + begin;
-        TRY(enqueue_slice(plan, &job, stream));
+        TRY(enqueue_slice(plan, lane, &job, turn == 0 ? stream : lane->stream));
     }
-    return STATUS_OK;
+    return join_lanes(plan, stream);
 }
 
 /* ---- The variants ---- */

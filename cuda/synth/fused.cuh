@@ -55,7 +55,7 @@ struct fused_tiling {
     uint32_t width, height, pitch;  /* the most that a tile needs of the canvas; words from row to row */
 };
 
-/* A slice of a batch: the images that are in work at a time. */
+/* A slice of a batch: the images that are in work at a time in a lane, which lends it scratch memory. */
 struct fused_job {
     struct device_input input;
     struct synth_output output; /* what painting writes */

@@ -718,7 +718,7 @@ enum status runner_run(struct settings *settings)
                             .progress = status_shows_progress()};
     settings->limits.vote = comm_vote;
     enum status status = begin(&runner);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK && !settings->dry_run)
         status = run_all(&runner);
     if (runner.input)
         settings->workload->close(runner.input);

@@ -25,6 +25,8 @@ static const struct option_spec specs[] = {
      "list every variant, and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "check every result against the oracle first; a variant that fails is not timed"},
+    {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
+     "check all that can be checked before a run, then stop"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append a CSV row a variant to this file"},
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,

@@ -21,7 +21,7 @@ struct settings {
     uint64_t threads, device, warmups, min_samples;
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
     int format, scaling, binding;
-    bool verify, list, environment, help, version, verbose;
+    bool verify, dry_run, list, environment, help, version, verbose;
 
     /* Derived */
     const struct workload *workload;

@@ -1,0 +1,360 @@
+#!/usr/bin/env bash
+# Runs the lines of a table through fdsl-bench, one task a line, and merges their rows.
+#
+#   scripts/sweep.sh TABLE               runs what is not finished yet, then merges
+#   scripts/sweep.sh TABLE --task N      runs task N alone, merges nothing: one of a job array
+#   scripts/sweep.sh TABLE --collect     merges what is finished, runs nothing
+#   scripts/sweep.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
+#   scripts/sweep.sh TABLE --count       prints the number of tasks
+#   --redo                               runs finished tasks anew
+#   --out DIR                            where results go; by default results/ beside scripts/
+#
+# TABLE is tab-separated. Its first line holds option names of fdsl-bench without their dashes; one more column,
+# ranks, is the number of MPI ranks. Each line after it is a task: `-` where the option is not given, `yes` for an
+# option without a value. Blank lines and lines that begin with # do not count. Nothing runs before all is right.
+#
+# Of configs/sweep_NAME.tsv, task 3 leaves DIR/sweep/NAME/task_3.csv, whole or not at all, and task_3.command,
+# which ties these rows to what the table said. Merged rows are DIR/sweep_NAME.csv.
+#
+# A task that cannot run on this machine is skipped, and one that fails does not stop the others.
+# FDSL_BENCH names the program (./fdsl-bench), MPIRUN the words before the number of ranks (mpirun --bind-to none -n).
+#
+# Exit status: 0 done, 1 a task failed, 2 usage or a fault in the table, 4 nothing could run here (with --task:
+# this task), 128 + n when signal n ended it.
+set -uo pipefail
+trap '' XFSZ # a file-size limit is an error of the write, which is reported
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit
+bench=${FDSL_BENCH:-$root/fdsl-bench}
+read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
+lock_wait_s=5
+
+# Files and folders that all tasks would share, and what is not a run.
+refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
+
+# A task each, from index 1: the line of the table, the number of ranks, the options one a line, all as one command,
+# and why it cannot run here.
+line_of=('') ranks_of=('') options_of=('') command_of=('') lacks=('')
+
+part='' messages='' child='' # what is to be removed and stopped when this script ends early
+
+say() { # text; over the progress that may stand there
+    clear_progress
+    printf '%s\n' "$1"
+}
+
+clear_progress() { [[ ! -t 2 ]] || printf '\r\033[K' >&2; }
+
+complain() {
+    clear_progress
+    printf 'sweep.sh: %s\n' "$1" >&2
+}
+
+die() { # exit status, text
+    complain "$2"
+    exit "$1"
+}
+
+usage() {
+    complain "$1; see --help"
+    exit 2
+}
+
+help() {
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    exit
+}
+
+# ---- The command line ----
+
+mode=run table='' only='' redo='' out=$root/results
+
+set_mode() {
+    [[ $mode == run ]] || usage "--$mode and --$1 exclude each other"
+    mode=$1
+}
+
+read_arguments() {
+    while (($#)); do
+        case $1 in
+        --task)
+            only=${2-}
+            [[ $only =~ ^[1-9][0-9]{0,8}$ ]] || usage '--task needs a number from 1'
+            shift
+            ;;
+        --out)
+            out=${2-}
+            [[ $out ]] || usage '--out needs a folder'
+            shift
+            ;;
+        --redo) redo=yes ;;
+        --collect | --dry-run | --count) set_mode "${1#--}" ;;
+        -h | --help) help ;;
+        -*) usage "unknown option '$1'" ;;
+        *)
+            [[ ! $table ]] || usage "one table at a time, not '$table' and '$1'"
+            table=$1
+            ;;
+        esac
+        shift
+    done
+    [[ $table ]] || usage 'name a table, such as configs/sweep_cpu.tsv'
+    [[ $mode == run || ! $redo ]] || usage "--$mode and --redo exclude each other"
+    [[ $mode == run || $mode == dry-run || ! $only ]] || usage "--$mode and --task exclude each other"
+    [[ -f $table && -r $table ]] || die 2 "$table: not there, not readable or not a file; configs/ holds tables"
+    [[ -x $bench ]] || die 4 "$bench is not there; run make first, or name the program in FDSL_BENCH"
+    name=${table##*/} name=${name%.tsv} name=${name#sweep_}
+    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: name it with letters, digits, '.', '-' and '_' only"
+    folder=$out/sweep/$name
+}
+
+# ---- The table ----
+
+refuse() { die 2 "$table:$number: $1"; } # text, about the line that is being read
+
+check_columns() {
+    local column message known
+    known=$("$bench" --help) || die 4 "$bench does not start; see $bench --help"
+    known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
+    for column in "${columns[@]}"; do
+        [[ " $refused " != *" $column "* ]] || refuse "column '$column' is not for sweeps"
+        [[ $(printf '%s\n' "${columns[@]}" | grep -cxF -e "$column") == 1 ]] || refuse "column '$column' comes twice"
+        [[ $known != *$'\n'"$column"$'\n'* ]] || continue
+        message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
+        [[ $message == *'did you mean'* ]] && refuse "unknown column '$column';${message##*;}"
+        refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help, in full"
+    done
+}
+
+add_task() { # fields
+    local i value ranks=1 options=() command before
+    (($# == ${#columns[@]})) || refuse "not as many fields as the header ($# and ${#columns[@]}); a tab parts them, - stands for not given"
+    for i in "${!columns[@]}"; do
+        value=$1 && shift
+        case ${columns[i]}:$value in
+        *:) refuse "column '${columns[i]}' is empty; write - where the option is not given" ;;
+        *:-) ;;
+        ranks:*)
+            [[ $value =~ ^[1-9][0-9]{0,6}$ ]] || refuse "ranks is '$value', not a number from 1"
+            ranks=$value
+            ;;
+        *:yes) options+=("--${columns[i]}") ;;
+        *) options+=("--${columns[i]}=$value") ;;
+        esac
+    done
+    ((${#options[@]})) || refuse 'no option is given'
+    printf -v command '%q ' fdsl-bench "${options[@]}"
+    ((ranks == 1)) || command="mpirun -n $ranks $command"
+    for before in "${!command_of[@]}"; do
+        [[ ${command_of[before]} != "${command% }" ]] || refuse "the same task as line ${line_of[before]}"
+    done
+    line_of+=("$number") ranks_of+=("$ranks") command_of+=("${command% }") lacks+=('')
+    options_of+=("$(printf '%s\n' "${options[@]}")")
+}
+
+read_table() {
+    local line columns=() fields number=0
+    while IFS= read -r line || [[ $line ]]; do
+        ((number += 1))
+        line=${line%$'\r'}
+        [[ ! $line =~ ^[[:blank:]]*(#|$) ]] || continue
+        mapfile -d $'\t' -t fields < <(printf '%s\t' "$line")
+        if ((${#columns[@]})); then
+            add_task "${fields[@]}"
+        else
+            columns=("${fields[@]}")
+            check_columns
+        fi
+    done <"$table"
+    task_count=$((${#line_of[@]} - 1))
+    ((task_count > 0)) || die 2 "$table: no tasks; a line of option names and then a line a task are wanted"
+    [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: no task $only, only $task_count"
+    tasks=("${only:-1}")
+    [[ $only ]] || mapfile -t tasks < <(seq "$task_count")
+}
+
+# Asks the program whether it would run each task.
+check_tasks() {
+    local n options message status
+    for n in "${tasks[@]}"; do
+        mapfile -t options <<<"${options_of[n]}"
+        message=$("$bench" --dry-run "${options[@]}" 2>&1 >/dev/null)
+        status=$?
+        message=${message#fdsl-bench: }
+        case $status in
+        0) ((ranks_of[n] == 1)) || command -v "${launcher[0]}" >/dev/null || lacks[n]="${launcher[0]} is not installed" ;;
+        2) die 2 "$table:${line_of[n]}: $message" ;;
+        4) lacks[n]=$message ;;
+        *) die 1 "$table:${line_of[n]}: ${message:-fdsl-bench --dry-run ended with status $status}" ;;
+        esac
+    done
+}
+
+# ---- One task ----
+
+finished() { # task
+    [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] &&
+        [[ $(<"$folder/task_$1.command") == "${command_of[$1]}" ]]
+}
+
+# Fills $why and returns false where the rows cannot be made; what was said is in the file $messages. The rows grow
+# beside their place and are there only once they are whole; old ones go before task_N.command, which says whose they
+# are, changes.
+make_rows() { # task
+    local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
+    mapfile -t options <<<"${options_of[$1]}"
+    ((ranks_of[$1] == 1)) || program=("${launcher[@]}" "${ranks_of[$1]}" "$bench")
+    part=$rows.part messages=$folder/task_$1.messages.part
+    why="cannot write to $folder"
+    { rm -f "$rows" "$part" && printf '%s\n' "${command_of[$1]}" >"$command"; } 2>"$messages" || return 1
+    # In the background, as a trap waits for what runs in front; it keeps the lock should it outlive this script.
+    "${program[@]}" "${options[@]}" --out="$part" >/dev/null 2>"$messages" &
+    child=$!
+    wait "$child"
+    status=$?
+    child=''
+    why="exit $status"
+    ((status == 0)) && why="cannot rename $part" && mv "$part" "$rows" 2>>"$messages" && return
+    rm -f "$part"
+    return $((status ? status : 1))
+}
+
+finished_before() { # task
+    [[ ! $redo ]] && finished "$1" && say "task $1 of $task_count: finished before: ${command_of[$1]}"
+}
+
+# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. One process at a time is at a task.
+run_task() { # task
+    local lock status=0 began_s=$SECONDS label="task $1 of $task_count"
+    finished_before "$1" && return 2
+    if [[ ${lacks[$1]} ]]; then
+        say "$label: skipped: ${lacks[$1]}"
+        return 4
+    fi
+    if ! { exec {lock}>>"$folder/task_$1.command"; } 2>/dev/null; then
+        complain "$label: cannot write to $folder"
+        return 1
+    fi
+    flock --wait "$lock_wait_s" --conflict-exit-code 75 "$lock" 2>/dev/null
+    if (($? == 75)); then # any other failure: a file system without locks
+        complain "$label: another process is running it"
+        status=1
+    elif finished_before "$1"; then
+        status=2
+    elif make_rows "$1"; then
+        say "$label: $((SECONDS - began_s)) s: ${command_of[$1]}"
+        cat "$messages" >&2 # warnings
+    elif (($? == 4)); then # among what a launcher says
+        say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
+        status=4
+    else
+        complain "$label failed ($why): ${command_of[$1]}"$'\n'"$(<"$messages")"
+        status=1
+    fi
+    rm -f "$messages"
+    exec {lock}>&-
+    return "$status"
+}
+
+# ---- All of them ----
+
+show_progress() { # task, how many ran, how many are left
+    local left=''
+    [[ -t 2 ]] || return
+    (($2 == 0)) || left=", about $((SECONDS * $3 / $2)) s left"
+    printf '\r\033[Ktask %d of %d%s' "$1" "$task_count" "$left" >&2
+}
+
+# shellcheck disable=SC2317  # called by traps
+stop() { # signal, its number
+    trap - INT TERM HUP
+    [[ ! $child ]] || { kill -TERM "$child" 2>/dev/null && wait "$child"; }
+    complain "ended by SIG$1; finished tasks stay, the same command goes on"
+    exit $((128 + $2))
+}
+
+prepare_folder() {
+    local message
+    message=$(mkdir -p "$folder" 2>&1)
+    [[ -d $folder && -w $folder ]] ||
+        die 2 "cannot write to $folder${message:+ ($message)}; choose another place with --out"
+}
+
+run_tasks() {
+    local n status ran=0 finished_count=0 before=0 skipped=() failed=()
+    prepare_folder
+    for n in "${tasks[@]}"; do
+        show_progress "$n" "$ran" $((${#tasks[@]} - finished_count - before - ${#skipped[@]} - ${#failed[@]}))
+        run_task "$n"
+        status=$?
+        case $status in
+        0) ((ran += 1, finished_count += 1)) ;;
+        2) ((before += 1)) ;;
+        4) skipped+=("$n") ;;
+        *) ((ran += 1)) && failed+=("$n") ;;
+        esac
+    done
+    if [[ $only ]]; then
+        ((status == 2)) && status=0
+        return "$status"
+    fi
+    say "$name: $finished_count finished, $before finished before, ${#skipped[@]} skipped${skipped[*]:+ (${skipped[*]})}, \
+${#failed[@]} failed${failed[*]:+ (${failed[*]})}"
+    ((finished_count + before == 0)) || collect || return
+    ((${#failed[@]} == 0)) || return 1
+    ((${#skipped[@]} < task_count)) || return 4
+}
+
+# Whole files of finished tasks, in the order of the table.
+merge_rows() {
+    local n header first=''
+    for n in "${have[@]}"; do
+        header=$(head -n 1 "$folder/task_$n.csv") || return
+        if [[ ! $first ]]; then
+            first=$header
+            printf '%s\n' "$header" || return
+        elif [[ $header != "$first" ]]; then
+            complain "$folder/task_$n.csv and task_${have[0]}.csv differ in their columns, as two versions of \
+fdsl-bench made them; run the sweep with --redo"
+            return 1
+        fi
+        tail -n +2 "$folder/task_$n.csv" || return
+    done
+}
+
+collect() {
+    local n have=() without=() merged=$out/sweep_$name.csv
+    for n in $(seq "$task_count"); do
+        if finished "$n"; then have+=("$n"); else without+=("$n"); fi
+    done
+    ((${#have[@]})) || die 1 "no task of $name is finished; run it without --collect first"
+    part=$merged.part.$$
+    if ! { merge_rows >"$part" && sync "$part" && mv "$part" "$merged"; }; then
+        rm -f "$part"
+        die 1 "$merged could not be written; what was there is unchanged"
+    fi
+    say "rows of ${#have[@]} tasks: $merged${without[*]:+ (without ${without[*]})}"
+}
+
+list_tasks() {
+    local n state
+    for n in "${tasks[@]}"; do
+        state='to run'
+        [[ ! ${lacks[n]} ]] || state="cannot run here: ${lacks[n]}"
+        ! finished "$n" || state=finished
+        printf 'task %d, line %d, %s: %s\n' "$n" "${line_of[n]}" "$state" "${command_of[n]}"
+    done
+}
+
+read_arguments "$@"
+read_table
+trap 'rm -f ${part:+"$part"} ${messages:+"$messages"}' EXIT
+trap 'stop INT 2' INT
+trap 'stop TERM 15' TERM
+trap 'stop HUP 1' HUP
+case $mode in
+run) check_tasks && run_tasks ;;
+dry-run) check_tasks && list_tasks ;;
+collect) collect ;;
+count) echo "$task_count" ;;
+esac

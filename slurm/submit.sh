@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Submits a sweep: a job array with a task a line of the table, and a job that merges their rows and draws the
+# figures once all of them have ended well.
+#
+#   slurm/submit.sh [--redo] TABLE [options of sbatch for the array ...]
+#   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10
+#
+# What both jobs need goes into the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
+# Finished tasks are skipped when the table is submitted again, unless --redo says otherwise. Logs are in
+# results/sweep/NAME/log/.
+#
+# Exit status: 0 submitted, 2 a fault in the table, else that of sbatch.
+set -euo pipefail
+
+case ${1-} in
+-h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0" && exit ;;
+esac
+redo=()
+[[ ${1-} != --redo ]] || { redo=(--redo) && shift; }
+if (($# == 0)); then
+    echo 'submit.sh: name a table, such as configs/sweep_cpu.tsv; see --help' >&2
+    exit 2
+fi
+if ! command -v sbatch >/dev/null; then
+    echo "submit.sh: no sbatch here; without Slurm, scripts/sweep.sh $1 does the same" >&2
+    exit 4
+fi
+table=$(realpath -- "$1")
+shift
+cd "$(dirname "$0")/.."
+
+scripts/sweep.sh "$table" --dry-run >/dev/null
+count=$(scripts/sweep.sh "$table" --count)
+name=${table##*/} name=${name%.tsv} name=${name#sweep_}
+log=results/sweep/$name/log
+mkdir -p "$log"
+
+tasks=$(sbatch --parsable --array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}")
+tasks=${tasks%%;*} # ;cluster
+collect=$(sbatch --parsable --dependency="afterok:$tasks" --kill-on-invalid-dep=yes --output="$log/collect.log" \
+    slurm/collect.sbatch "$table")
+echo "tasks:  job $tasks, $count of them; logs in $log/"
+echo "rows:   job ${collect%%;*}, results/sweep_$name.csv; should a task fail, scripts/sweep.sh $table --collect"

@@ -1,0 +1,296 @@
+#!/usr/bin/env bash
+# Runs a sweep as a job array under a real Slurm: munged, slurmctld and two nodes on this machine, in a folder of
+# their own, without systemd, accounting or a trace left behind. Called by make check-slurm, as root.
+#
+#   tests/slurm_local.sh [--keep]     --keep leaves the folder, with all logs
+#
+# Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed, 4 without Slurm.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+export PATH=$PATH:/usr/sbin:/sbin
+
+keep=''
+[[ ${1-} != --keep ]] || keep=yes
+port=${SLURM_TEST_PORT:-26817} # and the two after it
+limit_s=120                    # that any job may take
+passed=0 failed=0
+tasks='' collect='' # the jobs submitted last
+
+die() {
+    printf 'slurm_local.sh: %s\n' "$2" >&2
+    exit "$1"
+}
+
+for program in munged slurmctld slurmd sbatch; do
+    command -v "$program" >/dev/null || die 4 "no $program; scripts/setup.sh check-slurm installs Slurm"
+done
+((EUID == 0)) || die 4 'slurmd starts jobs as root only'
+bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
+[[ -x $bench ]] || die 4 'no fdsl-bench; run make first'
+home=$(mktemp -d) || exit
+
+# ---- The cluster ----
+
+pid_of() { # pid file, program: its process, if that is still what the file says
+    local pid
+    pid=$(cat "$1" 2>/dev/null) && [[ $(cat "/proc/$pid/comm" 2>/dev/null) == "$2" ]] && echo "$pid"
+}
+
+end_process() { # pid file, program
+    local pid
+    pid=$(pid_of "$1" "$2") || return 0
+    kill -TERM "$pid"
+    for _ in {1..50}; do
+        pid_of "$1" "$2" >/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL "$pid"
+}
+
+# Whatever happened: no daemon, no job, no folder.
+# shellcheck disable=SC2317  # called by a trap
+stop_cluster() {
+    local node process
+    if pid_of "$home/slurmctld.pid" slurmctld >/dev/null; then
+        scancel --user=root 2>/dev/null
+        wait_until 20 no_jobs
+    fi
+    for node in n1 n2; do end_process "$home/$node.pid" slurmd; done
+    # What slurmd starts for a job, should it have outlived it; it runs in the folder of our node.
+    for process in /proc/[0-9]*; do
+        [[ $(cat "$process/comm" 2>/dev/null) == slurmstepd ]] || continue
+        [[ $(readlink "$process/cwd") == "$home"* ]] && kill -KILL "${process#/proc/}"
+    done
+    end_process "$home/slurmctld.pid" slurmctld
+    end_process "$home/munged.pid" munged
+    if [[ $keep ]]; then echo "logs: $home"; else rm -rf "$home"; fi
+}
+
+configure() {
+    local host
+    host=$(hostname -s)
+    cat >"$home/slurm.conf" <<END
+ClusterName=check
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=$port
+SlurmdPort=$((port + 1))
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$home/munge.socket
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation=$home/state
+SlurmdSpoolDir=$home/%n
+SlurmctldPidFile=$home/slurmctld.pid
+SlurmdPidFile=$home/%n.pid
+SlurmctldLogFile=$home/slurmctld.log
+SlurmdLogFile=$home/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MailProg=/bin/true
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=2
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=2
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=2
+PartitionName=check Nodes=n1,n2 Default=YES MaxTime=10 State=UP
+END
+}
+
+both_idle() { [[ $(sinfo --noheader --Node --states=idle --format=%N 2>/dev/null | sort -u) == $'n1\nn2' ]]; }
+no_jobs() { [[ -z $(squeue --noheader 2>/dev/null) ]]; }
+
+wait_until() { # seconds, command ...
+    local end_s=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        ((SECONDS < end_s)) || return 1
+        sleep 0.2
+    done
+}
+
+start_cluster() {
+    local i
+    for i in 0 1 2; do
+        ! (exec 3<>"/dev/tcp/127.0.0.1/$((port + i))") 2>/dev/null ||
+            die 1 "port $((port + i)) is taken; name three free ones with SLURM_TEST_PORT"
+    done
+    chmod 755 "$home" && mkdir -p "$home"/{state,n1,n2}
+    (umask 077 && head -c 1024 /dev/urandom >"$home/munge.key")
+    configure
+    export SLURM_CONF=$home/slurm.conf
+    munged --force --key-file="$home/munge.key" --socket="$home/munge.socket" --pid-file="$home/munged.pid" \
+        --log-file="$home/munged.log" --seed-file="$home/munged.seed" 2>"$home/munged.err" &&
+        slurmctld -c && slurmd -N n1 && slurmd -N n2 && wait_until 30 both_idle && return
+    tail -n 5 "$home"/*.log "$home/munged.err" >&2
+    die 1 'Slurm does not start; see above'
+}
+
+# A tree of its own, so that neither results nor figures of the user change.
+make_tree() {
+    mkdir "$home/tree" && cp -r --parents Makefile configs scripts slurm results/reference "$home/tree" || exit
+    [[ ! -d plots ]] || cp -r plots "$home/tree" || exit
+    cp "$bench" "$home/tree/fdsl-bench" && cd "$home/tree" || exit
+}
+
+# ---- Checks ----
+
+check() { # name, command ...: one verdict
+    local name=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+        printf 'ok      %s\n' "$name"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %s\n' "$name"
+        squeue --states=all --noheader --format='        %i %T %N %r' | grep -v COMPLETED >&2
+    fi
+}
+
+# The state of a job, or of each task of an array, without repeats.
+states() { squeue --noheader --states=all --job="$1" --format=%T | sort -u; }
+ended() { [[ $(states "$1") =~ ^((COMPLETED|FAILED|CANCELLED|TIMEOUT)[[:space:]]*)+$ ]]; }
+exit_code() { scontrol show job "$1" | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p'; }
+
+submit() { # arguments of submit.sh; sets $tasks and $collect, the numbers of both jobs
+    local said
+    said=$(slurm/submit.sh "$@") || return
+    read -r tasks collect <<<"$(sed -n 's/^[a-z]*: *job \([0-9]*\).*/\1/p' <<<"$said" | paste -sd ' ')"
+    [[ $tasks && $collect ]]
+}
+
+finish() { wait_until "$limit_s" ended "$1"; } # job
+ends() { finish "$1" && [[ $(states "$1") == "$2" ]]; } # job, its state then
+
+# The cells of these columns, row by row, sorted; a row of another length than the header is torn.
+cells() { # file, columns ...
+    awk -F , -v names="${*:2}" '
+        NR == 1      { for (i = 1; i <= NF; i++) at[$i] = i; width = NF; count = split(names, name, " "); next }
+        NF != width  { print "torn: " $0; next }
+                     { line = $at[name[1]]; for (i = 2; i <= count; i++) line = line " " $at[name[i]]; print line }
+    ' "$1" | sort
+}
+
+holds() { # file, "variant vertices" of each row, one a line: these, each once, and no torn one
+    [[ $(cells "$1" variant vertices) == "$(sort <<<"$2")" ]]
+}
+
+no_leftovers() { [[ -z $(find results -name '*.part*') ]]; }
+
+check_array() {
+    local rows=results/sweep_cpu.csv wanted before
+    wanted=$(printf '%s\n' {naive,omp}' '{50,100,150,200,250})
+    check 'an array of 10 tasks is submitted' submit configs/sweep_cpu.tsv
+    check 'its tasks end well' ends "$tasks" COMPLETED
+    check 'so does the job after them' ends "$collect" COMPLETED
+    check 'both nodes took part' test "$(cut -d ' ' -f 2 results/sweep/cpu/log/task_*.log | grep -o '^n[12]:' | sort -u | paste -sd ' ')" = 'n1: n2:'
+    check 'each row is there once, none torn' holds $rows "$wanted"
+    check 'rows name the job that made them' test "$(cells $rows job_id | uniq | grep -c "$tasks")" = 10
+    check 'nothing else is left' no_leftovers
+    if command -v gnuplot >/dev/null && [[ -f scripts/figures.py ]]; then
+        check 'figures are drawn' test -s "$(find results/plots -name '*.png' | head -n 1)"
+    fi
+    before=$(sha256sum <$rows)
+    check 'the array is submitted again' submit configs/sweep_cpu.tsv
+    finish "$collect"
+    check 'it skips what is finished' test "$(grep -l 'finished before' results/sweep/cpu/log/task_*.log | wc -l)" = 10
+    check 'its rows are the same' test "$(sha256sum <$rows)" = "$before"
+}
+
+check_failure() {
+    local table=$home/tree/sweep_failing.tsv quick=$'0\t0\t1\t0\t0'
+    printf '%s\n' $'variant\tclass\tvertices\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time' \
+        $'naive\t-\t7\t'"$quick" $'naive\tclasses.csv\t-\t'"$quick" $'naive\t-\t9\t'"$quick" >"$table"
+    ./fdsl-bench --variant naive --classes 2 --batch 2 --res 32 --write-classes classes.csv --max-time 0 >/dev/null 2>&1
+    check 'a sweep waits in the queue' submit "$table" --hold
+    mv classes.csv away.csv # checked at submission, gone when the task begins
+    scontrol release "$tasks"
+    check 'it ends' finish "$tasks"
+    check 'the task whose input is gone fails with its exit status' test "$(exit_code "${tasks}_2")" = 2:0
+    check 'its log says why' grep -q 'classes.csv' results/sweep/failing/log/task_2.log
+    check 'the others end well' test "$(exit_code "${tasks}_1") $(exit_code "${tasks}_3")" = '0:0 0:0'
+    check 'the job after them is cancelled' ends "$collect" CANCELLED
+    check 'and nothing is merged' test ! -e results/sweep_failing.csv
+    mv away.csv classes.csv
+    check 'the sweep is submitted again' submit "$table"
+    check 'it ends well this time' ends "$collect" COMPLETED
+    check 'each row is there once' holds results/sweep_failing.csv $'naive 7\nnaive \nnaive 9'
+    printf 'variant\nnaiv\n' >sweep_bad.tsv
+    check 'a table with a fault is not submitted' refuses_bad_table
+}
+
+refuses_bad_table() {
+    local message
+    message=$(slurm/submit.sh sweep_bad.tsv 2>&1)
+    (($? == 2)) && [[ $message == *'sweep_bad.tsv:2: '*"did you mean 'naive'?" ]] && no_jobs
+}
+
+half_made() { [[ $(wc -l <results/sweep/slow/task_1.csv.part) -ge 2 ]]; } 2>/dev/null
+submit_half_way() { submit "$1" && wait_until "$limit_s" half_made; } # table
+requeued() { grep -q 'start 2$' results/sweep/slow/log/task_1.log; }
+# Slurm lets a requeued job wait a while, for its node to be clean.
+hurry() {
+    requeued && return
+    scontrol update JobId="${tasks}_1" StartTime=now 2>/dev/null
+    false
+}
+# Both the script and the program, with no chance to clean up.
+kill_all() {
+    local process
+    for process in /proc/[0-9]*; do
+        [[ $(readlink "$process/cwd") == "$PWD" && $(cat "$process/comm") =~ ^(sweep.sh|fdsl-bench)$ ]] &&
+            kill -KILL "${process#/proc/}"
+    done
+} 2>/dev/null
+
+check_kill() {
+    local table=$home/tree/sweep_slow.tsv rows=results/sweep/slow/task_1.csv
+    # The first variant's row is written while the second is at work.
+    printf 'variant\tvertices\tres\tbatch\tmin-time\tmax-time\nnaive,omp\t100\t64\t2\t1.5\t1.5\n' >"$table"
+    check 'a task is half-way' submit_half_way "$table"
+    scontrol requeue "${tasks}_1"
+    check 'it is requeued' wait_until "$limit_s" hurry
+    check 'and ends well' ends "$tasks" COMPLETED
+    check 'so does the job after it' ends "$collect" COMPLETED
+    check 'each of its rows is there once, none torn' holds $rows $'naive 100\nomp 100'
+    rm -r results/sweep/slow
+    check 'another is half-way' submit_half_way "$table"
+    kill_all
+    check 'SIGKILL ends it' ends "$tasks" FAILED
+    check 'no row of it passes for finished' test ! -e $rows
+    check 'it is submitted again' submit "$table"
+    check 'and ends well' ends "$collect" COMPLETED
+    check 'each of its rows is there once after that too' holds $rows $'naive 100\nomp 100'
+    check 'nothing else is left of either' no_leftovers
+}
+
+# Ranks over both nodes, in a build with MPI.
+check_ranks() {
+    local table=$home/tree/sweep_ranks.tsv job rows=results/sweep_ranks_2.csv
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader,tcp
+    printf 'variant\tranks\tscaling\tres\tbatch\tmin-time\tmax-time\nomp\t1\tstrong\t64\t6\t0.1\t0.2\n' >"$table"
+    job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output=scale.log slurm/scale.sbatch "$table")
+    check 'one rank and two, on two nodes, end well' ends "$job" COMPLETED
+    check 'there are rows of both' test "$(cells $rows ranks rank | paste -sd,)" = '1 0,2 0,2 1,2 all'
+    check 'and the images are the same' test "$(cells $rows rank digest | sed -n 's/^0 //p;s/^all //p' | sort | uniq -c | awk '$1 == 2' | wc -l)" = 1
+}
+
+trap stop_cluster EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+start_cluster
+make_tree
+check_array
+check_failure
+check_kill
+if mpirun --version >/dev/null 2>&1 && ./fdsl-bench --help | grep -q -e --scaling; then check_ranks; fi
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0))

@@ -1,0 +1,527 @@
+/* scripts/sweep.sh and slurm/ from outside: what a table may hold, what is left of a task that ends well,
+ * fails or is killed, and what goes to Slurm. A real Slurm has make check-slurm.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/portable.h"
+
+/* Options of a run of microseconds, as columns and as their values. */
+#define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
+#define QUICK         "\t32\t2\t4\t0\t0\t6\t0\t0"
+#define HEADER        "variant\tvertices" QUICK_COLUMNS "\n"
+#define TASK(number)  "naive\t" number QUICK "\n"
+#define RANKS_HEADER  "variant\tranks" QUICK_COLUMNS "\n"
+
+enum { TEXT_MAX = 1 << 18 };
+
+static char root[PATH_MAX], folder[] = "/tmp/fdsl-sweep-XXXXXX";
+
+/* What the latest command did; out has stderr too. */
+static int status;
+static char out[TEXT_MAX];
+
+static void put(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file, "%s", path);
+    cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* A whole file, static for one call at a time; empty where there is none. */
+static const char *get(const char *path)
+{
+    static char text[TEXT_MAX];
+    FILE *file = fopen(path, "r");
+    size_t count = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    text[count] = '\0';
+    if (file)
+        fclose(file);
+    return text;
+}
+
+static bool exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void run(const char *format, ...)
+{
+    char text[4096], command[4200];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    snprintf(command, sizeof command, "{ %s\n} 2>&1", text);
+    FILE *stream = popen(command, "r");
+    cr_assert_not_null(stream);
+    size_t count = fread(out, 1, sizeof out - 1, stream);
+    out[count] = '\0';
+    int ended = pclose(stream);
+    status = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
+}
+
+static size_t count_of(const char *text, const char *words)
+{
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, words)); at += strlen(words))
+        count++;
+    return count;
+}
+
+/* Runs the sweep of t.tsv with its results in ./r. */
+#define SWEEP "scripts/sweep.sh t.tsv --out r"
+static void sweep(const char *table, const char *options)
+{
+    if (table)
+        put("t.tsv", table);
+    run(SWEEP " %s", options);
+}
+
+static void expect(int wanted, const char *words)
+{
+    cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
+    cr_expect(strstr(out, words), "'%s' is not in: %s", words, out);
+}
+
+/* The merged file has a header and one whole row for each of these, in this order: the numbers of vertices.
+ */
+static void expect_rows(const char *vertices)
+{
+    run("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"vertices\") v = i; width = NF; next }"
+        "          { printf \"%%s%%s\", (NR > 2 ? \" \" : \"\"), (NF == width ? $v : \"torn\") }' "
+        "r/sweep_t.csv");
+    cr_expect_str_eq(out, vertices);
+}
+
+static void expect_no_leftovers(void)
+{
+    glob_t found;
+    int none = glob("r/sweep/t/*.part*", 0, NULL, &found);
+    cr_expect(none == GLOB_NOMATCH, "%s is left", none ? "?" : found.gl_pathv[0]);
+    globfree(&found);
+    cr_expect(glob("r/*.part*", 0, NULL, &found) == GLOB_NOMATCH);
+    globfree(&found);
+}
+
+/* A tree of its own for every test, whose results nobody misses. */
+static void start(void)
+{
+    static const char *const links[] = {"scripts", "slurm", "configs"};
+    char program[PATH_MAX], target[PATH_MAX + 16];
+    const char *path = getenv("FDSL_BENCH");
+    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
+                       "build the program first, or set FDSL_BENCH");
+    cr_assert(setenv("FDSL_BENCH", program, 1) == 0 && unsetenv("MPIRUN") == 0);
+    cr_assert(getcwd(root, sizeof root) && mkdtemp(folder) && chdir(folder) == 0);
+    for (size_t i = 0; i < COUNT_OF(links); i++) {
+        snprintf(target, sizeof target, "%s/%s", root, links[i]);
+        cr_assert(symlink(target, links[i]) == 0);
+    }
+}
+
+static void stop(void)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert(chdir("/") == 0 && system(command) == 0);
+}
+
+TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
+
+/* ---- Tables ---- */
+
+Test(sweep, every_task_has_its_rows_once_in_the_order_of_the_table)
+{
+    sweep("# a comment\n\n" HEADER TASK("30") "\n# another\n" TASK("20") "naive\t10" QUICK "\r\n", "");
+    expect(0, "t: 3 finished, 0 finished before, 0 skipped, 0 failed\nrows of 3 tasks: r/sweep_t.csv\n");
+    expect_rows("30 20 10");
+    expect_no_leftovers();
+}
+
+Test(sweep, a_table_with_a_fault_runs_nothing)
+{
+    static const struct {
+        const char *table, *words;
+    } faults[] = {
+        {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean '--batch'?"},
+        {"variant\tvert\nnaive\t1\n", "t.tsv:1: unknown column 'vert'; columns are"},
+        {"variant\tbatch \nnaive\t1\n", "t.tsv:1: unknown column 'batch '"},
+        {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},
+        {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' is not for sweeps"},
+        {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' is not for sweeps"},
+        {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' comes twice"},
+        {HEADER TASK("1") "naiv\t2" QUICK "\n", "t.tsv:3: unknown variant 'naiv'; did you mean 'naive'?"},
+        {HEADER TASK("1") TASK("two"), "t.tsv:3: --vertices: 'two' is not a whole number"},
+        {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: not as many fields as the header (1 and 2)"},
+        {"variant\tbatch\nnaive\t1\t2\n", "t.tsv:2: not as many fields as the header (3 and 2)"},
+        {"variant\tbatch\nnaive\t\n", "t.tsv:2: column 'batch' is empty"},
+        {"variant\tverify\nnaive\tno\n", "t.tsv:2: --verify takes no value"},
+        {"variant\tbatch\nnaive\tyes\n", "t.tsv:2: --batch needs a value"},
+        {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv:4: the same task as line 2"},
+        {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv:3: the same task as line 2"},
+        {"variant\tranks\nnaive\ttwo\n", "t.tsv:2: ranks is 'two', not a number from 1"},
+        {"variant\tranks\n-\t2\n", "t.tsv:2: no option is given"},
+        {"batch\n3\n", "t.tsv:2: say what to run with --variant"},
+        {"variant\n", "t.tsv: no tasks"},
+        {"", "t.tsv: no tasks"},
+    };
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        sweep(faults[i].table, "");
+        expect(2, faults[i].words);
+        cr_expect(count_of(out, "\n") == 1 && strncmp(out, "sweep.sh: ", 10) == 0, "not one line: %s", out);
+        cr_expect(!exists("r"));
+    }
+}
+
+Test(sweep, shipped_tables_have_no_fault)
+{
+    glob_t tables;
+    cr_assert(glob("configs/sweep_*.tsv", 0, NULL, &tables) == 0);
+    for (size_t i = 0; i < tables.gl_pathc; i++) {
+        run("scripts/sweep.sh %s --dry-run", tables.gl_pathv[i]);
+        expect(0, "task 1, line ");
+    }
+    globfree(&tables);
+}
+
+Test(sweep, a_flag_is_yes_and_a_dash_is_not_given)
+{
+    sweep("variant\tverify\tvertices\nnaive\tyes\t-\nnaive\t-\t7\n", "--dry-run");
+    expect(0, "task 1, line 2, to run: fdsl-bench --variant=naive --verify\n"
+              "task 2, line 3, to run: fdsl-bench --variant=naive --vertices=7\n");
+    cr_expect(!exists("r"));
+    sweep(NULL, "--count");
+    cr_expect_str_eq(out, "2\n");
+}
+
+Test(sweep, usage_is_checked)
+{
+    static const struct {
+        const char *options, *words;
+    } faults[] = {
+        {"--tsak 1", "unknown option '--tsak'"},      {"--task", "--task needs a number"},
+        {"--task 0", "--task needs a number"},        {"--task 2", "t.tsv: no task 2, only 1"},
+        {"other.tsv", "one table at a time"},         {"--out ''", "--out needs a folder"},
+        {"--count --collect", "exclude each other"},  {"--collect --redo", "exclude each other"},
+        {"--collect --task 1", "exclude each other"},
+    };
+    put("t.tsv", HEADER TASK("9"));
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        sweep(NULL, faults[i].options);
+        expect(2, faults[i].words);
+    }
+    run("scripts/sweep.sh");
+    expect(2, "name a table");
+    run("scripts/sweep.sh gone.tsv");
+    expect(2, "gone.tsv: not there");
+    run("FDSL_BENCH=/gone " SWEEP);
+    expect(4, "/gone is not there; run make first");
+    run("scripts/sweep.sh --help");
+    expect(0, "Runs the lines of a table through fdsl-bench");
+    expect(0, "Exit status: ");
+}
+
+/* ---- Going on ---- */
+
+Test(sweep, finished_tasks_are_skipped_unless_told_otherwise)
+{
+    sweep(HEADER TASK("8") TASK("9"), "");
+    expect(0, "2 finished, 0 finished before");
+    char *before = strdup(get("r/sweep/t/task_1.csv"));
+    sweep(NULL, "");
+    expect(0, "0 finished, 2 finished before");
+    cr_expect_str_eq(get("r/sweep/t/task_1.csv"), before);
+    sweep(NULL, "--redo");
+    expect(0, "2 finished, 0 finished before");
+    cr_expect_str_neq(get("r/sweep/t/task_1.csv"), before);
+    expect_rows("8 9");
+    free(before);
+}
+
+Test(sweep, an_edited_line_is_a_new_task)
+{
+    sweep(HEADER TASK("8") TASK("9"), "");
+    sweep(HEADER TASK("7") TASK("9"), "--collect");
+    expect(0, "(without 1)");
+    expect_rows("9");
+    sweep(NULL, "");
+    expect(0, "1 finished, 1 finished before");
+    expect_rows("7 9");
+    sweep(HEADER TASK("7"), "");
+    expect_rows("7");
+}
+
+Test(sweep, a_task_alone_merges_nothing)
+{
+    sweep(HEADER TASK("8") TASK("9"), "--task 2");
+    expect(0, "task 2 of 2: ");
+    cr_expect(exists("r/sweep/t/task_2.csv") && !exists("r/sweep/t/task_1.csv") && !exists("r/sweep_t.csv"));
+    sweep(NULL, "--task 2");
+    expect(0, "finished before");
+    sweep(NULL, "--dry-run");
+    expect(0, "task 1, line 2, to run");
+    expect(0, "task 2, line 3, finished");
+    sweep(NULL, "--collect");
+    expect(0, "rows of 1 tasks: r/sweep_t.csv (without 1)");
+    expect_rows("9");
+}
+
+Test(sweep, what_a_killed_task_left_is_no_row)
+{
+    sweep(HEADER TASK("8"), "");
+    cr_assert(unlink("r/sweep/t/task_1.csv") == 0);
+    put("r/sweep/t/task_1.csv.part", "schema,time_utc\nsynth/2,20");
+    sweep(NULL, "--collect");
+    expect(1, "no task of t is finished");
+    sweep(NULL, "");
+    expect(0, "1 finished");
+    expect_rows("8");
+    expect_no_leftovers();
+}
+
+Test(sweep, rows_with_other_columns_are_not_merged)
+{
+    sweep(HEADER TASK("8") TASK("9"), "");
+    char *before = strdup(get("r/sweep_t.csv"));
+    put("r/sweep/t/task_2.csv", "schema,variant\nsynth/1,naive\n");
+    sweep(NULL, "--collect");
+    expect(1, "task_2.csv and task_1.csv differ in their columns");
+    cr_expect_str_eq(get("r/sweep_t.csv"), before);
+    expect_no_leftovers();
+    free(before);
+}
+
+/* ---- Tasks that do not end well ---- */
+
+/* A launcher that does this. */
+static void launch_with(const char *commands)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "#!/bin/sh\n%s\n", commands);
+    put("launcher", text);
+    cr_assert(chmod("launcher", 0755) == 0 && setenv("MPIRUN", "./launcher -n", 1) == 0);
+}
+
+Test(sweep, ranks_go_to_the_launcher)
+{
+    launch_with("echo \"$1 $2\" >ranks; shift 2; exec \"$@\"");
+    sweep(RANKS_HEADER "naive\t1" QUICK "\n", "");
+    expect(0, "1 finished");
+    cr_expect(!exists("ranks"));
+    sweep(RANKS_HEADER "naive\t3" QUICK "\n", "");
+    expect(0, ": mpirun -n 3 fdsl-bench --variant=naive ");
+    cr_expect_str_eq(get("ranks"), "-n 3\n");
+}
+
+Test(sweep, a_failing_task_is_told_and_the_others_go_on)
+{
+    launch_with("echo 'fdsl-bench: the device caught fire' >&2; exit 3");
+    sweep(RANKS_HEADER "naive\t1" QUICK "\nnaive\t2" QUICK "\nnaive\t-\t16\t2\t4\t0\t0\t6\t0\t0\n", "");
+    expect(1, "task 2 of 3 failed (exit 3): mpirun -n 2 fdsl-bench --variant=naive ");
+    expect(1, "\nfdsl-bench: the device caught fire\n");
+    expect(1, "2 finished, 0 finished before, 0 skipped, 1 failed (2)\n"
+              "rows of 2 tasks: r/sweep_t.csv (without 2)");
+    expect_no_leftovers();
+    sweep(NULL, "--task 2");
+    expect(1, "failed (exit 3)");
+    launch_with("shift 2; exec \"$@\"");
+    sweep(NULL, "");
+    expect(0, "1 finished, 2 finished before, 0 skipped, 0 failed\nrows of 3 tasks: r/sweep_t.csv\n");
+}
+
+Test(sweep, what_cannot_run_here_is_skipped)
+{
+    launch_with("echo noise >&2; echo 'fdsl-bench: this build has no MPI' >&2; exit 4");
+    sweep(RANKS_HEADER "naive\t2" QUICK "\nnaive\t1" QUICK "\n", "");
+    expect(0, "task 1 of 2: skipped: this build has no MPI\n");
+    expect(0, "1 finished, 0 finished before, 1 skipped (1), 0 failed");
+    cr_assert(setenv("MPIRUN", "/gone -n", 1) == 0);
+    sweep(NULL, "--task 1");
+    expect(4, "task 1 of 2: skipped: /gone is not installed");
+    sweep(RANKS_HEADER "naive\t2" QUICK "\n", "");
+    expect(4, "0 finished, 0 finished before, 1 skipped (1), 0 failed");
+    launch_with("shift 2; exec \"$@\"");
+    sweep(NULL, "");
+    cr_assert(setenv("MPIRUN", "/gone -n", 1) == 0);
+    sweep(NULL, "");
+    expect(0, "0 finished, 1 finished before, 0 skipped"); /* made elsewhere, say */
+}
+
+Test(sweep, warnings_of_a_task_are_told)
+{
+    sweep("variant\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time\nnaive\t0\t0\t1\t0\t0\n", "");
+    expect(0, "fdsl-bench: warning: naive: 1 samples tell nothing");
+}
+
+Test(sweep, results_that_cannot_be_written_are_an_error)
+{
+    put("r", "a file");
+    sweep(HEADER TASK("8"), "");
+    expect(2, "cannot write to r/sweep/t");
+    cr_assert(unlink("r") == 0);
+    run("ulimit -f 0; " SWEEP);
+    expect(1, "task 1 of 1 failed (cannot write to r/sweep/t)");
+    expect_no_leftovers();
+    sweep(NULL, "");
+    cr_assert(status == 0 && unlink("r/sweep_t.csv") == 0 && mkdir("r/sweep_t.csv", 0755) == 0);
+    put("r/sweep_t.csv/file", "");
+    run("ulimit -f 0; " SWEEP " --collect");
+    expect(1, "r/sweep_t.csv could not be written");
+    expect_no_leftovers();
+}
+
+Test(sweep, one_process_at_a_time_is_at_a_task)
+{
+    sweep(HEADER TASK("8"), "");
+    int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC);
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    sweep(NULL, "--redo");
+    expect(1, "task 1 of 1: another process is running it");
+    close(fd);
+    sweep(NULL, "--redo");
+    expect(0, "1 finished");
+}
+
+/* ---- Signals ---- */
+
+/* Starts the sweep of one long task in a process group of its own, and waits until the task has begun to run.
+ */
+static pid_t start_long(void)
+{
+    put("t.tsv", "variant\tmin-time\tmax-time\tres\nnaive\t60\t60\t32\n");
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0) {
+        setpgid(0, 0);
+        for (int number = 1; number < NSIG; number++)
+            if (number != SIGKILL && number != SIGSTOP)
+                signal(number, SIG_DFL);
+        int fd = open("/dev/null", O_RDWR);
+        if (dup2(fd, 1) == 1 && dup2(fd, 2) == 2)
+            execl("scripts/sweep.sh", "scripts/sweep.sh", "t.tsv", "--out", "r", (char *)NULL);
+        _exit(127);
+    }
+    while (!strstr(get("r/sweep/t/task_1.command"), "naive") && waitpid(pid, NULL, WNOHANG) == 0)
+        usleep(10000);
+    usleep(300000); /* into the run; a signal that comes sooner must do the same */
+    return pid;
+}
+
+/* The program is gone when nobody holds the lock that it inherited. */
+static void expect_all_ended(void)
+{
+    int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC), free_now = -1;
+    for (int i = 0; i < 500 && free_now != 0; i++) {
+        free_now = flock(fd, LOCK_EX | LOCK_NB);
+        usleep(10000);
+    }
+    cr_expect(free_now == 0, "the program outlived its sweep");
+    close(fd);
+}
+
+static void expect_ends(int number)
+{
+    int ended;
+    pid_t pid = start_long();
+    /* To the script alone, as Slurm may: the program must not outlive it. */
+    cr_assert(kill(pid, number) == 0 && waitpid(pid, &ended, 0) == pid);
+    cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 128 + number, "signal %d: %x", number, ended);
+    expect_all_ended();
+    expect_no_leftovers();
+    cr_expect(!exists("r/sweep/t/task_1.csv"));
+}
+
+Test(sweep, sigint_ends_it_and_leaves_nothing)
+{
+    expect_ends(SIGINT);
+}
+
+Test(sweep, sigterm_ends_it_and_leaves_nothing)
+{
+    expect_ends(SIGTERM);
+}
+
+Test(sweep, after_sigkill_it_begins_the_task_anew)
+{
+    pid_t pid = start_long();
+    cr_assert(kill(-pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    expect_all_ended();
+    sweep(NULL, "--collect");
+    expect(1, "no task of t is finished");
+    sweep(HEADER TASK("8"), "");
+    expect(0, "1 finished");
+    expect_rows("8");
+    expect_no_leftovers();
+}
+
+/* ---- Slurm ---- */
+
+/* An sbatch that only says how it was called. */
+static void pretend_sbatch(void)
+{
+    char path[PATH_MAX + 4096];
+    put("sbatch", "#!/bin/sh\necho \"$@\" >>calls; echo \"4$(wc -l <calls);cluster\"\n");
+    snprintf(path, sizeof path, "%s:%s", folder, getenv("PATH"));
+    cr_assert(chmod("sbatch", 0755) == 0 && setenv("PATH", path, 1) == 0);
+}
+
+Test(sweep, a_table_becomes_an_array_and_a_job_after_it)
+{
+    static char wanted[3 * PATH_MAX];
+    pretend_sbatch();
+    run("slurm/submit.sh --redo configs/sweep_cpu.tsv --gpus=1");
+    expect(0, "tasks:  job 41, 10 of them; logs in results/sweep/cpu/log/\nrows:   job 42, ");
+    snprintf(
+        wanted, sizeof wanted,
+        "--parsable --array=1-10 --output=results/sweep/cpu/log/task_%%a.log --gpus=1 slurm/sweep.sbatch "
+        "%s/configs/sweep_cpu.tsv --redo\n"
+        "--parsable --dependency=afterok:41 --kill-on-invalid-dep=yes "
+        "--output=results/sweep/cpu/log/collect.log slurm/collect.sbatch %s/configs/sweep_cpu.tsv\n",
+        root, root);
+    cr_expect_str_eq(get("calls"), wanted);
+    cr_expect(exists("results/sweep/cpu/log"));
+}
+
+Test(sweep, a_table_with_a_fault_is_not_submitted)
+{
+    pretend_sbatch();
+    put("t.tsv", "variant\nnaiv\n");
+    run("slurm/submit.sh t.tsv");
+    expect(2, "t.tsv:2: unknown variant 'naiv'");
+    run("slurm/submit.sh");
+    expect(2, "name a table");
+    run("slurm/submit.sh --help");
+    expect(0, "Submits a sweep");
+    cr_expect(!exists("calls"));
+}
+
+Test(sweep, a_scaling_job_doubles_its_ranks_up_to_all)
+{
+    put("s.tsv", "# c\nvariant\tranks\tbatch\nnaive\t1\t4\nnaive\t2\t4\nnaive\t1\t5\n");
+    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=6 slurm/scale.sbatch s.tsv --dry-run && cat "
+        "results/sweep/s_6.tsv");
+    expect(0, "task 1, line 2, ");
+    expect(0, "variant\tranks\tbatch\nnaive\t1\t4\nnaive\t2\t4\nnaive\t4\t4\nnaive\t6\t4\n"
+              "naive\t1\t5\nnaive\t2\t5\nnaive\t4\t5\nnaive\t6\t5\n");
+    put("s.tsv", "variant\nnaive\n");
+    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=6 slurm/scale.sbatch s.tsv");
+    expect(2, "s.tsv: no column ranks");
+}
