@@ -31,7 +31,8 @@ Q        := $(if $(filter 1,$(V)),,@)
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 
-# $(call found,header,link flags): 1 where a program with that header compiles and links
+comma := ,
+# $(call found,header,link flags,compiler flags): 1 where a program with that header compiles and links
 found = $(shell printf '\043include <stddef.h>\n\043include <stdio.h>\n\043include <$(1)>\nint main(void){return 0;}\n' | \
           $(CC) -x c - -o /dev/null $(3) $(2) 2>/dev/null && echo 1)
 
@@ -43,6 +44,12 @@ JANSSON ?= $(call found,jansson.h,-ljansson)
 XXHASH  ?= $(call found,xxhash.h,-lxxhash)
 INIH    ?= $(call found,ini.h,-linih)
 HWLOC   ?= $(call found,hwloc.h,-lhwloc)
+# "gcc -I... -L... -lmpi" of Open MPI and of MPICH alike
+MPICC   ?= mpicc
+MPI_FLAGS := $(shell $(MPICC) -show 2>/dev/null)
+MPI_CFLAGS := $(filter -I% -D%,$(MPI_FLAGS))
+MPI_LIBS   := $(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS))
+MPI     ?= $(call found,mpi.h,$(MPI_LIBS),$(MPI_CFLAGS))
 CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
@@ -50,9 +57,9 @@ endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA PNG JANSSON XXHASH INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) -ldl -lm
+            $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -ldl -lm
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
 EXACT    := -ffp-contract=off
@@ -80,7 +87,7 @@ endif
 # --- Sources -------------------------------------------------------------------------------------------------
 
 C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp%),$(wildcard cpu/*/*.c)) \
-             mpi/comm_serial.c
+             mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
@@ -106,6 +113,7 @@ report-parts:
 	@printf '%s\n' \
 	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
+	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no --png and --sheet)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
@@ -126,6 +134,7 @@ REVISION := $(or $(strip $(if $(filter $(CURDIR),$(shell git rev-parse --show-to
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@echo '$(REVISION)' | cmp -s - $@ || echo '$(REVISION)' > $@
+$(BUILD)/mpi/comm_mpi.c.o: CPPFLAGS += $(MPI_CFLAGS)
 $(BUILD)/src/core/range.c.o: CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
 $(BUILD)/src/core/env.c.o: CPPFLAGS += -DFDSL_REVISION='"$(REVISION)"'
 $(BUILD)/src/core/env.c.o: $(BUILD)/revision

@@ -1,27 +1,51 @@
 /* The ranks of one run, and no trace of what joins them: comm_mpi.c is the only file that knows MPI, and
- * comm_serial.c stands in for it in a build without. Between comm_open() and comm_close() every function
- * may be called, by one thread; barrier and agreement by all ranks in the same order. */
+ * comm_serial.c stands in for it in a build without. One thread calls these functions; those that need all
+ * ranks are called by all, in the same order. Outside of comm_open() and comm_close() there is one rank.
+ *
+ * A failure of MPI itself is STATUS_FAILED; then comm_close() ends all ranks. */
 #ifndef FDSL_MPI_COMM_H
 #define FDSL_MPI_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "core/status.h"
 
 FDSL_C_BEGIN
 
-/* Joins the ranks; --help and --list do without. A serial build that a launcher started as one of several
- * ranks refuses with STATUS_UNAVAILABLE: each would do the whole work and all would write the same files. */
+/* Joins the ranks that a launcher started; a program that was started alone is one rank, and MPI is left out
+ * of it. STATUS_UNAVAILABLE where this build, or this MPI, cannot be one of those ranks: each would do the
+ * whole work and all would write the same files. */
 enum status comm_open(void);
 void comm_close(void);
 
 int comm_rank(void);
 int comm_size(void);
 
-/* Returns when all ranks have called it. */
-enum status comm_barrier(void);
+/* This rank among those of its machine. */
+int comm_local_rank(void);
+int comm_local_size(void);
 
-/* The worst (largest) status over the ranks, the same on each. Every phase ends in one, so that no rank
- * goes on to wait for one that failed. */
+/* The worst (largest) status over the ranks, the same on each, and with it the message of the lowest rank
+ * that has it, which begins with "rank N: " unless all ranks have that status. Every phase ends in one, so
+ * that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
 enum status comm_agree(enum status status);
+
+/* The same between two timed runs, without sleeping: it is their barrier. `*stop` becomes true where it is
+ * true on all ranks, else false. */
+enum status comm_vote(enum status status, bool *stop);
+
+/* Replaces each value by the sum, or the largest, over the ranks. */
+enum status comm_sum(uint64_t *values, size_t count);
+enum status comm_max(double *values, size_t count);
+
+/* Brings `bytes` bytes of each rank to rank 0, in the order of ranks, into `all` (comm_size() * bytes; not
+ * used elsewhere). */
+enum status comm_gather(const void *mine, size_t bytes, void *all);
+
+/* Brings those of this machine's ranks to each of them, in order, into `all` (comm_local_size() * bytes). */
+enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
 FDSL_C_END
 

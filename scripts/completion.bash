@@ -10,6 +10,8 @@ _fdsl_bench()
         mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current##*,}")
         ;;
     --format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$current") ;;
+    --scaling) mapfile -t COMPREPLY < <(compgen -W 'weak strong' -- "$current") ;;
+    --bind) mapfile -t COMPREPLY < <(compgen -W 'auto none' -- "$current") ;;
     --formula) mapfile -t COMPREPLY < <(compgen -W 'uji visualatom' -- "$current") ;;
     --output) mapfile -t COMPREPLY < <(compgen -W 'u8 f16 bf16 f32' -- "$current") ;;
     --channels) mapfile -t COMPREPLY < <(compgen -W '1 3' -- "$current") ;;

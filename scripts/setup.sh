@@ -25,6 +25,8 @@ build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  ini.h                 libinih-dev     inih-devel        configuration files
+build may  mpicc                 libopenmpi-dev  openmpi-devel     several ranks
+build may  mpirun                openmpi-bin     openmpi           several ranks
 cuda  may  g++                   g++             gcc-c++           host side of CUDA files
 check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check

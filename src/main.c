@@ -9,12 +9,14 @@
 #include "core/settings.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "launcher.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
 #endif
 
-static enum status dispatch(struct settings *settings)
+/* What needs neither a variant nor other ranks. */
+static enum status inform(struct settings *settings)
 {
     if (settings->help) {
         settings_help(stdout);
@@ -27,11 +29,26 @@ static enum status dispatch(struct settings *settings)
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings->verbose, settings->format);
-    if (settings->environment)
-        return report_env((int)settings->device, settings->format);
+    return report_env((int)settings->device, settings->format);
+}
+
+static enum status dispatch(struct settings *settings)
+{
+    if (settings_informational(settings))
+        return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
     TRY(comm_open());
-    enum status status = runner_run(settings);
-    comm_close();
+    return runner_run(settings);
+}
+
+/* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. */
+static enum status conclude(enum status status)
+{
+    if (status != STATUS_OK)
+        status_print();
+    if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
+        perror("fdsl-bench: stdout");
+        status = STATUS_FAILED;
+    }
     return status;
 }
 
@@ -40,17 +57,18 @@ int main(int argc, char *argv[])
     struct settings settings = {0};
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error of write(), which is reported */
     file_remove_on_signals();
+    struct launcher launcher;
+    if (launcher_find(&launcher))
+        status_launched((int)launcher.rank, (int)launcher.ranks);
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = settings_read(&settings, argc, argv);
     if (status == STATUS_OK)
         status = dispatch(&settings);
+    status = conclude(status);
+    comm_close();
     if (status != STATUS_OK)
-        status_print();
+        launcher_leave_word_to_rank_0();
     settings_free(&settings);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
-        perror("fdsl-bench: stdout");
-        status = STATUS_FAILED;
-    }
     return (int)status;
 }

@@ -267,3 +267,64 @@ Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
         cr_expect(bench.samples == NULL && bench.count == 0, "nothing is left to free");
     }
 }
+
+/* What the other ranks say: they have enough after `enough_at` votes, and one fails at vote `fail_at`. */
+static struct {
+    uint64_t votes, enough_at, fail_at;
+} others;
+
+static enum status vote(enum status status, bool *stop)
+{
+    others.votes++;
+    *stop = *stop && others.votes >= others.enough_at;
+    if (status != STATUS_OK)
+        return status;
+    return others.votes == others.fail_at ? status_set(STATUS_FAILED, "rank 1: it broke") : STATUS_OK;
+}
+
+/* The same, but all are warm at once. */
+static enum status vote_for_more_samples(enum status status, bool *stop)
+{
+    bool warm = *stop;
+    if (script.runs == 0 && warm)
+        return STATUS_OK;
+    return vote(status, stop);
+}
+
+Test(bench, goes_on_as_long_as_any_rank_wants)
+{
+    script.device_s = constant;
+    others.enough_at = 41;
+    measure((struct bench_limits){
+        .warmups = 3, .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01, .vote = vote});
+    cr_expect(bench.warmups == 40, "%d: another rank was not warm", (int)bench.warmups);
+    cr_expect(bench.count == 10);
+    cr_expect(others.votes == 52, "one before each run, and one after the last of both");
+    bench_free(&bench);
+}
+
+Test(bench, the_statistics_are_of_all_samples_where_another_rank_wanted_more)
+{
+    script.device_s = rising;
+    others.enough_at = 31;
+    others.votes = 0;
+    measure(
+        (struct bench_limits){.min_samples = 10, .max_median_error = 0.01, .vote = vote_for_more_samples});
+    cr_expect(bench.count == 30, "%zu", bench.count);
+    cr_expect(bench.time.count == 30 && bench.time.median == 15.5);
+    bench_free(&bench);
+}
+
+Test(bench, another_ranks_failure_ends_it_before_the_next_run)
+{
+    const struct bench_limits limits = {
+        .warmups = 3, .min_samples = 10, .max_median_error = 0.01, .vote = vote};
+    for (uint64_t at = 1; at <= 8; at += 7) {
+        script = (struct script){.device_s = constant};
+        others.votes = 0;
+        others.fail_at = at;
+        cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_FAILED);
+        cr_expect_str_eq(status_text(), "rank 1: it broke");
+        cr_expect(script.runs == (at == 1 ? 0 : 6), "%d", (int)script.runs);
+    }
+}

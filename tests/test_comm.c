@@ -1,30 +1,64 @@
-#include "comm.h"
-
+/* comm_serial.c, whichever of the two this build links, and what launchers tell. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "launcher.h"
+
+/* Under names of their own: the build may hold comm_mpi.c's. */
+#define comm_open         serial_open
+#define comm_close        serial_close
+#define comm_rank         serial_rank
+#define comm_size         serial_size
+#define comm_local_rank   serial_local_rank
+#define comm_local_size   serial_local_size
+#define comm_agree        serial_agree
+#define comm_vote         serial_vote
+#define comm_sum          serial_sum
+#define comm_max          serial_max
+#define comm_gather       serial_gather
+#define comm_gather_local serial_gather_local
+#include "comm_serial.c"
 
 /* The tests themselves may run under a launcher or in a job. */
 static void forget_launchers(void)
 {
     static const char *const variables[] = {
-        "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",  "PMI_SIZE",     "PMIX_RANK",
-        "SLURM_NTASKS",         "SLURM_STEP_NUM_TASKS", "SLURM_PROCID",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "PMI_SIZE",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "SLURM_NTASKS",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
     };
     for (size_t i = 0; i < COUNT_OF(variables); i++)
         unsetenv(variables[i]);
 }
 
 TestSuite(comm_serial, .init = forget_launchers, .timeout = 60);
+TestSuite(launcher, .init = forget_launchers, .timeout = 60);
 
 Test(comm_serial, one_rank_agrees_with_itself)
 {
+    uint64_t count = 7, counts = 0;
+    double value = 1.5;
+    bool stop = true;
     cr_assert(comm_open() == STATUS_OK, "%s", status_text());
-    cr_expect(comm_rank() == 0);
-    cr_expect(comm_size() == 1);
-    cr_expect(comm_barrier() == STATUS_OK);
+    cr_expect(comm_rank() == 0 && comm_local_rank() == 0);
+    cr_expect(comm_size() == 1 && comm_local_size() == 1);
     cr_expect(comm_agree(STATUS_OK) == STATUS_OK);
     cr_expect(comm_agree(STATUS_WRONG) == STATUS_WRONG);
+    cr_expect(comm_vote(STATUS_OK, &stop) == STATUS_OK && stop);
+    cr_expect(comm_vote(STATUS_FAILED, &stop) == STATUS_FAILED);
+    cr_expect(comm_sum(&count, 1) == STATUS_OK && count == 7);
+    cr_expect(comm_max(&value, 1) == STATUS_OK && value == 1.5);
+    cr_expect(comm_gather(&count, sizeof count, &counts) == STATUS_OK && counts == 7);
+    counts = 0;
+    cr_expect(comm_gather_local(&count, sizeof count, &counts) == STATUS_OK && counts == 7);
     comm_close();
 }
 
@@ -49,6 +83,7 @@ Test(comm_serial, refuses_to_be_one_of_several)
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         expect_refusal(sizes[i], "4");
         expect_start(sizes[i], "1");
+        unsetenv(sizes[i]);
     }
 }
 
@@ -76,4 +111,48 @@ Test(comm_serial, takes_a_strange_variable_for_none)
     expect_start("OMPI_COMM_WORLD_SIZE", "");
     expect_start("PMI_SIZE", "many");
     expect_start("PMIX_RANK", "-1");
+}
+
+static struct launcher found;
+
+Test(launcher, none)
+{
+    cr_expect_not(launcher_find(&found));
+    cr_expect(launcher_rank() == 0);
+}
+
+Test(launcher, tells_rank_and_ranks)
+{
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+    cr_assert(launcher_find(&found));
+    cr_expect(found.ranks == 4 && found.rank == 3 && launcher_rank() == 3);
+    cr_expect_str_eq(found.variable, "OMPI_COMM_WORLD_SIZE");
+}
+
+/* mpirun over several machines of a Slurm job starts its ranks below a step of srun's own. */
+Test(launcher, the_nearest_one_counts)
+{
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    setenv("SLURM_PROCID", "1", 1);
+    cr_assert(launcher_find(&found));
+    cr_expect(found.ranks == 2 && found.rank == 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+    setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    cr_assert(launcher_find(&found));
+    cr_expect(found.ranks == 1 && found.rank == 0);
+}
+
+Test(launcher, a_shell_that_srun_started_is_none)
+{
+    setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+    setenv("SLURM_PROCID", "0", 1);
+    cr_expect_not(launcher_find(&found));
+}
+
+Test(launcher, pmix_tells_the_rank_alone)
+{
+    setenv("PMIX_RANK", "2", 1);
+    cr_assert(launcher_find(&found));
+    cr_expect(found.ranks == 0 && found.rank == 2);
 }

@@ -32,6 +32,7 @@ static void make_synth(enum formula formula, const struct atom_class *classes, u
     synth = (struct synth){.formula = formula,
                            .res = res,
                            .batch = batch,
+                           .stride = batch,
                            .seed = 0x123456789abcdefu,
                            .first = 1000,
                            .output = {.res = res, .channels = 1},
@@ -192,7 +193,7 @@ static void counter_noise(struct synth_image image, float *noise)
 
 static struct synth_image image_at(uint64_t run, uint64_t j)
 {
-    uint64_t number = synth.first + run * synth.batch + j;
+    uint64_t number = synth.first + run * synth.stride + j;
     return (struct synth_image){(uint32_t)(number % synth.class_count), number / synth.class_count};
 }
 

@@ -504,7 +504,7 @@ Test(output, naive_converts_its_canvases)
         size_t bytes = synth_output_bytes(synth);
         uint8_t *images = make_batch(&opened, "naive", 1, &labels), *expected = malloc(bytes);
         for (uint64_t j = 0; j < synth->batch; j++) {
-            struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+            struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
             uint32_t id = synth->classes[image.class_index].id;
             output_convert(&synth->output, 97, atom_image_key(synth->seed, id, image.instance),
                            canvases + j * 97 * 97, 97, expected);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/status.h"
 
@@ -130,4 +131,35 @@ Test(status, prints_plain_lines_where_stderr_is_no_terminal, .init = cr_redirect
     cr_expect_str_eq(status_text(), "it failed", "a warning is no failure");
     fflush(stderr);
     cr_expect_stderr_eq_str("fdsl-bench: it failed\nfdsl-bench: warning: 3 samples are few\n");
+}
+
+Test(status, rank_0_speaks_for_all, .init = cr_redirect_stderr)
+{
+    status_launched(2, 4);
+    status_set(STATUS_FAILED, "an error of all");
+    status_print();
+    status_warn("a warning for all");
+    status_note("a note");
+    status_warn_own("%d degrees here", 95);
+    cr_expect_not(status_shows_progress());
+    cr_expect_not(status_coloured(STDERR_FILENO));
+    fflush(stderr);
+    cr_expect_stderr_eq_str("fdsl-bench: warning: rank 2: 95 degrees here\n");
+}
+
+Test(status, rank_0_says_what_concerns_all_without_its_number, .init = cr_redirect_stderr)
+{
+    status_launched(0, 4);
+    status_warn("a warning for all");
+    status_warn_own("only here");
+    fflush(stderr);
+    cr_expect_stderr_eq_str("fdsl-bench: warning: a warning for all\n"
+                            "fdsl-bench: warning: rank 0: only here\n");
+}
+
+Test(status, a_rank_alone_has_no_number, .init = cr_redirect_stderr)
+{
+    status_warn_own("only here");
+    fflush(stderr);
+    cr_expect_stderr_eq_str("fdsl-bench: warning: only here\n");
 }

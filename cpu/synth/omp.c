@@ -437,7 +437,7 @@ static void order_images(struct omp *omp, uint64_t first)
 
 static struct synth_image image_of(const struct omp *omp, uint64_t number, uint64_t j)
 {
-    return synth_image_at(omp->synth->first, omp->synth->batch, omp->synth->class_count, number, j);
+    return synth_image_at(omp->synth->first, omp->synth->stride, omp->synth->class_count, number, j);
 }
 
 static void draw_whole_images(struct omp *omp, uint64_t number)
@@ -512,7 +512,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     (void)time;
     struct omp *omp = state;
     omp->latest = number;
-    order_images(omp, omp->synth->first + number * omp->synth->batch);
+    order_images(omp, omp->synth->first + number * omp->synth->stride);
     for (uint64_t j = 0; j < omp->synth->batch; j++)
         omp->labels[j] = omp->synth->classes[image_of(omp, number, j).class_index].id;
     if (omp->parts > 1)

@@ -22,6 +22,9 @@ struct device_info {
     double peak_operations_per_s; /* 32-bit instructions: lanes times the highest clock */
 };
 
+/* The devices that this process sees (CUDA_VISIBLE_DEVICES); 0 where there is none, or no CUDA. */
+int device_count(void);
+
 /* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
 enum status device_probe(int device);
 

@@ -1,6 +1,11 @@
 /* A build without CUDA: no device, and the reason. */
 #include "common/device.h"
 
+int device_count(void)
+{
+    return 0;
+}
+
 enum status device_probe(int device)
 {
     (void)device;

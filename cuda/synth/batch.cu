@@ -98,7 +98,7 @@ enum status device_input_open(int device, const struct synth *synth, struct devi
     input->formula = synth->formula;
     input->res = synth->res;
     input->class_count = synth->class_count;
-    input->batch = synth->batch;
+    input->stride = synth->stride;
     input->seed = synth->seed;
     input->first = synth->first;
     input->classes = reinterpret_cast<const struct atom_class *>(base + layout.classes);

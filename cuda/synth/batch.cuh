@@ -12,12 +12,12 @@
 struct device_input {
     enum formula formula;
     uint32_t res, class_count;
-    uint64_t batch, seed, first;
+    uint64_t stride, seed, first; /* as struct synth's */
     const struct atom_class *classes;
     const uint64_t *spoke_offset; /* class_count + 1 */
     const float *spoke_tables;    /* as struct synth's */
     const float *gradients;       /* NOISE_TABLE_COUNT */
-    uint8_t *pixels;              /* batch * res * res: the images of the latest run */
+    uint8_t *pixels;              /* res * res an image: those of the latest run */
 };
 
 /* One image: all that its kernels need to know. */
@@ -36,7 +36,7 @@ struct image_input {
 FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct atom_class *classes,
                                           const uint64_t *spoke_offset, uint64_t run, uint64_t j)
 {
-    struct synth_image id = synth_image_at(input.first, input.batch, input.class_count, run, j);
+    struct synth_image id = synth_image_at(input.first, input.stride, input.class_count, run, j);
     const float *first = input.spoke_tables + spoke_offset[id.class_index];
     uint64_t stride = spoke_offset[input.class_count];
     struct image_input image;

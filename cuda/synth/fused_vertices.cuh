@@ -359,7 +359,7 @@ static __global__ void __launch_bounds__(ORDER_BLOCK)
     __shared__ uint64_t work[ORDER_BLOCK];
     uint32_t i = threadIdx.x;
     if (i < job.count) {
-        struct synth_image id = synth_image_at(job.input.first, job.input.batch, job.input.class_count,
+        struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.class_count,
                                                fused_run(job), job.begin + i);
         const struct atom_class &class_ = job.input.classes[id.class_index];
         work[i] = (uint64_t)class_.vertices * class_.orbits;

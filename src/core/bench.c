@@ -17,16 +17,26 @@ static enum status timed_run(const struct variant *variant, void *state, uint64_
     return STATUS_OK;
 }
 
+/* Whether it goes on, in step with the other ranks where there are any. */
+static enum status keep_step(const struct bench_limits *limits, enum status status, bool *stop)
+{
+    return limits->vote ? limits->vote(status, stop) : status;
+}
+
 static enum status warm_up(const struct variant *variant, void *state, const struct bench_limits *limits,
                            struct bench *bench)
 {
     struct sample unused;
     double begin_s = timer_now_s();
-    range_push("warm-up");
     enum status status = STATUS_OK;
-    while (status == STATUS_OK &&
-           (bench->warmups < limits->warmups || timer_now_s() - begin_s < limits->warmup_time_s))
+    range_push("warm-up");
+    for (;;) {
+        bool stop = bench->warmups >= limits->warmups && timer_now_s() - begin_s >= limits->warmup_time_s;
+        status = keep_step(limits, status, &stop);
+        if (status != STATUS_OK || stop)
+            break;
         status = timed_run(variant, state, ++bench->warmups, &unused);
+    }
     range_pop();
     return status;
 }
@@ -45,8 +55,7 @@ static enum status add_sample(struct bench *bench, struct sample sample)
     return STATUS_OK;
 }
 
-/* Fills bench->time and bench->wall_s from the samples so far. */
-static enum status summarise(struct bench *bench)
+enum status bench_summarise(struct bench *bench, double max_median_error)
 {
     double *values = malloc(bench->count * sizeof *values);
     if (!values)
@@ -65,45 +74,57 @@ static enum status summarise(struct bench *bench)
             status = stats_compute(values, bench->count, &bench->time);
     }
     free(values);
+    bench->looked = bench->count;
+    bench->settled = bench->time.median_error < max_median_error;
     return status;
 }
 
-/* Whether to stop. The statistics cost a sort, so they are only renewed each time the number of samples has
- * grown by a sixteenth: their cost stays small beside even the shortest runs. */
+/* Whether this rank has enough. The statistics cost a sort, so they are only renewed each time the number of
+ * samples has grown by a sixteenth: their cost stays small beside even the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
-                          size_t *next_look, bool *stop)
+                          bool *enough)
 {
     if (bench->count < limits->min_samples)
         return STATUS_OK;
     bool out_of_time = elapsed_s >= limits->max_time_s;
-    if (!out_of_time && (elapsed_s < limits->min_time_s || bench->count < *next_look))
+    size_t next_look = bench->looked ? bench->looked + bench->looked / 16 + 1 : 0;
+    if (!out_of_time && (elapsed_s < limits->min_time_s || bench->count < next_look))
         return STATUS_OK;
-    *next_look = bench->count + bench->count / 16 + 1;
-    TRY(summarise(bench));
-    bench->settled = bench->time.median_error < limits->max_median_error;
-    *stop = bench->settled || out_of_time;
+    TRY(bench_summarise(bench, limits->max_median_error));
+    *enough = bench->settled || out_of_time;
     return STATUS_OK;
+}
+
+static enum status take_sample(const struct variant *variant, void *state, struct bench *bench)
+{
+    struct sample sample;
+    range_push("sample");
+    enum status status = timed_run(variant, state, bench->warmups + bench->count + 1, &sample);
+    range_pop();
+    TRY(status);
+    return add_sample(bench, sample);
 }
 
 static enum status take_samples(const struct variant *variant, void *state, const struct bench_limits *limits,
                                 bench_progress *progress, void *context, struct bench *bench)
 {
     double begin_s = timer_now_s();
-    size_t next_look = 0;
-    bool stop = false;
-    while (!stop) {
-        struct sample sample;
-        range_push("sample");
-        enum status status = timed_run(variant, state, bench->warmups + bench->count + 1, &sample);
-        range_pop();
-        TRY(status);
-        TRY(add_sample(bench, sample));
+    enum status status = STATUS_OK;
+    bool enough = false;
+    for (;;) {
+        bool stop = enough;
+        TRY(keep_step(limits, status, &stop));
+        if (stop)
+            break;
+        status = take_sample(variant, state, bench);
         double elapsed_s = timer_now_s() - begin_s;
-        if (progress)
+        if (status == STATUS_OK && progress)
             progress(context, bench->count, elapsed_s, limits->max_time_s);
-        TRY(decide(bench, limits, elapsed_s, &next_look, &stop));
+        if (status == STATUS_OK && !enough)
+            status = decide(bench, limits, elapsed_s, &enough);
     }
-    return STATUS_OK;
+    /* Another rank may have wanted more. */
+    return bench->looked < bench->count ? bench_summarise(bench, limits->max_median_error) : STATUS_OK;
 }
 
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,

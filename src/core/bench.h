@@ -10,6 +10,10 @@
 #include "core/status.h"
 #include "core/variant.h"
 
+/* Called before every run, and after the last, where ranks take theirs in step: with the status of the run
+ * before, and in `*stop` whether this rank has enough. Says the same to all ranks: `*stop`, or a failure. */
+typedef enum status bench_vote(enum status status, bool *stop);
+
 struct bench_limits {
     uint64_t warmups;        /* runs before the first sample, at least */
     double warmup_time_s;    /* and at least this long */
@@ -17,6 +21,7 @@ struct bench_limits {
     double min_time_s;       /* nor less time over them, unless max_time_s says so */
     double max_time_s;       /* stop here even when the median is still uncertain */
     double max_median_error; /* stop once stats.median_error is under this */
+    bench_vote *vote;        /* NULL: alone */
 };
 
 struct sample {
@@ -26,6 +31,7 @@ struct sample {
 struct bench {
     struct sample *samples; /* owned; bench_free() */
     size_t count, capacity;
+    size_t looked;     /* at so many samples `time` was computed */
     uint64_t warmups;  /* runs done before the first sample */
     bool on_device;    /* `time` is device time */
     bool settled;      /* the median's error went under the limit */
@@ -36,9 +42,13 @@ struct bench {
 /* Called after every run, for progress: samples so far, seconds so far, the longest it may take. */
 typedef void bench_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
 
-/* Times variant->run(state, n) for n = 1, 2, ... as `limits` say. The first runs warm up. */
+/* Times variant->run(state, n) for n = 1, 2, ... as `limits` say. The first runs warm up. With limits->vote
+ * every rank takes as many runs as the one that needs most, and fails when one does. */
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
                           bench_progress *progress, void *context, struct bench *bench);
 void bench_free(struct bench *bench);
+
+/* Fills the statistics, and `settled`, from bench->samples: at least one. */
+enum status bench_summarise(struct bench *bench, double max_median_error);
 
 #endif

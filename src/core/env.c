@@ -99,6 +99,13 @@ uint64_t env_cgroup_headroom_bytes(const char *root, const char *group)
     }
 }
 
+static int memory_sharers = 1;
+
+void env_share_memory(int processes)
+{
+    memory_sharers = processes;
+}
+
 uint64_t env_memory_available_bytes(void)
 {
     char group[PATH_MAX];
@@ -106,7 +113,7 @@ uint64_t env_memory_available_bytes(void)
     uint64_t headroom = UINT64_MAX;
     if (read_field("/proc/self/cgroup", "0::", group, sizeof group))
         headroom = env_cgroup_headroom_bytes("/sys/fs/cgroup", group);
-    return headroom < available ? headroom : available;
+    return (headroom < available ? headroom : available) / (uint64_t)memory_sharers;
 }
 
 static void capture_job(char *job_id, size_t size)

@@ -37,8 +37,12 @@ void env_capture(struct env *env);
  * vector set, two ports, the highest clock that the system tells; 0 where it tells none. */
 double env_cpu_peak_operations_per_s(const struct env *env, int threads);
 
-/* Memory that a new allocation can count on, now: MemAvailable, or the cgroup's head-room if smaller. */
+/* Memory that a new allocation can count on, now: MemAvailable, or the cgroup's head-room if smaller, over
+ * the number of processes that share it. */
 uint64_t env_memory_available_bytes(void);
+
+/* So many processes of this machine, this one among them, are about to take memory alike. */
+void env_share_memory(int processes);
 
 /* The least head-room under the memory limits (cgroup v2) of `group` ("/job_7/step_0") and the groups above
  * it, read under `root` (/sys/fs/cgroup); file cache counts as free. UINT64_MAX where none has a limit. */

@@ -83,6 +83,20 @@ void row_free(struct row *row)
     *row = (struct row){0};
 }
 
+void row_set(struct row *row, const char *column, const char *text, bool number)
+{
+    char *copy = strdup(text);
+    for (size_t i = 0; copy && i < row->count; i++)
+        if (strcmp(row->fields[i].column, column) == 0) {
+            free(row->fields[i].text);
+            row->fields[i].text = copy;
+            row->fields[i].number = number;
+            return;
+        }
+    free(copy);
+    row->failed = true;
+}
+
 const char *row_get(const struct row *row, const char *column)
 {
     for (size_t i = 0; i < row->count; i++)

@@ -32,6 +32,10 @@ void row_real(struct row *row, const char *column, double value);
 enum status row_check(const struct row *row);
 void row_free(struct row *row);
 
+/* Gives a column another text; number tells whether JSON writes it bare. A column that is not there, or no
+ * memory, fails the row. */
+void row_set(struct row *row, const char *column, const char *text, bool number);
+
 /* The text of a column, or NULL where the row has no such column. */
 const char *row_get(const struct row *row, const char *column);
 

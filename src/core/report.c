@@ -10,6 +10,7 @@
 #include <jansson.h>
 #endif
 
+#include "comm.h"
 #include "common/device.h"
 
 struct report {
@@ -62,6 +63,18 @@ static json_t *json_row(const struct row *row)
     json_t *object = json_object();
     for (size_t i = 0; i < row->count; i++)
         json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
+    return object;
+}
+
+/* Row number `i` of a result, and how well its median is known. */
+static json_t *json_result(const struct result *result, size_t i)
+{
+    bool of_one_rank = i + 1 < result->row_count;
+    bool settled = of_one_rank ? result->facts[i].settled : result->bench.settled;
+    double error = of_one_rank ? result->facts[i].median_error : result->bench.time.median_error;
+    json_t *object = json_row(&result->rows[i]);
+    json_object_set_new(object, "settled", json_boolean(settled));
+    json_object_set_new(object, "median_error", isfinite(error) ? json_real(error) : json_null());
     return object;
 }
 #endif
@@ -185,7 +198,7 @@ static const char *time_text(double time_s, char *text, size_t size)
 }
 
 /* The parameters in one line, so that the table can be read without the command. */
-static void print_caption(const struct settings *settings)
+static void print_caption(const struct settings *settings, const struct result *result)
 {
     const struct workload *workload = settings->workload;
     printf("%s:", workload->name);
@@ -198,8 +211,25 @@ static void print_caption(const struct settings *settings)
         if (spec->column && shown && applies && *text)
             printf(" %s %s", spec->name, text);
     }
-    printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s\n", "variant", "time/item", "+-95%", "items/s",
-           "speed-up", "roofline", "samples", "#wrong");
+    if (comm_size() > 1)
+        printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
+               result->work.items, workload->item);
+    printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
+           "roofline", "samples", "#wrong");
+    if (comm_size() > 1)
+        printf(" %10s %10s", "imbalance", "efficiency");
+    putchar('\n');
+}
+
+/* How well the ranks did together. */
+static void print_together(const struct result *result)
+{
+    char imbalance[32] = "-", efficiency[32] = "-";
+    if (result->imbalance > 0)
+        snprintf(imbalance, sizeof imbalance, "%.3f", result->imbalance);
+    if (result->efficiency > 0)
+        snprintf(efficiency, sizeof efficiency, "%.3f", result->efficiency);
+    printf(" %10s %10s", imbalance, efficiency);
 }
 
 /* A line without a time for a variant whose results are wrong. */
@@ -207,7 +237,7 @@ static void print_line(struct report *report, const struct result *result)
 {
     char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
          wrong[32] = "-";
-    if (result->row) {
+    if (result->row_count) {
         const struct stats *stats = &result->bench.time;
         double item_s = stats->median / result->work.items;
         if (report->first_s == 0)
@@ -226,8 +256,11 @@ static void print_line(struct report *report, const struct result *result)
     const char *colour = !report->coloured || !result->verified ? ""
                          : result->wrong                        ? "\033[31m"
                                                                 : "\033[32m";
-    printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s\n", result->variant, time, error, rate, speed_up,
-           roofline, result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s", result->variant, time, error, rate, speed_up, roofline,
+           result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    if (comm_size() > 1)
+        print_together(result);
+    putchar('\n');
 }
 
 /* ---- The report ---- */
@@ -249,21 +282,17 @@ enum status report_add(struct report *report, const struct result *result)
 {
     if (report->settings->format == FORMAT_TABLE) {
         if (report->lines++ == 0)
-            print_caption(report->settings);
+            print_caption(report->settings, result);
         print_line(report, result);
-    } else if (report->settings->format == FORMAT_CSV && result->row) {
+    }
+    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_CSV; i++) {
         if (report->lines++ == 0)
-            csv_write_header(stdout, result->row);
-        csv_write_row(stdout, result->row);
+            csv_write_header(stdout, &result->rows[i]);
+        csv_write_row(stdout, &result->rows[i]);
     }
 #ifdef HAVE_JANSSON
-    if (report->settings->format == FORMAT_JSON && result->row) {
-        json_t *object = json_row(result->row);
-        json_object_set_new(object, "settled", json_boolean(result->bench.settled));
-        double error = result->bench.time.median_error;
-        json_object_set_new(object, "median_error", isfinite(error) ? json_real(error) : json_null());
-        json_array_append_new(report->rows, object);
-    }
+    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_JSON; i++)
+        json_array_append_new(report->rows, json_result(result, i));
 #endif
     return flush_stdout();
 }

@@ -7,11 +7,12 @@
 
 #include "core/bench.h"
 #include "core/env.h"
+#include "core/ranks.h"
 #include "core/record.h"
 #include "core/settings.h"
 #include "core/status.h"
 
-/* One variant's line. */
+/* One variant's line: what one rank found, or all of them together. */
 struct result {
     const char *variant;
     struct bench bench; /* owned by the runner; no samples where the variant was not timed */
@@ -19,9 +20,14 @@ struct result {
     uint64_t
         runs_before; /* runs before the timing began: to verify, to deliver, and to warm up all the same */
     double roofline_share; /* 0 where unknown */
+    uint64_t throttle_reasons;
+    double imbalance;  /* the slowest rank's median time over the mean of all; 0 with one rank */
+    double efficiency; /* of what as many ranks would do, each as fast as one alone; 0 where unknown */
     bool verified;
     uint64_t wrong;
-    const struct row *row; /* NULL where the variant was not timed */
+    const struct row *rows; /* of each rank, and of all where there are several; none where not timed */
+    size_t row_count;
+    const struct rank_facts *facts; /* of the ranks; NULL with one rank */
 };
 
 struct report;

@@ -7,8 +7,11 @@
 
 #include "comm.h"
 #include "common/device.h"
+#include "core/cores.h"
 #include "core/env.h"
+#include "core/place.h"
 #include "core/range.h"
+#include "core/ranks.h"
 #include "core/record.h"
 #include "core/report.h"
 #include "core/timer.h"
@@ -23,14 +26,22 @@ struct runner {
     struct device_info device; /* name is empty without one */
     char driver[64];
     void *input;
-    struct report *report;
+    struct report *report; /* NULL but for rank 0 */
+    struct place place;    /* of this rank */
+    int sharers;           /* ranks on this rank's device, itself among them; 0 without a device */
 
     /* The variant under way */
     const struct variant_entry *entry;
     uint64_t throttle_reasons;
     double polled_s, shown_s;
-    bool progress; /* stderr is a terminal */
+    bool progress;
 };
+
+/* Rank 0 speaks and writes for all. */
+static bool leads(const struct runner *runner)
+{
+    return runner->place.rank == 0;
+}
 
 /* ---- Rows ---- */
 
@@ -56,7 +67,7 @@ static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     char schema[64];
-    snprintf(schema, sizeof schema, "%s/2", workload->name);
+    snprintf(schema, sizeof schema, "%s/3", workload->name);
     row_text(row, "schema", schema);
     row_text(row, "time_utc", runner->env.time_utc);
     row_text(row, "host", runner->env.host);
@@ -67,9 +78,11 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_text(row, "device", on_gpu(runner) ? runner->device.name : runner->env.cpu_model);
     row_text(row, "driver", on_gpu(runner) ? runner->driver : "");
     row_text(row, "cuda", on_gpu(runner) ? runner->device.runtime : "");
-    row_count(row, "ranks", (unsigned long long)comm_size());
-    row_count(row, "rank", (unsigned long long)comm_rank());
+    row_count(row, "ranks", runner->place.ranks);
+    row_count(row, "rank", runner->place.rank);
     row_count(row, "threads", (unsigned long long)threads_of(runner));
+    row_text(row, "scaling", runner->place.ranks > 1 ? settings_scaling(runner->settings) : "");
+    row_real(row, "ranks_per_device", on_gpu(runner) ? runner->sharers : NAN);
 }
 
 static void parameter_fields(const struct runner *runner, struct row *row)
@@ -91,7 +104,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     }
 }
 
-static void time_fields(const struct runner *runner, const struct result *result, struct row *row)
+static void time_fields(const struct result *result, struct row *row)
 {
     const struct bench *bench = &result->bench;
     const struct stats *time = &bench->time;
@@ -111,7 +124,9 @@ static void time_fields(const struct runner *runner, const struct result *result
     row_real(row, "roofline_share", result->roofline_share > 0 ? result->roofline_share : NAN);
     row_real(row, "time_cv", time->cv);
     row_count(row, "outliers", time->outliers);
-    row_text(row, "throttled", nvml_throttle_words(runner->throttle_reasons, throttled, sizeof throttled));
+    row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
+    row_real(row, "imbalance", result->imbalance > 0 ? result->imbalance : NAN);
+    row_real(row, "efficiency", result->efficiency > 0 ? result->efficiency : NAN);
 }
 
 /* The whole row. Without a result the values of the timing columns mean nothing: only the header is used. */
@@ -121,9 +136,9 @@ static enum status make_row(const struct runner *runner, const struct result *re
     const struct workload *workload = runner->settings->workload;
     identity_fields(runner, row);
     parameter_fields(runner, row);
-    time_fields(runner, result, row);
-    for (size_t i = 0; workload->measures[i]; i++)
-        row_text(row, workload->measures[i], measures ? measures[i] : "");
+    time_fields(result, row);
+    for (size_t i = 0; workload->measures[i].column; i++)
+        row_text(row, workload->measures[i].column, measures ? measures[i] : "");
     row_text(row, "cache", "");
     row_text(row, "verified", result->verified ? "yes" : "no");
     if (result->verified)
@@ -133,29 +148,34 @@ static enum status make_row(const struct runner *runner, const struct result *re
     return row_check(row);
 }
 
-/* The columns of --samples: enough to join them with their row. */
-static enum status make_sample_row(const struct runner *runner, const struct sample *sample, size_t number,
+/* The columns of --samples: those of the row that say what was run, where and on what, to join them by. */
+static enum status make_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                                    struct row *row)
 {
-    identity_fields(runner, row);
-    parameter_fields(runner, row);
+    for (size_t i = 0; i < whole->count && strcmp(whole->fields[i].column, "warmups") != 0; i++) {
+        const struct field *field = &whole->fields[i];
+        (field->number ? row_number : row_text)(row, field->column, field->text);
+    }
     row_count(row, "sample", number);
     row_real(row, "wall_s", sample->wall_s);
     row_real(row, "device_s", sample->device_s >= 0 ? sample->device_s : NAN);
     return row_check(row);
 }
 
-static enum status append_samples(const struct runner *runner, const struct bench *bench)
+/* Appends `count` samples of each of the `ranks` rows, which follow each other. */
+static enum status append_samples(const char *path, const struct row *ranks, size_t rank_count,
+                                  const struct sample *samples, size_t count)
 {
-    struct row *rows = calloc(bench->count, sizeof *rows);
+    size_t total = rank_count * count;
+    struct row *rows = calloc(total, sizeof *rows);
     if (!rows)
-        return status_set(STATUS_FAILED, "--samples: out of memory for %zu samples", bench->count);
+        return status_set(STATUS_FAILED, "--samples: out of memory for %zu samples", total);
     enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && i < bench->count; i++)
-        status = make_sample_row(runner, &bench->samples[i], i, &rows[i]);
+    for (size_t i = 0; status == STATUS_OK && i < total; i++)
+        status = make_sample_row(&ranks[i / count], &samples[i], i % count, &rows[i]);
     if (status == STATUS_OK)
-        status = csv_append(runner->settings->samples, rows, bench->count);
-    for (size_t i = 0; i < bench->count; i++)
+        status = csv_append(path, rows, total);
+    for (size_t i = 0; i < total; i++)
         row_free(&rows[i]);
     free(rows);
     return status;
@@ -195,49 +215,59 @@ static void show_phase(const struct runner *runner, const char *phase)
 
 /* ---- One variant ---- */
 
-/* The share of the roofline: the time that the work must take at the device's peak rates, over the median. */
-static double roofline_share(const struct runner *runner, const struct result *result)
+/* The time that the work must take at the device's peak rates; 0 where they are unknown. */
+static double floor_s(const struct runner *runner, const struct work *work)
 {
     struct peak peak = {0};
     if (on_gpu(runner))
         peak = (struct peak){runner->device.peak_bytes_per_s, runner->device.peak_operations_per_s};
     else
         peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, cores_of(runner));
-    double bytes_s = peak.bytes_per_s > 0 ? result->work.bytes / peak.bytes_per_s : 0;
-    double operations_s = peak.operations_per_s > 0 ? result->work.operations / peak.operations_per_s : 0;
-    return fmax(bytes_s, operations_s) / result->bench.time.median;
+    double bytes_s = peak.bytes_per_s > 0 ? work->bytes / peak.bytes_per_s : 0;
+    double operations_s = peak.operations_per_s > 0 ? work->operations / peak.operations_per_s : 0;
+    return fmax(bytes_s, operations_s);
 }
 
 /* Makes run 0, after another run, so that a result which run 0 failed to overwrite is caught; then checks it
- * where asked and hands it to the user. */
-static enum status make_and_verify(struct runner *runner, void *state, struct result *result)
+ * where asked. */
+static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
-    const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
     struct run_time unused;
     if (settings->verify)
         TRY(variant->run(state, 1, &unused));
     TRY(variant->run(state, 0, &unused));
     result->runs_before = settings->verify ? 2 : 1;
-    if (settings->verify) {
-        show_phase(runner, "verifying");
-        range_push("verify");
-        enum status status = workload->verify(runner->input, variant, state, &result->wrong);
-        range_pop();
-        TRY(status);
-        result->verified = true;
-    }
-    if (!workload->deliver)
+    if (!settings->verify)
         return STATUS_OK;
-    return workload->deliver(runner->input, settings->variant_count > 1 ? runner->entry->name : NULL, variant,
-                             state);
+    show_phase(runner, "verifying");
+    range_push("verify");
+    enum status status = settings->workload->verify(runner->input, variant, state, &result->wrong);
+    range_pop();
+    TRY(status);
+    result->verified = true;
+    return STATUS_OK;
 }
 
-static void warn_about(const struct runner *runner, const struct result *result)
+/* The same, and hands the run to the user. `*wrong` is counted over all ranks. */
+static enum status make_and_verify(struct runner *runner, void *state, struct result *result, uint64_t *wrong)
+{
+    const struct settings *settings = runner->settings;
+    enum status status = make_first(runner, state, result);
+    if (status == STATUS_OK && settings->workload->deliver)
+        status = settings->workload->deliver(runner->input,
+                                             settings->variant_count > 1 ? runner->entry->name : NULL,
+                                             runner->entry->variant, state);
+    TRY(comm_agree(status));
+    *wrong = result->wrong;
+    return comm_sum(wrong, 1);
+}
+
+static void warn_about(const struct result *result)
 {
     char words[128];
-    if (*nvml_throttle_words(runner->throttle_reasons, words, sizeof words))
+    if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
@@ -253,72 +283,216 @@ static void warn_about(const struct runner *runner, const struct result *result)
                     result->variant, result->bench.time.outliers, result->bench.count);
 }
 
-/* Shows the row and appends it where asked. What was measured is worth keeping: a full disk does not swallow
- * the table's line, nor a full stdout the file's row. */
-static enum status publish(struct runner *runner, const struct row *row, struct result *result)
+/* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
+ * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not
+ * swallow the table's line, nor a full stdout the file's rows. */
+static enum status publish(struct runner *runner, const struct result *result, const struct sample *samples)
 {
     const struct settings *settings = runner->settings;
     show_phase(runner, NULL);
     enum status recorded = STATUS_OK;
     if (settings->out)
-        recorded = csv_append(settings->out, row, 1);
+        recorded = csv_append(settings->out, result->rows, result->row_count);
     if (recorded == STATUS_OK && settings->samples)
-        recorded = append_samples(runner, &result->bench);
+        recorded = append_samples(settings->samples, result->rows, (size_t)runner->place.ranks, samples,
+                                  result->bench.count);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
-    result->row = row;
     enum status shown = report_add(runner->report, result);
-    result->row = NULL;
-    warn_about(runner, result);
+    warn_about(result);
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }
 
-static enum status time_variant(struct runner *runner, void *state, struct result *result)
+/* What all ranks did together, from what each did: `total` comes with the bench of the slowest. */
+static void add_up(const struct runner *runner, const struct rank_facts *facts, double alone_s,
+                   struct result *total)
+{
+    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0, longest_floor_s = 0;
+    total->work = (struct work){0};
+    for (uint64_t i = 0; i < runner->place.ranks; i++) {
+        total->work.items += facts[i].items;
+        total->work.bytes += facts[i].bytes;
+        total->throttle_reasons |= facts[i].throttle_reasons;
+        slowest_s = fmax(slowest_s, facts[i].median_s);
+        mean_s += facts[i].median_s / ranks;
+        longest_floor_s = fmax(longest_floor_s, facts[i].floor_s);
+    }
+    double median_s = total->bench.time.median;
+    total->roofline_share = longest_floor_s / median_s;
+    total->imbalance = slowest_s / mean_s;
+    total->efficiency = alone_s / (runner->place.strong ? ranks * median_s : median_s);
+}
+
+/* On rank 0: adds the row of all ranks to theirs and publishes them. */
+static enum status publish_together(struct runner *runner, struct row *rows, const struct rank_facts *facts,
+                                    double alone_s, const struct sample *samples, struct result *total)
+{
+    size_t ranks = (size_t)runner->place.ranks;
+    for (size_t i = 1; i < ranks; i++) /* one run has one time, to know its rows by */
+        row_set(&rows[i], "time_utc", runner->env.time_utc, false);
+    add_up(runner, facts, alone_s, total);
+    struct row all = {0};
+    struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
+    enum status status = make_row(runner, total, NULL, &all);
+    ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
+    if (status == STATUS_OK)
+        status = row_check(&all);
+    if (status == STATUS_OK && !every)
+        status = status_set(STATUS_FAILED, "out of memory for the rows of %zu ranks", ranks);
+    if (status == STATUS_OK) {
+        memcpy(every, rows, ranks * sizeof *rows);
+        every[ranks] = all;
+        total->rows = every;
+        total->row_count = ranks + 1;
+        total->facts = facts;
+        status = publish(runner, total, samples);
+    }
+    free(every);
+    row_free(&all);
+    return status;
+}
+
+/* Brings the ranks' rows together on rank 0, which publishes them. */
+static enum status publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
+                                 double alone_s)
+{
+    const struct rank_facts mine = {result->work.items,
+                                    result->work.bytes,
+                                    floor_s(runner, &result->work),
+                                    result->bench.time.median,
+                                    result->bench.time.median_error,
+                                    result->bench.settled,
+                                    result->throttle_reasons};
+    struct result total = *result;
+    struct row *rows = NULL;
+    struct rank_facts *facts = NULL;
+    struct sample *samples = NULL;
+    enum status status =
+        ranks_slowest(&result->bench, runner->settings->limits.max_median_error, &total.bench);
+    if (status != STATUS_OK)
+        return status;
+    status = ranks_gather(row, &mine, &rows, &facts);
+    if (status == STATUS_OK && runner->settings->samples)
+        status = ranks_gather_samples(&result->bench, &samples);
+    if (status == STATUS_OK && leads(runner))
+        status = publish_together(runner, rows, facts, alone_s, samples, &total);
+    ranks_free_rows(rows);
+    free(facts);
+    free(samples);
+    bench_free(&total.bench);
+    return status;
+}
+
+/* `alone_s`: the time that rank 0 took alone, 0 where it is not known. */
+static enum status time_variant(struct runner *runner, void *state, double alone_s, struct result *result)
 {
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
-    TRY(comm_barrier());
     TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
-    result->roofline_share = roofline_share(runner, result);
+    result->throttle_reasons = runner->throttle_reasons;
+    result->roofline_share = floor_s(runner, &result->work) / result->bench.time.median;
     char measures[32][64] = {{0}};
-    if (workload->measure)
-        TRY(workload->measure(runner->input, variant, state, measures));
     struct row row = {0};
-    enum status status = make_row(runner, result, measures, &row);
+    enum status status = STATUS_OK;
+    if (workload->measure)
+        status = workload->measure(runner->input, variant, state, measures);
     if (status == STATUS_OK)
-        status = publish(runner, &row, result);
+        status = make_row(runner, result, measures, &row);
+    status = comm_agree(status);
+    if (status == STATUS_OK && runner->place.ranks > 1)
+        status = publish_ranks(runner, &row, result, alone_s);
+    else if (status == STATUS_OK) {
+        struct result single = *result;
+        single.rows = &row;
+        single.row_count = 1;
+        status = publish(runner, &single, single.bench.samples);
+    }
     row_free(&row);
     return status;
 }
 
-static enum status run_state(struct runner *runner, void *state, struct result *result)
+static enum status run_state(struct runner *runner, void *state, double alone_s, struct result *result)
 {
-    TRY(make_and_verify(runner, state, result));
-    if (result->wrong == 0)
-        return time_variant(runner, state, result);
+    double items = result->work.items;
+    uint64_t wrong;
+    TRY(make_and_verify(runner, state, result, &wrong));
+    if (wrong == 0)
+        return time_variant(runner, state, alone_s, result);
     show_phase(runner, NULL);
-    TRY(report_add(runner->report, result));
+    result->wrong = wrong;
+    if (leads(runner))
+        TRY(report_add(runner->report, result));
     return status_set(STATUS_WRONG, "%s: %llu of %.0f %s are wrong; its time is not recorded",
-                      result->variant, (unsigned long long)result->wrong, result->work.items,
-                      runner->settings->workload->item);
+                      result->variant, (unsigned long long)wrong, items, runner->settings->workload->item);
+}
+
+static enum status set_up(struct runner *runner, void **state)
+{
+    show_phase(runner, "setting up");
+    range_push("setup");
+    enum status status = runner->entry->variant->setup(&runner->settings->resources, runner->input, state);
+    range_pop();
+    return status;
+}
+
+/* What rank 0 takes for the work of one rank (weak scaling), or of all (strong), while the others sleep.
+ * Memory may be too short for the work of all: then there is a warning, and no efficiency. */
+static enum status measure_alone(struct runner *runner, double *alone_s)
+{
+    const struct variant *variant = runner->entry->variant;
+    struct bench_limits limits = runner->settings->limits;
+    limits.vote = NULL;
+    void *state;
+    if (set_up(runner, &state) != STATUS_OK) {
+        status_warn("%s: no efficiency, as rank 0 cannot make the batch alone: %s", runner->entry->name,
+                    status_text());
+        return STATUS_OK;
+    }
+    struct bench bench = {0};
+    enum status status = bench_measure(variant, state, &limits, show_progress, runner, &bench);
+    *alone_s = bench.time.median;
+    bench_free(&bench);
+    variant->teardown(state);
+    return status;
+}
+
+static enum status time_alone(struct runner *runner, double *alone_s)
+{
+    const struct place alone = {.ranks = 1};
+    *alone_s = 0;
+    if (runner->place.ranks == 1)
+        return STATUS_OK;
+    enum status status = STATUS_OK;
+    if (leads(runner)) {
+        const struct settings *settings = runner->settings;
+        const struct workload *workload = settings->workload;
+        env_share_memory(1);
+        status = workload->move(runner->input, settings->parameters, &alone);
+        if (status == STATUS_OK)
+            status = measure_alone(runner, alone_s);
+        if (status == STATUS_OK)
+            status = workload->move(runner->input, settings->parameters, &runner->place);
+        env_share_memory(comm_local_size());
+    }
+    return comm_agree(status);
 }
 
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
-    const struct workload *workload = runner->settings->workload;
     runner->entry = entry;
     runner->throttle_reasons = 0;
-    struct result result = {.variant = entry->name, .work = workload->work(runner->input, entry->variant)};
+    double alone_s;
+    TRY(time_alone(runner, &alone_s));
+    struct result result = {.variant = entry->name,
+                            .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
-    show_phase(runner, "setting up");
     range_push(entry->name);
-    range_push("setup");
-    enum status status = entry->variant->setup(&runner->settings->resources, runner->input, &state);
-    range_pop();
-    if (status == STATUS_OK) {
-        status = run_state(runner, state, &result);
+    enum status own = set_up(runner, &state), status = comm_agree(own);
+    if (status == STATUS_OK)
+        status = run_state(runner, state, alone_s, &result);
+    if (own == STATUS_OK) {
         entry->variant->teardown(state);
         bench_free(&result.bench);
     }
@@ -374,13 +548,13 @@ static enum status keep_runnable(struct runner *runner)
     size_t kept = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
-        enum status status = can_run(runner, entry);
+        enum status status = comm_agree(can_run(runner, entry)); /* one list for all ranks */
         if (status == STATUS_OK)
             settings->variants[kept++] = entry;
-        else if (all)
-            fprintf(stderr, "fdsl-bench: skipping %s: %s\n", entry->name, status_text());
-        else
+        else if (!all)
             return refuse(settings, entry, status);
+        else if (leads(runner))
+            fprintf(stderr, "fdsl-bench: skipping %s: %s\n", entry->name, status_text());
     }
     settings->variant_count = kept;
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
@@ -396,7 +570,7 @@ static enum status check_outputs(struct runner *runner)
     runner->entry = settings->variants[0];
     enum status status = make_row(runner, &none, NULL, &row);
     if (status == STATUS_OK)
-        status = make_sample_row(runner, &no_sample, 0, &sample_row);
+        status = make_sample_row(&row, &no_sample, 0, &sample_row);
     if (status == STATUS_OK && settings->out)
         status = csv_check(settings->out, &row);
     if (status == STATUS_OK && settings->samples)
@@ -419,29 +593,33 @@ static enum status describe_device(struct runner *runner)
     return STATUS_OK;
 }
 
-static enum status run_all(struct runner *runner)
+static enum status run_variants(struct runner *runner)
 {
-    struct settings *settings = runner->settings;
+    const struct settings *settings = runner->settings;
     size_t wrong = 0;
-    TRY(report_begin(settings, &runner->report));
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < settings->variant_count && status == STATUS_OK; i++) {
-        status = comm_agree(run_variant(runner, settings->variants[i]));
+    for (size_t i = 0; i < settings->variant_count; i++) {
+        enum status status = comm_agree(run_variant(runner, settings->variants[i]));
         if (status == STATUS_WRONG) {
             status_print();
-            status = STATUS_OK;
             wrong++;
-        }
+        } else if (status != STATUS_OK)
+            return status;
     }
+    return wrong == 0 ? STATUS_OK
+                      : status_set(STATUS_WRONG, "%zu of %zu variants gave wrong results", wrong,
+                                   settings->variant_count);
+}
+
+static enum status run_all(struct runner *runner)
+{
+    if (!leads(runner))
+        return run_variants(runner);
+    TRY(report_begin(runner->settings, &runner->report));
+    enum status status = run_variants(runner);
     char failure[1024];
     snprintf(failure, sizeof failure, "%s", status_text());
     enum status ended = report_end(runner->report);
-    if (status != STATUS_OK)
-        return status_set(status, "%s", failure);
-    if (wrong)
-        return status_set(STATUS_WRONG, "%zu of %zu variants gave wrong results", wrong,
-                          settings->variant_count);
-    return ended;
+    return status == STATUS_OK ? ended : status_set(status, "%s", failure);
 }
 
 /* What is found out before anything is measured. */
@@ -450,16 +628,99 @@ static enum status prepare(struct runner *runner)
     TRY(keep_runnable(runner));
     env_capture(&runner->env);
     TRY(describe_device(runner));
-    return check_outputs(runner);
+    return leads(runner) ? check_outputs(runner) : STATUS_OK;
+}
+
+/* ---- Ranks ---- */
+
+/* `*worst` is the outcome on whichever machine has the most to say of. */
+static enum status take_cores(struct settings *settings, double *worst)
+{
+    enum cores_outcome outcome;
+    *worst = CORES_KEPT;
+    if (settings->binding == BINDING_NONE || comm_size() == 1)
+        return STATUS_OK;
+    TRY(comm_agree(cores_take(&outcome)));
+    settings_take_threads(settings);
+    *worst = outcome;
+    return comm_max(worst, 1);
+}
+
+static void warn_about_cores(double outcome)
+{
+    if (outcome == CORES_CROWDED)
+        status_warn("there are more ranks than cores: some share one; start fewer ranks");
+    else if (outcome == CORES_IDLE)
+        status_warn(
+            "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
+            "them, start with: mpirun --bind-to none");
+}
+
+/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
+static enum status take_device(struct settings *settings)
+{
+    if (comm_size() == 1)
+        return STATUS_OK;
+    if (options_given(&settings->options, "device"))
+        return status_set(
+            STATUS_USAGE,
+            "--device is for one rank: rank i of a machine takes GPU i; to choose among GPUs, set "
+            "CUDA_VISIBLE_DEVICES");
+    int devices = device_count();
+    settings->resources.device = devices > 0 ? comm_local_rank() % devices : 0;
+    return STATUS_OK;
+}
+
+/* Counts the ranks on each physical device, which CUDA numbers do not name. */
+static enum status count_sharers(struct runner *runner)
+{
+    const size_t bytes = sizeof runner->device.pci_bus_id;
+    char *ids = calloc((size_t)comm_local_size(), bytes);
+    enum status status = comm_agree(ids ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    if (status == STATUS_OK)
+        status = comm_gather_local(runner->device.pci_bus_id, bytes, ids);
+    for (int i = 0; status == STATUS_OK && i < comm_local_size(); i++)
+        runner->sharers +=
+            *runner->device.pci_bus_id && strcmp(runner->device.pci_bus_id, ids + (size_t)i * bytes) == 0;
+    free(ids);
+    double most = runner->sharers;
+    if (status == STATUS_OK)
+        status = comm_max(&most, 1);
+    if (status == STATUS_OK && most > 1)
+        status_warn(
+            "%.0f ranks share a GPU and slow each other down; start no more ranks on a machine than it "
+            "has GPUs",
+            most);
+    return status;
+}
+
+/* All that needs an agreement before the first variant; `*input` is to be closed, also after a failure. */
+static enum status begin(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    double cores;
+    env_share_memory(comm_local_size());
+    TRY(take_cores(settings, &cores));
+    TRY(comm_agree(take_device(settings)));
+    TRY(comm_agree(
+        settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
+    TRY(comm_agree(prepare(runner)));
+    warn_about_cores(cores);
+    return count_sharers(runner);
 }
 
 enum status runner_run(struct settings *settings)
 {
-    struct runner runner = {.settings = settings, .progress = isatty(STDERR_FILENO)};
-    TRY(settings->workload->open(&settings->options, settings->parameters, &runner.input));
-    enum status status = comm_agree(prepare(&runner));
+    struct runner runner = {.settings = settings,
+                            .place = {.rank = (uint64_t)comm_rank(),
+                                      .ranks = (uint64_t)comm_size(),
+                                      .strong = settings->scaling == SCALING_STRONG},
+                            .progress = status_shows_progress()};
+    settings->limits.vote = comm_vote;
+    enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_all(&runner);
-    settings->workload->close(runner.input);
-    return status;
+    if (runner.input)
+        settings->workload->close(runner.input);
+    return comm_agree(status);
 }

@@ -12,6 +12,8 @@
 #define THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
 
 static const char *const formats[] = {"table", "csv", "json", NULL};
+static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
+static const char *const bindings[] = {"auto", "none", NULL};   /* as enum binding */
 
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
@@ -32,7 +34,12 @@ static const struct option_spec specs[] = {
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,
      "CPU threads; 0 is all that this process may use"},
-    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device number"},
+    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
+     "CUDA device number; under mpirun rank i of a machine takes device i"},
+    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, false,
+     "under mpirun: every rank makes a batch (weak), or all share one (strong)"},
+    {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
+     "under mpirun: ranks share a machine's cores out (auto), or run where they are (none)"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "runs before the first sample, at least"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},
@@ -63,6 +70,7 @@ void settings_help(FILE *stream)
           "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
           "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
           "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
+          "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
           "\n"
           "options:\n",
           stream);
@@ -128,8 +136,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* What can be asked without naming a variant. */
-static bool informational(const struct settings *settings)
+bool settings_informational(const struct settings *settings)
 {
     return settings->help || settings->version || settings->list || settings->environment;
 }
@@ -189,6 +196,22 @@ static enum status check_no_slip(const struct options *options)
     return STATUS_OK;
 }
 
+void settings_take_threads(struct settings *settings)
+{
+    struct env env;
+    env_capture(&env);
+    int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
+    settings->resources.threads = threads < 1 ? 1 : threads;
+#ifdef _OPENMP
+    omp_set_num_threads(settings->resources.threads);
+#endif
+}
+
+const char *settings_scaling(const struct settings *settings)
+{
+    return scalings[settings->scaling];
+}
+
 static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
@@ -209,14 +232,8 @@ static enum status derive(struct settings *settings)
                                              .min_time_s = settings->min_time_s,
                                              .max_time_s = settings->max_time_s,
                                              .max_median_error = settings->max_error_percent / 100};
-    struct env env;
-    env_capture(&env);
-    int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
-    settings->resources =
-        (struct resources){.threads = threads < 1 ? 1 : threads, .device = (int)settings->device};
-#ifdef _OPENMP
-    omp_set_num_threads(settings->resources.threads);
-#endif
+    settings->resources.device = (int)settings->device;
+    settings_take_threads(settings);
 #ifndef HAVE_JANSSON
     if (settings->format == FORMAT_JSON)
         return status_set(STATUS_UNAVAILABLE,
@@ -241,7 +258,7 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
     if (found != STATUS_OK)
         return found;
     TRY(options_parse(&settings->options, argc, argv));
-    return informational(settings) ? STATUS_OK : derive(settings);
+    return settings_informational(settings) ? STATUS_OK : derive(settings);
 }
 
 void settings_free(struct settings *settings)

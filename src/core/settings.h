@@ -12,13 +12,15 @@
 #include "core/workload.h"
 
 enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
+enum scaling { SCALING_WEAK, SCALING_STRONG };
+enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples;
     uint64_t threads, device, warmups, min_samples;
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
-    int format;
+    int format, scaling, binding;
     bool verify, dry_run, list, environment, help, version, verbose;
 
     /* Derived */
@@ -35,6 +37,15 @@ struct settings {
  * --list or --env is given nothing else need be. The caller frees, also after a failure. */
 enum status settings_read(struct settings *settings, int argc, char *argv[]);
 void settings_free(struct settings *settings);
+
+/* Takes --threads, or as many threads as this process may run on now, into settings->resources. */
+void settings_take_threads(struct settings *settings);
+
+/* The name of a scaling: "weak", "strong". */
+const char *settings_scaling(const struct settings *settings);
+
+/* Whether only information was asked for, which needs no variant: --help, --version, --list, --env. */
+bool settings_informational(const struct settings *settings);
 
 /* Prints --help. */
 void settings_help(FILE *stream);

@@ -8,6 +8,10 @@
 
 static _Thread_local char message[1024];
 
+/* Set before any thread begins. */
+static bool launched;
+static int own_rank, rank_count = 1;
+
 enum status status_set(enum status code, const char *format, ...)
 {
     va_list arguments;
@@ -39,15 +43,28 @@ const char *status_text(void)
     return message;
 }
 
+void status_launched(int rank, int ranks)
+{
+    launched = true;
+    own_rank = rank;
+    rank_count = ranks;
+}
+
+bool status_shows_progress(void)
+{
+    return !launched && isatty(STDERR_FILENO);
+}
+
 bool status_coloured(int fd)
 {
     const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
-    return isatty(fd) && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
+    return !launched && isatty(fd) && !(no_color && *no_color) &&
+           !(terminal && strcmp(terminal, "dumb") == 0);
 }
 
 static void print_line(const char *colour, const char *kind, const char *text)
 {
-    bool terminal = isatty(STDERR_FILENO), coloured = *colour && status_coloured(STDERR_FILENO);
+    bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, over the progress that may stand there. */
     fprintf(stderr, "%s%sfdsl-bench: %s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
             coloured ? "\033[0m" : "", text);
@@ -62,15 +79,28 @@ static void print_formatted(const char *colour, const char *kind, const char *fo
 
 void status_warn(const char *format, ...)
 {
+    if (own_rank != 0)
+        return;
     va_list arguments;
     va_start(arguments, format);
     print_formatted("\033[33m", "warning: ", format, arguments);
     va_end(arguments);
 }
 
+void status_warn_own(const char *format, ...)
+{
+    char kind[32] = "warning: ";
+    if (rank_count != 1)
+        snprintf(kind, sizeof kind, "warning: rank %d: ", own_rank);
+    va_list arguments;
+    va_start(arguments, format);
+    print_formatted("\033[33m", kind, format, arguments);
+    va_end(arguments);
+}
+
 void status_note(const char *format, ...)
 {
-    if (!isatty(STDERR_FILENO))
+    if (!status_shows_progress())
         return;
     va_list arguments;
     va_start(arguments, format);
@@ -80,5 +110,6 @@ void status_note(const char *format, ...)
 
 void status_print(void)
 {
-    print_line("\033[31m", "", message);
+    if (own_rank == 0)
+        print_line("\033[31m", "", message);
 }

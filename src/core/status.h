@@ -31,16 +31,29 @@ enum status status_prefix(enum status code, const char *format, ...) __attribute
 /* The calling thread's latest message; never NULL, owned by the thread, overwritten by the next failure. */
 const char *status_text(void);
 
-/* Whether text to this file descriptor may have colours: a terminal, neither NO_COLOR nor TERM=dumb. */
+/* Whether text to this file descriptor may have colours: a terminal, no launcher, neither NO_COLOR nor
+ * TERM=dumb. */
 bool status_coloured(int fd);
 
-/* Prints a line to stderr: "fdsl-bench: warning: ...", yellow where it may have colours. */
+/* Says which of several ranks this process is, where a launcher started it. From then on rank 0 alone prints
+ * errors, warnings and notes, and as what ranks print goes through the launcher, terminal or not, there are
+ * neither colours nor progress. */
+void status_launched(int rank, int ranks);
+
+/* Whether progress may be shown on stderr: a terminal, and this process is the one to write there. */
+bool status_shows_progress(void);
+
+/* Prints a line to stderr: "fdsl-bench: warning: ...", yellow where it may have colours. Of several ranks
+ * only rank 0 does, for all. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The same for what concerns this rank alone, whichever it is: "fdsl-bench: warning: rank 2: ...". */
+void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* The same for what is no warning, on a terminal alone: nobody is looking on elsewhere. */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error line to stderr. */
+/* Prints the recorded message as an error line to stderr; of several ranks, rank 0 does. */
 void status_print(void);
 
 #define TRY(call)                         \

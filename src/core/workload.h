@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "core/options.h"
+#include "core/place.h"
 #include "core/status.h"
 #include "core/variant.h"
 
@@ -21,6 +22,19 @@ struct peak {
     double bytes_per_s, operations_per_s;
 };
 
+/* What a column of the row of all ranks holds, given those of the ranks. */
+enum combine {
+    COMBINE_FIRST,  /* rank 0's: it is the same on all */
+    COMBINE_MAX,    /* the largest number: the slowest rank's */
+    COMBINE_SUM,    /* the sum of whole numbers */
+    COMBINE_HASHES, /* the sum of 16 hexadecimal digits modulo 2^64 */
+};
+
+struct measure {
+    const char *column;
+    enum combine combine;
+};
+
 struct workload {
     const char *name, *summary;
     const char *item; /* the unit of work.items in the plural: "images" */
@@ -30,13 +44,18 @@ struct workload {
     size_t option_count;
     size_t parameters_bytes; /* size of the struct that the options fill */
 
-    /* Names of the workload's own CSV columns, NULL-terminated. */
-    const char *const *measures;
+    /* The workload's own CSV columns; the last one's name is NULL. */
+    const struct measure *measures;
 
     /* Checks the parameters, completes those whose default depends on others, and makes the input that
-     * variants work on. The caller closes it. */
-    enum status (*open)(const struct options *options, void *parameters, void **input);
+     * variants work on, as at `place`. The caller closes it. */
+    enum status (*open)(const struct options *options, void *parameters, const struct place *place,
+                        void **input);
     void (*close)(void *input);
+
+    /* Makes the input that of another place, while no variant is set up, and the parameters those that a row
+     * of it shows. STATUS_USAGE where nothing is left for a rank. */
+    enum status (*move)(void *input, void *parameters, const struct place *place);
 
     /* Whether a parameter means anything among these; where not, its column stays empty. May be NULL: always.
      */
@@ -52,8 +71,8 @@ struct workload {
     /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
 
-    /* Fills the workload's own columns after the timed runs, one text a name in `measures` (they come empty);
-     * may run the variant again. May be NULL. */
+    /* Fills the workload's own columns after the timed runs, one text a column in `measures` (they come
+     * empty); may run the variant again. May be NULL. */
     enum status (*measure)(const void *input, const struct variant *variant, void *state, char texts[][64]);
 
     /* Run number 0 has been made by `state`: writes what the user asked to see of it. May be NULL.

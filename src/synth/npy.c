@@ -68,7 +68,7 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
                               const struct variant *variant, void *state, void *pixels, int64_t *labels)
 {
     for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels, .label = synth->classes[image.class_index].id};
         TRY(variant->fetch(state, &fetch));
         TRY(file_add(writer, pixels, synth_output_bytes(synth)));

@@ -268,7 +268,7 @@ static bool noise_check_passes(struct noise_check *check)
     double distance = stats_ks(check->fetched, n, check->expected, m);
     double critical = stats_ks_critical(n, m, NOISE_ALPHA);
     if (distance > critical) {
-        status_warn(
+        status_warn_own(
             "the noise is not distributed as the reference's: Kolmogorov-Smirnov D = %.5f > %.5f over "
             "%zu draws",
             distance, critical, n);
@@ -277,7 +277,7 @@ static bool noise_check_passes(struct noise_check *check)
     qsort(check->streams, check->stream_count, sizeof *check->streams, compare_streams);
     for (size_t i = 1; i < check->stream_count; i++)
         if (compare_streams(check->streams[i - 1], check->streams[i]) == 0) {
-            status_warn("two noise streams of the batch begin alike: they overlap");
+            status_warn_own("two noise streams of the batch begin alike: they overlap");
             return false;
         }
     return true;
@@ -298,7 +298,7 @@ static enum status fetch_slots(const struct synth *synth, const struct variant *
         if (!traits->fetch_noise)
             continue;
         TRY(traits->fetch_noise(state, j, slots[i].noise));
-        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
         bool sample = j < NOISE_IMAGES;
         float *scratch = sample ? malloc(2 * sizeof(float) * synth->segments_max) : NULL;
         if (sample && !scratch)
@@ -321,7 +321,7 @@ static enum status count_wrong(const struct synth *synth, const struct variant *
 #pragma omp parallel for schedule(dynamic) reduction(+ : wrong_here)
         for (int i = 0; i < count; i++) {
             struct synth_image image =
-                synth_image_at(synth->first, synth->batch, synth->class_count, 0, begin + (uint64_t)i);
+                synth_image_at(synth->first, synth->stride, synth->class_count, 0, begin + (uint64_t)i);
             wrong_here += !image_right(synth, traits, image, &slots[i]);
         }
         *wrong += wrong_here;

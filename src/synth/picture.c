@@ -169,7 +169,7 @@ static void note_written(struct folder_job *job, enum status status)
 
 static enum status write_all(struct folder_job *job)
 {
-    job->shown_s = isatty(STDERR_FILENO) ? timer_now_s() : -1;
+    job->shown_s = status_shows_progress() ? timer_now_s() : -1;
 #pragma omp parallel for schedule(dynamic)
     for (uint64_t i = 0; i < job->count; i++) {
         enum status failed;

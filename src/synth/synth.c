@@ -91,12 +91,15 @@ static const struct option_spec options[] = {
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
                                                 "oval-x",   "oval-y", "freq1", "freq2"};
 
-static const char *const measures[] = {"timed", "noise_s", "vertices_s", "painting_s", "digest", NULL};
+static const struct measure measures[] = {{"timed", COMBINE_FIRST},    {"noise_s", COMBINE_MAX},
+                                          {"vertices_s", COMBINE_MAX}, {"painting_s", COMBINE_MAX},
+                                          {"digest", COMBINE_HASHES},  {NULL, COMBINE_FIRST}};
 
 /* The input, with what only this file needs. */
 struct synth_job {
-    struct synth synth; /* first: variants see this */
-    struct parameters parameters;
+    struct synth synth;           /* first: variants see this */
+    struct parameters parameters; /* as given, but for defaults that depend on others */
+    bool leads;                   /* rank 0 */
 };
 
 enum status synth_check_host_memory(uint64_t bytes, const char *what, const char *remedy)
@@ -163,6 +166,21 @@ static enum status check_output(const struct options *given, const struct parame
         return status_set(STATUS_USAGE, "--%s shows u8 images of one channel; write others with --npy FILE",
                           parameters->png ? "png" : "sheet");
     return STATUS_OK;
+}
+
+/* What ranks make together one of them makes too, bit for bit; so files of images are left to it. */
+static enum status check_alone(const struct parameters *parameters, const struct place *place)
+{
+    const char *option = parameters->png     ? "png"
+                         : parameters->sheet ? "sheet"
+                         : parameters->npy   ? "npy"
+                                             : NULL;
+    if (!option || place->ranks == 1)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "--%s is for one rank, which makes the same images: run it without mpirun, with the "
+                      "images of all ranks as its --batch",
+                      option);
 }
 
 /* Bounds that keep every value finite, and far from float32's limits. */
@@ -367,35 +385,68 @@ static void synth_close(void *input)
     free(job);
 }
 
-static enum status fill_job(const struct options *given, struct synth_job *job)
+/* Gives the input the share of the batch that belongs to the place. */
+static enum status take_share(struct synth_job *job, const struct place *place)
+{
+    struct share share = place_share(place, job->parameters.batch);
+    if (share.total < place->ranks)
+        return status_set(
+            STATUS_USAGE,
+            "--scaling strong: more ranks (%llu) than images (--batch %llu); start fewer ranks or "
+            "raise --batch",
+            (unsigned long long)place->ranks, (unsigned long long)job->parameters.batch);
+    job->synth.batch = share.count;
+    job->synth.stride = share.total;
+    job->synth.position = share.first;
+    job->synth.first = job->parameters.instance + share.first;
+    job->leads = place->rank == 0;
+    return STATUS_OK;
+}
+
+static enum status fill_job(const struct options *given, const struct place *place, struct synth_job *job)
 {
     struct parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(check_combination(given, parameters));
     TRY(check_output(given, parameters));
+    TRY(check_alone(parameters, place));
+    TRY(take_share(job, place));
     synth->formula = (enum formula)parameters->formula;
     synth->res = (uint32_t)parameters->res;
-    synth->batch = parameters->batch;
     synth->seed = parameters->seed;
-    synth->first = parameters->instance;
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
     TRY(check_files(given, parameters));
     return get_output(parameters, synth); /* last, as it may warn: an error is one line */
 }
 
-static enum status synth_open(const struct options *given, void *parameters, void **input)
+/* What rows show: all as it was given, but the batch is this rank's. */
+static void show_parameters(const struct synth_job *job, struct parameters *shown)
+{
+    *shown = job->parameters;
+    shown->batch = job->synth.batch;
+}
+
+static enum status synth_move(void *input, void *parameters, const struct place *place)
+{
+    TRY(take_share(input, place));
+    show_parameters(input, parameters);
+    return STATUS_OK;
+}
+
+static enum status synth_open(const struct options *given, void *parameters, const struct place *place,
+                              void **input)
 {
     struct synth_job *job = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
     job->parameters = *(struct parameters *)parameters;
-    enum status status = fill_job(given, job);
+    enum status status = fill_job(given, place, job);
     if (status != STATUS_OK) {
         synth_close(job);
         return status;
     }
-    *(struct parameters *)parameters = job->parameters; /* defaults that depend on others are known now */
+    show_parameters(job, parameters); /* defaults that depend on others are known now */
     *input = job;
     return STATUS_OK;
 }
@@ -469,24 +520,25 @@ static enum status synth_verify(const void *input, const struct variant *variant
 }
 
 #ifdef HAVE_XXHASH
-/* XXH3 (64 bits) over the finished images of run 0, one after the other. */
+/* The sum over the finished images of run 0 of their XXH3 (64 bits), seeded with the image's place in the
+ * batch of all ranks: sums over ranks add up, and images that changed places show. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           char text[64])
 {
-    uint8_t *pixels = malloc(synth_output_bytes(synth));
-    XXH3_state_t *hash = XXH3_createState();
+    size_t bytes = synth_output_bytes(synth);
+    uint8_t *pixels = malloc(bytes);
     enum status status = STATUS_OK;
-    if (!pixels || !hash || XXH3_64bits_reset(hash) != XXH_OK)
+    unsigned long long sum = 0;
+    if (!pixels)
         status = status_set(STATUS_FAILED, "out of memory for the digest of the images");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_fetch fetch = {.j = j, .pixels = pixels};
         status = variant->fetch(state, &fetch);
-        if (status == STATUS_OK && XXH3_64bits_update(hash, pixels, synth_output_bytes(synth)) != XXH_OK)
-            status = status_set(STATUS_FAILED, "the digest of the images failed");
+        if (status == STATUS_OK)
+            sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
     }
     if (status == STATUS_OK)
-        snprintf(text, 64, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
-    XXH3_freeState(hash);
+        snprintf(text, 64, "%016llx", sum);
     free(pixels);
     return status;
 }
@@ -573,7 +625,7 @@ static enum status deliver_pictures(const struct synth_job *job, const char *nam
     if (!pixels || !pictures)
         status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->batch, synth->class_count, 0, j);
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
         pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
                                        synth->classes[image.class_index].id, image.instance, synth->seed};
@@ -601,7 +653,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 {
     const struct synth_job *job = input;
     const struct parameters *parameters = &job->parameters;
-    if (parameters->write_classes)
+    if (parameters->write_classes && job->leads)
         TRY(class_write_csv(parameters->write_classes, job->synth.classes, job->synth.class_count));
     if (parameters->png || parameters->sheet)
         TRY(deliver_pictures(job, name, variant, state));
@@ -618,6 +670,7 @@ const struct workload workload_synth = {
     .measures = measures,
     .open = synth_open,
     .close = synth_close,
+    .move = synth_move,
     .applies = synth_applies,
     .accepts = synth_accepts,
     .work = synth_work,

@@ -14,13 +14,15 @@
 
 #define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels a side */
 
-/* The input: constant over all runs. Image j of run n has the number g = first + n * batch + j; it shows
- * class g mod class_count, of which it is instance g div class_count. */
+/* The input: constant over all runs. Image j of run n has the number g = first + n * stride + j; it shows
+ * class g mod class_count, of which it is instance g div class_count. Ranks make consecutive shares of one
+ * large batch of `stride` images, so together they make what one rank would. */
 struct synth {
     enum formula formula;
     uint32_t res;   /* side of an image's canvas in pixels */
-    uint64_t batch; /* images a run */
-    uint64_t seed, first;
+    uint64_t batch; /* images a run of this rank */
+    uint64_t seed, first, stride;
+    uint64_t position;          /* place of this rank's first image in the batch of all ranks */
     struct synth_output output; /* what is made of a canvas */
 
     uint32_t class_count;
@@ -39,10 +41,10 @@ struct synth_image {
     uint64_t instance;
 };
 
-FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t batch, uint32_t class_count, uint64_t run,
+FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint32_t class_count, uint64_t run,
                                           uint64_t j)
 {
-    uint64_t number = first + run * batch + j;
+    uint64_t number = first + run * stride + j;
     struct synth_image image = {0, number};
     if (class_count > 1) { /* a division that a GPU feels */
         image.class_index = (uint32_t)(number % class_count);

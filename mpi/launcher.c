@@ -1,0 +1,56 @@
+#include "launcher.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core/portable.h"
+
+static const struct {
+    const char *ranks, *rank;
+    long least; /* fewer ranks are no launch */
+} launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", 1}, /* Open MPI */
+    {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", 1},   /* MVAPICH */
+    {"PMI_SIZE", "PMI_RANK", 1},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
+    /* srun, which also starts shells, one a terminal. A batch script has SLURM_NTASKS, but starts one. */
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", 2},
+};
+
+/* A whole number that is not negative, or -1. */
+static long number_in(const char *variable)
+{
+    const char *text = getenv(variable);
+    char *end;
+    if (!text || !*text)
+        return -1;
+    long number = strtol(text, &end, 10);
+    return *end || number < 0 ? -1 : number;
+}
+
+bool launcher_find(struct launcher *launcher)
+{
+    for (size_t i = 0; i < COUNT_OF(launchers); i++) {
+        long ranks = number_in(launchers[i].ranks), rank = number_in(launchers[i].rank);
+        if (ranks < launchers[i].least || (launchers[i].least > 1 && rank < 0))
+            continue;
+        *launcher = (struct launcher){launchers[i].ranks, ranks, rank < 0 ? 0 : rank};
+        return true;
+    }
+    /* PMIx tells its processes their rank alone. */
+    long rank = number_in("PMIX_RANK");
+    *launcher = (struct launcher){rank >= 0 ? "PMIX_RANK" : NULL, 0, rank >= 0 ? rank : 0};
+    return rank >= 0;
+}
+
+int launcher_rank(void)
+{
+    struct launcher launcher;
+    return launcher_find(&launcher) ? (int)launcher.rank : 0;
+}
+
+void launcher_leave_word_to_rank_0(void)
+{
+    if (launcher_rank() > 0)
+        sleep(1);
+}

@@ -1,0 +1,24 @@
+/* What a launcher (mpirun, srun) leaves in the environment of the processes that it starts. Known without
+ * MPI, and before it begins. */
+#ifndef FDSL_MPI_LAUNCHER_H
+#define FDSL_MPI_LAUNCHER_H
+
+#include <stdbool.h>
+
+struct launcher {
+    const char *variable; /* where the number of ranks, or this one's, was found */
+    long ranks;           /* 0: not told */
+    long rank;
+};
+
+/* Whether a launcher started this process, as one rank of `launcher->ranks`. */
+bool launcher_find(struct launcher *launcher);
+
+/* The rank that the launcher gave; 0 without one. */
+int launcher_rank(void);
+
+/* To be called before a process ends with a failure. A launcher ends all ranks when the first one fails: the
+ * others wait a second, so that rank 0 can say why. */
+void launcher_leave_word_to_rank_0(void);
+
+#endif

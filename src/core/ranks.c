@@ -1,0 +1,178 @@
+#include "core/ranks.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm.h"
+
+/* ---- Rows as one piece of memory: their texts, each with its end ---- */
+
+static size_t packed_bytes(const struct row *row)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < row->count; i++)
+        bytes += strlen(row->fields[i].text) + 1;
+    return bytes;
+}
+
+static void pack(const struct row *row, char *to)
+{
+    for (size_t i = 0; i < row->count; i++)
+        to = stpcpy(to, row->fields[i].text) + 1;
+}
+
+/* A row with the columns of `like`. */
+static enum status unpack(const char *from, const struct row *like, struct row *row)
+{
+    for (size_t i = 0; i < like->count; i++) {
+        const struct field *field = &like->fields[i];
+        (field->number ? row_number : row_text)(row, field->column, from);
+        from += strlen(from) + 1;
+    }
+    return row_check(row);
+}
+
+static enum status unpack_all(const char *packed, size_t bytes, const struct row *like, struct row **rows)
+{
+    *rows = calloc((size_t)comm_size(), sizeof **rows);
+    if (!*rows)
+        return status_set(STATUS_FAILED, "out of memory for the rows of %d ranks", comm_size());
+    for (int i = 0; i < comm_size(); i++)
+        TRY(unpack(packed + (size_t)i * bytes, like, &(*rows)[i]));
+    return STATUS_OK;
+}
+
+void ranks_free_rows(struct row *rows)
+{
+    for (int i = 0; rows && i < comm_size(); i++)
+        row_free(&rows[i]);
+    free(rows);
+}
+
+/* ---- Gathering ---- */
+
+/* Brings `bytes` of each rank to rank 0, into memory that is made there; NULL elsewhere. */
+static enum status gather(const void *mine, size_t bytes, void **all)
+{
+    bool leads = comm_rank() == 0;
+    *all = leads ? malloc((size_t)comm_size() * bytes) : NULL;
+    enum status status = STATUS_OK;
+    if (leads && !*all)
+        status = status_set(STATUS_FAILED, "out of memory for the results of %d ranks", comm_size());
+    status = comm_agree(status);
+    if (status == STATUS_OK)
+        status = comm_gather(mine, bytes, *all);
+    if (status != STATUS_OK) {
+        free(*all);
+        *all = NULL;
+    }
+    return status;
+}
+
+static enum status gather_rows(const struct row *mine, struct row **rows)
+{
+    double longest = (double)packed_bytes(mine);
+    TRY(comm_max(&longest, 1));
+    size_t bytes = (size_t)longest;
+    void *all = NULL;
+    char *packed = calloc(1, bytes);
+    enum status status =
+        packed ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a row of %zu bytes", bytes);
+    if (packed)
+        pack(mine, packed);
+    status = comm_agree(status);
+    if (status == STATUS_OK)
+        status = gather(packed, bytes, &all);
+    if (status == STATUS_OK && all)
+        status = unpack_all(all, bytes, mine, rows);
+    free(all);
+    free(packed);
+    return comm_agree(status);
+}
+
+enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
+                         struct rank_facts **facts)
+{
+    *rows = NULL;
+    void *all = NULL;
+    enum status status = gather_rows(mine, rows);
+    if (status == STATUS_OK)
+        status = gather(my_facts, sizeof *my_facts, &all);
+    *facts = all;
+    if (status != STATUS_OK) {
+        ranks_free_rows(*rows);
+        *rows = NULL;
+    }
+    return status;
+}
+
+enum status ranks_gather_samples(const struct bench *bench, struct sample **samples)
+{
+    void *all;
+    enum status status = gather(bench->samples, bench->count * sizeof *bench->samples, &all);
+    *samples = all;
+    return status;
+}
+
+/* ---- Together ---- */
+
+/* A sample is two doubles, and the largest of each is sought: a device time that does not apply is negative
+ * on all ranks. */
+_Static_assert(sizeof(struct sample) == 2 * sizeof(double), "samples are sent as doubles");
+
+enum status ranks_slowest(const struct bench *mine, double max_median_error, struct bench *all)
+{
+    *all = *mine;
+    all->capacity = mine->count;
+    all->samples = reallocarray(NULL, mine->count, sizeof *all->samples);
+    enum status status = STATUS_OK;
+    if (all->samples)
+        memcpy(all->samples, mine->samples, mine->count * sizeof *all->samples);
+    else
+        status = status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time", mine->count);
+    status = comm_agree(status);
+    if (status == STATUS_OK)
+        status = comm_max((double *)all->samples, 2 * all->count);
+    if (status == STATUS_OK)
+        status = comm_agree(bench_summarise(all, max_median_error));
+    if (status != STATUS_OK)
+        bench_free(all);
+    return status;
+}
+
+static void combine(const struct row *rows, int count, const char *column, enum combine how,
+                    struct row *total)
+{
+    const char *first = row_get(&rows[0], column);
+    char text[32] = "";
+    if (how == COMBINE_FIRST || !first || !*first)
+        return;
+    unsigned long long sum = 0;
+    double largest = -INFINITY;
+    for (int i = 0; i < count; i++) {
+        const char *cell = row_get(&rows[i], column);
+        sum += strtoull(cell, NULL, how == COMBINE_HASHES ? 16 : 10);
+        largest = fmax(largest, strtod(cell, NULL));
+    }
+    if (how == COMBINE_MAX)
+        snprintf(text, sizeof text, "%.9g", largest);
+    else
+        snprintf(text, sizeof text, how == COMBINE_HASHES ? "%016llx" : "%llu", sum);
+    row_set(total, column, text, how != COMBINE_HASHES);
+}
+
+void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total)
+{
+    static const struct measure shared[] = {{"threads", COMBINE_SUM},
+                                            {"ranks_per_device", COMBINE_MAX},
+                                            {"batch", COMBINE_SUM},
+                                            {"wrong", COMBINE_SUM},
+                                            {NULL, COMBINE_FIRST}};
+    row_set(total, "rank", "all", false);
+    for (const struct measure *measure = shared; measure->column; measure++)
+        combine(rows, count, measure->column, measure->combine, total);
+    for (const struct measure *measure = measures; measure->column; measure++)
+        combine(rows, count, measure->column, measure->combine, total);
+}

@@ -1,0 +1,42 @@
+/* What the ranks of a run found out, brought together: every rank's row on rank 0, and the row of them all.
+ * All ranks call these functions, in the same order; a failure is the same on all of them. */
+#ifndef FDSL_CORE_RANKS_H
+#define FDSL_CORE_RANKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/bench.h"
+#include "core/record.h"
+#include "core/status.h"
+#include "core/workload.h"
+
+/* Of each rank, what its row does not hold, or not in full. */
+struct rank_facts {
+    double items, bytes;
+    double floor_s;  /* the time that its work must take at its device's peak rates; 0 where unknown */
+    double median_s; /* the time that it took */
+    double median_error;
+    bool settled;
+    uint64_t throttle_reasons;
+};
+
+/* Brings the rows and facts of all ranks to rank 0: `*rows` and `*facts`, comm_size() of each in the order of
+ * ranks; NULL elsewhere. The caller frees, with ranks_free_rows(). Every rank's row has the same columns. */
+enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
+                         struct rank_facts **facts);
+void ranks_free_rows(struct row *rows);
+
+/* Brings the samples of all ranks to rank 0: `*samples`, comm_size() times bench->count, rank by rank; NULL
+ * elsewhere. The caller frees. */
+enum status ranks_gather_samples(const struct bench *bench, struct sample **samples);
+
+/* The run of all ranks together: it is over when the slowest one is, so sample by sample the longest time of
+ * any. Every rank gets it, and frees it with bench_free(). */
+enum status ranks_slowest(const struct bench *mine, double max_median_error, struct bench *all);
+
+/* Writes into `total`, a row like the others, what adds up over the ranks' rows: threads, the batch, what is
+ * wrong, and the measures as they say. Needs no other rank. */
+void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
+
+#endif

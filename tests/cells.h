@@ -1,0 +1,59 @@
+/* Cells of CSV, for suites that run the program. */
+#ifndef FDSL_TESTS_CELLS_H
+#define FDSL_TESTS_CELLS_H
+
+#include <criterion/criterion.h>
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How often the words stand in the text. */
+static inline size_t count_of(const char *text, const char *words)
+{
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, words)); at += strlen(words))
+        count++;
+    return count;
+}
+
+/* The text of a cell of CSV: `row` 0 is the header. Static; the next call overwrites it. */
+static inline const char *cell(const char *csv, size_t row, size_t column)
+{
+    static char text[4096];
+    size_t r = 0, c = 0, length = 0;
+    bool quoted = false;
+    for (const char *at = csv; *at && (r < row || (r == row && c <= column)); at++) {
+        quoted ^= *at == '"';
+        if (!quoted && *at == '\n')
+            r++, c = 0;
+        else if (!quoted && *at == ',')
+            c++;
+        else if (r == row && c == column && *at != '"' && length + 1 < sizeof text)
+            text[length++] = *at;
+    }
+    text[length] = '\0';
+    return text;
+}
+
+/* The cell of that row, 1 being the first after the header, in the column of that name. */
+static inline const char *value(const char *csv, size_t row, const char *column)
+{
+    for (size_t c = 0; c < 100; c++)
+        if (strcmp(cell(csv, 0, c), column) == 0)
+            return cell(csv, row, c);
+    cr_assert_fail("no column %s", column);
+    return "";
+}
+
+/* The same as a number. */
+static inline double number(const char *csv, size_t row, const char *column)
+{
+    char *end;
+    const char *text = value(csv, row, column);
+    double result = strtod(text, &end);
+    cr_assert(end != text && !*end, "%s is '%s'", column, text);
+    return result;
+}
+
+#endif

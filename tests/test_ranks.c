@@ -1,0 +1,162 @@
+/* What ranks share and add up, as far as it takes no second rank: shares of a batch and of cores, and the row
+ * of them all. */
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+
+#include "core/cores.h"
+#include "core/place.h"
+#include "core/ranks.h"
+
+TestSuite(place, .timeout = 60);
+TestSuite(cores, .timeout = 60);
+TestSuite(ranks, .timeout = 60);
+
+/* ---- Shares of a batch ---- */
+
+Test(place, weak_ranks_make_a_batch_each)
+{
+    for (uint64_t rank = 0; rank < 4; rank++) {
+        const struct place place = {rank, 4, false};
+        struct share share = place_share(&place, 7);
+        cr_expect(share.first == 7 * rank && share.count == 7 && share.total == 28);
+    }
+}
+
+Test(place, strong_shares_follow_each_other_and_differ_by_at_most_one)
+{
+    for (uint64_t ranks = 1; ranks <= 9; ranks++)
+        for (uint64_t batch = 0; batch <= 40; batch++) {
+            uint64_t next = 0;
+            for (uint64_t rank = 0; rank < ranks; rank++) {
+                const struct place place = {rank, ranks, true};
+                struct share share = place_share(&place, batch);
+                cr_assert(share.first == next && share.total == batch);
+                cr_assert(share.count == batch / ranks || share.count == batch / ranks + 1);
+                next += share.count;
+            }
+            cr_assert(next == batch, "%d over %d", (int)batch, (int)ranks);
+        }
+}
+
+Test(place, one_rank_has_all_either_way)
+{
+    for (int strong = 0; strong < 2; strong++) {
+        const struct place place = {0, 1, strong};
+        struct share share = place_share(&place, 13);
+        cr_expect(share.first == 0 && share.count == 13 && share.total == 13);
+    }
+}
+
+Test(place, a_large_batch_does_not_overflow)
+{
+    const struct place place = {99998, 99999, true};
+    struct share share = place_share(&place, UINT64_MAX);
+    cr_expect(share.first + share.count == UINT64_MAX);
+}
+
+/* ---- Shares of cores ---- */
+
+/* The set whose first 64 hardware threads are these bits. */
+static struct cores_mask mask(unsigned long bits)
+{
+    return (struct cores_mask){{bits}};
+}
+
+/* The plan of each of `count` ranks on a machine of `core_count` cores of two threads, number i having i and
+ * i + core_count, as Linux numbers them. */
+static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
+                        const unsigned long *expected)
+{
+    struct cores_mask masks[8], cores[16], allowed = mask((1ul << 2 * core_count) - 1);
+    for (int i = 0; i < count; i++)
+        masks[i] = mask(ranks[i]);
+    for (int i = 0; i < core_count; i++)
+        cores[i] = mask(1ul << i | 1ul << (i + core_count));
+    for (int i = 0; i < count; i++) {
+        struct cores_plan plan = cores_share_out(masks, count, i, &allowed, cores, core_count);
+        cr_expect(plan.outcome == outcome, "rank %d: outcome %d", i, (int)plan.outcome);
+        cr_expect(plan.mine.words[0] == expected[i], "rank %d: %lx, not %lx", i, plan.mine.words[0],
+                  expected[i]);
+    }
+}
+
+Test(cores, ranks_that_may_run_anywhere_get_whole_cores_each)
+{
+    expect_plan((const unsigned long[]){0xff, 0xff}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x33, 0xcc});
+    expect_plan((const unsigned long[]){0xff, 0xff, 0xff}, 3, 4, CORES_SPLIT,
+                (const unsigned long[]){0x33, 0x44, 0x88});
+}
+
+Test(cores, only_what_some_rank_may_use_is_shared_out)
+{
+    expect_plan((const unsigned long[]){0x66, 0x66}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x22, 0x44});
+    /* half a core is one all the same */
+    expect_plan((const unsigned long[]){0x03, 0x03}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x01, 0x02});
+}
+
+Test(cores, sets_that_overlap_are_shared_out_anew)
+{
+    expect_plan((const unsigned long[]){0x77, 0xee}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x33, 0xcc});
+    expect_plan((const unsigned long[]){0x33, 0xcc, 0x33, 0xcc}, 4, 4, CORES_SPLIT,
+                (const unsigned long[]){0x11, 0x22, 0x44, 0x88});
+}
+
+Test(cores, what_the_launcher_gave_apart_stays)
+{
+    static const unsigned long all[] = {0x33, 0xcc}, some[] = {0x11, 0x88};
+    expect_plan(all, 2, 4, CORES_KEPT, all);
+    expect_plan(some, 2, 4, CORES_IDLE, some);
+}
+
+Test(cores, more_ranks_than_cores_take_one_in_turn)
+{
+    expect_plan((const unsigned long[]){0xf, 0xf, 0xf}, 3, 2, CORES_CROWDED,
+                (const unsigned long[]){0x5, 0xa, 0x5});
+    expect_plan((const unsigned long[]){0x5, 0x5}, 2, 2, CORES_CROWDED, (const unsigned long[]){0x5, 0x5});
+}
+
+Test(cores, a_rank_alone_keeps_its_own)
+{
+    static const unsigned long all[] = {0xff}, one[] = {0x11};
+    expect_plan(all, 1, 4, CORES_KEPT, all);
+    expect_plan(one, 1, 4, CORES_IDLE, one);
+}
+
+/* ---- The row of all ranks ---- */
+
+Test(ranks, what_adds_up_is_added_up)
+{
+    static const struct measure measures[] = {{"how", COMBINE_FIRST},
+                                              {"stage_s", COMBINE_MAX},
+                                              {"hash", COMBINE_HASHES},
+                                              {"none", COMBINE_HASHES},
+                                              {NULL, COMBINE_FIRST}};
+    struct row rows[2] = {{0}}, total = {0};
+    for (int i = 0; i < 3; i++) {
+        struct row *row = i < 2 ? &rows[i] : &total;
+        row_count(row, "rank", (unsigned long long)i);
+        row_count(row, "threads", 3);
+        row_text(row, "ranks_per_device", "");
+        row_count(row, "batch", i ? 5 : 6);
+        row_count(row, "wrong", 0);
+        row_text(row, "how", "fast");
+        row_real(row, "stage_s", i ? 0.25 : 0.5);
+        row_text(row, "hash", i ? "8000000000000001" : "8000000000000002");
+        row_text(row, "none", "");
+    }
+    ranks_combine(rows, 2, measures, &total);
+    cr_assert_eq(row_check(&total), STATUS_OK);
+    cr_expect_str_eq(row_get(&total, "rank"), "all");
+    cr_expect_str_eq(row_get(&total, "threads"), "6");
+    cr_expect_str_eq(row_get(&total, "ranks_per_device"), "");
+    cr_expect_str_eq(row_get(&total, "batch"), "11");
+    cr_expect_str_eq(row_get(&total, "wrong"), "0");
+    cr_expect_str_eq(row_get(&total, "how"), "fast");
+    cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");
+    cr_expect_str_eq(row_get(&total, "hash"), "0000000000000003", "modulo 2^64");
+    cr_expect_str_eq(row_get(&total, "none"), "");
+    row_free(&rows[0]);
+    row_free(&rows[1]);
+    row_free(&total);
+}
