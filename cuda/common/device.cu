@@ -9,6 +9,20 @@ static __global__ void probe_kernel(void)
 {
 }
 
+int device_count(void)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? count : 0;
+}
+
+enum status device_pci_bus_id(int device, char *text, int size)
+{
+    CUDA_TRY(cudaDeviceGetPCIBusId(text, size, device));
+    return STATUS_OK;
+}
+
 enum status device_probe(int device)
 {
     int count = 0;

@@ -1,6 +1,11 @@
 /* A build without CUDA: no device, and the reason. */
 #include "common/device.h"
 
+int device_count(void)
+{
+    return 0;
+}
+
 enum status device_probe(int device)
 {
     (void)device;
@@ -10,5 +15,12 @@ enum status device_probe(int device)
 enum status device_describe(int device, struct device_info *info)
 {
     (void)info;
+    return device_probe(device);
+}
+
+enum status device_pci_bus_id(int device, char *text, int size)
+{
+    (void)text;
+    (void)size;
     return device_probe(device);
 }

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "core/phase.h"
 #include "core/range.h"
 #include "core/timer.h"
 
@@ -22,12 +23,10 @@ static enum status warm_up(const struct variant *variant, void *state, const str
 {
     struct sample unused;
     double begin_s = timer_now_s();
-    range_push("warm-up");
     enum status status = STATUS_OK;
     while (status == STATUS_OK &&
            (bench->warmups < limits->warmups || timer_now_s() - begin_s < limits->warmup_time_s))
         status = timed_run(variant, state, ++bench->warmups, &unused);
-    range_pop();
     return status;
 }
 
@@ -110,9 +109,12 @@ enum status bench_measure(const struct variant *variant, void *state, const stru
                           bench_progress *progress, void *context, struct bench *bench)
 {
     *bench = (struct bench){0};
+    phase_enter(PHASE_WARM_UP);
     enum status status = warm_up(variant, state, limits, bench);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK) {
+        phase_enter(PHASE_TIMED);
         status = take_samples(variant, state, limits, progress, context, bench);
+    }
     if (status != STATUS_OK)
         bench_free(bench);
     return status;

@@ -8,6 +8,8 @@
 #include "comm.h"
 #include "common/device.h"
 #include "core/env.h"
+#include "core/monitor.h"
+#include "core/phase.h"
 #include "core/range.h"
 #include "core/record.h"
 #include "core/report.h"
@@ -24,6 +26,7 @@ struct runner {
     char driver[64];
     void *input;
     struct report *report;
+    struct monitor *monitor; /* NULL where nobody asked for it */
 
     /* The variant under way */
     const struct variant_entry *entry;
@@ -181,8 +184,11 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
     runner->shown_s = now_s;
-    fprintf(stderr, "\r\033[K%s: %zu samples, %.1f s of at most %.0f s", runner->entry->name, samples,
-            elapsed_s, max_time_s);
+    fprintf(stderr, "\r\033[K%s: %zu samples, %.1f s", runner->entry->name, samples, elapsed_s);
+    if (runner->settings->loops)
+        fprintf(stderr, ", of %llu samples", (unsigned long long)runner->settings->loops);
+    else
+        fprintf(stderr, " of at most %.0f s", max_time_s);
     fflush(stderr);
 }
 
@@ -222,10 +228,7 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     result->runs_before = settings->verify ? 2 : 1;
     if (settings->verify) {
         show_phase(runner, "verifying");
-        range_push("verify");
-        enum status status = workload->verify(runner->input, variant, state, &result->wrong);
-        range_pop();
-        TRY(status);
+        TRY(workload->verify(runner->input, variant, state, &result->wrong));
         result->verified = true;
     }
     if (!workload->deliver)
@@ -237,20 +240,42 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
 static void warn_about(const struct runner *runner, const struct result *result)
 {
     char words[128];
+    bool loops = runner->settings->loops;
     if (*nvml_throttle_words(runner->throttle_reasons, words, sizeof words))
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
     if (result->bench.count < STATS_INTERVAL_MIN)
-        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --min-samples",
-                    result->variant, result->bench.count, STATS_INTERVAL_MIN);
+        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --%s",
+                    result->variant, result->bench.count, STATS_INTERVAL_MIN,
+                    loops ? "loops" : "min-samples");
     else if (!result->bench.settled)
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
-                    "--max-time, or quiet the machine",
-                    result->variant, result->bench.count, 100 * result->bench.time.median_error);
+                    "--%s, or quiet the machine",
+                    result->variant, result->bench.count, 100 * result->bench.time.median_error,
+                    loops ? "loops" : "max-time");
     else if (result->bench.time.outliers * 10 > result->bench.count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, result->bench.time.outliers, result->bench.count);
+}
+
+/* NVML's readings are averages over up to a second, so a short run is hardly in them. */
+static void warn_of_few_looks(const struct runner *runner, double wall_s)
+{
+    const struct settings *settings = runner->settings;
+    size_t looks = monitor_timed_samples(runner->monitor);
+    double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
+    char remedy[64];
+    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN)
+        return;
+    if (settings->loops)
+        snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
+    else
+        snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
+    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
+                "give it longer with %s%s",
+                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
+                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
 }
 
 /* Shows the row and appends it where asked. What was measured is worth keeping: a full disk does not swallow
@@ -280,6 +305,7 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     const struct variant *variant = runner->entry->variant;
     TRY(comm_barrier());
     TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
+    phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->roofline_share = roofline_share(runner, result);
     char measures[32][64] = {{0}};
@@ -290,11 +316,14 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     if (status == STATUS_OK)
         status = publish(runner, &row, result);
     row_free(&row);
+    if (status == STATUS_OK)
+        warn_of_few_looks(runner, result->bench.wall_s);
     return status;
 }
 
 static enum status run_state(struct runner *runner, void *state, struct result *result)
 {
+    phase_enter(PHASE_VERIFY);
     TRY(make_and_verify(runner, state, result));
     if (result->wrong == 0)
         return time_variant(runner, state, result);
@@ -310,21 +339,23 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     const struct workload *workload = runner->settings->workload;
     runner->entry = entry;
     runner->throttle_reasons = 0;
+    TRY(monitor_begin(runner->monitor, entry->name));
     struct result result = {.variant = entry->name, .work = workload->work(runner->input, entry->variant)};
     void *state;
     show_phase(runner, "setting up");
     range_push(entry->name);
-    range_push("setup");
+    phase_enter(PHASE_SETUP);
     enum status status = entry->variant->setup(&runner->settings->resources, runner->input, &state);
-    range_pop();
     if (status == STATUS_OK) {
         status = run_state(runner, state, &result);
+        phase_enter(PHASE_TEARDOWN);
         entry->variant->teardown(state);
         bench_free(&result.bench);
     }
+    phase_enter(PHASE_IDLE);
     range_pop();
     show_phase(runner, NULL);
-    return status;
+    return status == STATUS_OK ? monitor_end(runner->monitor) : status;
 }
 
 /* ---- All of them ---- */
@@ -401,6 +432,8 @@ static enum status check_outputs(struct runner *runner)
         status = csv_check(settings->out, &row);
     if (status == STATUS_OK && settings->samples)
         status = csv_check(settings->samples, &sample_row);
+    if (status == STATUS_OK && settings->monitor)
+        status = monitor_check(settings->monitor);
     row_free(&row);
     row_free(&sample_row);
     return status;
@@ -444,6 +477,30 @@ static enum status run_all(struct runner *runner)
     return ended;
 }
 
+/* All of them, watched where asked. */
+static enum status run_watched(struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    const struct device_info *device = &runner->device;
+    if (!settings->monitor)
+        return run_all(runner);
+    const struct monitor_subject subject = {.env = &runner->env,
+                                            .rank = (uint64_t)comm_rank(),
+                                            .device = *device->name ? device->name : runner->env.cpu_model,
+                                            .pci_bus_id = device->pci_bus_id};
+    TRY(comm_agree(monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &runner->monitor)));
+    enum status status = run_all(runner);
+    char failure[1024];
+    snprintf(failure, sizeof failure, "%s", status_text());
+    enum status written = monitor_stop(runner->monitor), shown = STATUS_OK;
+    if (settings->format == FORMAT_TABLE && comm_rank() == 0)
+        shown = report_monitor(runner->monitor);
+    monitor_free(runner->monitor);
+    if (status != STATUS_OK)
+        return status_set(status, "%s", failure);
+    return written == STATUS_OK ? shown : written;
+}
+
 /* What is found out before anything is measured. */
 static enum status prepare(struct runner *runner)
 {
@@ -459,7 +516,7 @@ enum status runner_run(struct settings *settings)
     TRY(settings->workload->open(&settings->options, settings->parameters, &runner.input));
     enum status status = comm_agree(prepare(&runner));
     if (status == STATUS_OK)
-        status = run_all(&runner);
+        status = run_watched(&runner);
     settings->workload->close(runner.input);
     return status;
 }
