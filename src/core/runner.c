@@ -355,7 +355,10 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     phase_enter(PHASE_IDLE);
     range_pop();
     show_phase(runner, NULL);
-    return status == STATUS_OK ? monitor_end(runner->monitor) : status;
+    if (status == STATUS_OK ||
+        status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
+        TRY(monitor_end(runner->monitor));
+    return status;
 }
 
 /* ---- All of them ---- */
