@@ -17,7 +17,7 @@ _fdsl_bench()
     --channels) mapfile -t COMPREPLY < <(compgen -W '1 3' -- "$current") ;;
     --layout) mapfile -t COMPREPLY < <(compgen -W 'nchw nhwc' -- "$current") ;;
     --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
-    --out | --samples | --class | --preset-file | --write-classes | --sheet | --npy)
+    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;
     --png) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;

@@ -308,10 +308,10 @@ static void expect_help_names(const char *name)
 
 Test(cli, help_names_every_option_and_exit_status)
 {
-    static const char *const shared[] = {"variant",     "workload",  "list",     "verify",      "out",
-                                         "samples",     "format",    "threads",  "device",      "warmups",
-                                         "warmup-time", "min-time",  "max-time", "min-samples", "env",
-                                         "verbose",     "max-error", "version",  "help",        "dry-run"};
+    static const char *const shared[] = {
+        "variant",   "workload", "list",        "verify",   "out",      "samples",     "format", "threads",
+        "device",    "warmups",  "warmup-time", "min-time", "max-time", "min-samples", "env",    "verbose",
+        "max-error", "version",  "help",        "monitor",  "loops",    "best-gpu",    "dry-run"};
     static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
                                            "3 wrong results", "4 this build or machine lacks"};
     run_well("--help");
@@ -518,6 +518,8 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--out same.csv --samples ./same.csv", "--out and --samples name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
         {"--out same.csv --samples same.csv", "--out and --samples name the same file"},
+        {"--samples same.csv --monitor ./same.csv:50", "--samples and --monitor name the same file"},
+        {"--best-gpu --device 0", "--best-gpu chooses a device and --device names one; leave one out"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
 }
@@ -1386,6 +1388,158 @@ Test(cli, min_samples_is_honoured)
     cr_expect(number(out, 1, "samples") == 37);
     run_well(NAIVE " --min-samples 1 --format csv");
     cr_expect(number(out, 1, "samples") == 1);
+}
+
+#define LOOPED "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --format csv "
+
+Test(cli, loops_are_as_many_as_asked_and_no_more)
+{
+    run_well(LOOPED "--loops 1 --warmups 0 --warmup-time 0");
+    cr_expect(number(out, 1, "samples") == 1);
+    run_well(LOOPED "--loops 4321 --samples samples.csv");
+    cr_expect(number(out, 1, "samples") == 4321);
+    char *samples = get("samples.csv", NULL);
+    cr_expect(count_of(samples, "\n") == 4322);
+    free(samples);
+}
+
+Test(cli, loops_end_for_no_other_reason)
+{
+    static const struct refusal refusals[] = {
+        {"--loops 5 --min-samples 5", "--loops takes exactly so many samples, whatever --min-samples says"},
+        {"--loops 5 --min-time 1", "whatever --min-time says; leave one out"},
+        {"--loops 5 --max-time 1", "whatever --max-time says; leave one out"},
+        {"--loops 5 --max-error 5", "whatever --max-error says; leave one out"},
+        {"--loops 0", "--loops: '0' is out of range"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), LOOPED);
+}
+
+Test(cli, loops_are_counted_on_a_terminal)
+{
+    how.terminal_err = true;
+    run_well(LOOPED "--loops 12");
+    cr_expect(strstr(err, "naive: 1 samples, 0.0 s, of 12 samples"), "%s", err);
+}
+
+/* ---- The monitor ---- */
+
+static const char monitor_header[] =
+    "schema,time_utc,host,job_id,revision,rank,device,variant,phase,time_s,gpu_utilisation_percent,"
+    "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
+    "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes\n";
+
+/* Long enough for many samples of 10 ms, and for some though the machine be busy. */
+#define WATCHED                                                                                           \
+    "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --warmups 0 --warmup-time 0 " \
+    "--min-time 0.6 --max-error 100 "
+
+Test(cli, the_monitor_writes_its_samples)
+{
+    run_well(WATCHED "--monitor watched.csv:10 --out rows.csv");
+    char *csv = get("watched.csv", NULL), *row = get("rows.csv", NULL);
+    size_t samples = count_of(csv, "\n") - 1, timed = 0;
+    cr_expect(strncmp(csv, monitor_header, sizeof monitor_header - 1) == 0, "%s", csv);
+    cr_assert(samples >= 2);
+    char time_utc[64];
+    snprintf(time_utc, sizeof time_utc, "%s", value(row, 1, "time_utc"));
+    for (size_t i = 1; i <= samples; i++) {
+        timed += strcmp(value(csv, i, "phase"), "timed") == 0;
+        cr_expect_str_eq(value(csv, i, "time_utc"), time_utc, "rows and samples of a run can be joined");
+        cr_expect_str_empty(value(csv, i, "power_w"));
+        cr_expect(i == 1 || number(csv, i, "cpu_cores") >= 0);
+        cr_expect(number(csv, i, "rss_bytes") > 0);
+        cr_expect(i == 1 || number(csv, i, "time_s") > number(csv, i - 1, "time_s"));
+    }
+    cr_expect(timed >= 1, "%zu", timed);
+    cr_expect(strstr(out, "\nwhile timed ") && strstr(out, "CPU cores") && strstr(out, "RSS GB"), "%s", out);
+    cr_expect(!strstr(out, "GPU %"), "a column that nobody knows is left out: %s", out);
+    free(csv);
+    free(row);
+}
+
+Test(cli, the_monitor_leaves_machine_formats_alone)
+{
+    run_well(NAIVE " --monitor watched.csv --format csv");
+    cr_expect(count_of(out, "\n") == 2 && !strstr(out, "while timed"), "%s", out);
+#ifdef HAVE_JANSSON
+    run_well(NAIVE " --monitor watched.csv --format json");
+    put("out.json", out);
+    check_with_python("import json, sys; json.load(open(sys.argv[1]))", "out.json");
+#endif
+    char *csv = get("watched.csv", NULL);
+    cr_expect(count_of(csv, "schema") == 1, "one header, and the runs below it: %s", csv);
+    free(csv);
+}
+
+Test(cli, the_monitor_says_when_it_saw_too_little)
+{
+    run_well(NAIVE " --monitor watched.csv");
+    cr_expect(strstr(err, "samples of --monitor fell within its timed runs, and 20 make a figure; give it "
+                          "longer with --min-time 2.1, or a shorter period\n"),
+              "%s", err);
+    run_well(LOOPED "--loops 1 --monitor watched.csv:10");
+    const char *remedy = strstr(err, "give it longer with --loops ");
+    cr_assert(remedy, "%s", err);
+    cr_expect(strtod(remedy + 28, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
+}
+
+Test(cli, the_monitors_file_may_hold_colons)
+{
+    run_well(NAIVE " --monitor a:b.csv");
+    run_well(NAIVE " --monitor c:12:50");
+    run_well(NAIVE " --monitor d:");
+    cr_expect(access("a:b.csv", F_OK) == 0 && access("c:12", F_OK) == 0 && access("d:", F_OK) == 0);
+}
+
+Test(cli, refuses_a_monitor_that_cannot_be)
+{
+    static const struct refusal refusals[] = {
+        {"--monitor x:9", "--monitor FILE:MS: '9' is out of range; it must be 10 to 60000"},
+        {"--monitor x:60001", "'60001' is out of range"},
+        {"--monitor :50", "--monitor: name a file before the colon"},
+        {"--monitor gone/x", "gone/x: its folder does not exist"},
+        {"--monitor .", ". is a folder"},
+        {"--monitor foreign.csv", "foreign.csv holds other columns (column 2 is 'b', not 'time_utc')"},
+    };
+    put("foreign.csv", "schema,b\n");
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    expect_file("foreign.csv", "schema,b\n");
+}
+
+/* Killed as soon as the first variant is written, which is when the second one runs. */
+Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
+{
+    char *argv[] = {
+        program,    "--variant", VARIANTS,         "--res", "32",         "--batch", "2",
+        "--orbits", "4",         "--vertices",     "20",    "--min-time", "0.6",     "--max-error",
+        "100",      "--monitor", "watched.csv:10", NULL};
+    struct stat info = {0};
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+    while (stat("watched.csv", &info) != 0 || info.st_size == 0)
+        usleep(1000);
+    cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    char *csv = get("watched.csv", NULL);
+    size_t lines = count_of(csv, "\n");
+    cr_expect(lines > 2 && csv[strlen(csv) - 1] == '\n', "%s", csv);
+    cr_expect(count_of(csv, ",") == lines * count_of(monitor_header, ","), "each row is whole: %s", csv);
+    cr_expect(strstr(csv, ",naive,timed,") != NULL, "%s", csv);
+    free(csv);
+}
+
+/* ---- The best GPU ---- */
+
+Test(cli, the_best_gpu_needs_one)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    run("--variant naive --best-gpu");
+    expect_error(4, "CUDA", "--best-gpu");
+    run("--env --best-gpu");
+    expect_error(4, "CUDA", "--env --best-gpu");
+    run_well("--version --best-gpu");
 }
 
 Test(cli, warmups_are_honoured)

@@ -2,7 +2,6 @@
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "fake_nvml.h"
 
 static char folder[] = "/tmp/fdsl-env-XXXXXX";
 
@@ -182,65 +183,11 @@ Test(cgroup, file_cache_is_free)
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
 }
 
-/* A library with NVML's interface and one GPU. OLD leaves out what older drivers lack; BROKEN fails to start.
- */
-static const char fake_nvml[] =
-    "#include <stdio.h>\n"
-    "#include <string.h>\n"
-    "static int gpu;\n"
-    "int nvmlInit_v2(void) {\n"
-    "#ifdef BROKEN\n"
-    "    return 9;\n"
-    "#endif\n"
-    "    gpu = 42; return 0; }\n"
-    "const char *nvmlErrorString(int result) { return result == 9 ? \"Driver Not Loaded\" : \"Not Found\"; "
-    "}\n"
-    "int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {\n"
-    "    if (gpu != 42) return 1;\n"
-    "    if (strcmp(id, \"0000:17:00.0\") != 0) return 6;\n"
-    "    *device = &gpu; return 0; }\n"
-    "int nvmlSystemGetDriverVersion(char *text, unsigned length) {\n"
-    "    return snprintf(text, length, \"580.159.04\") >= (int)length ? 7 : 0; }\n"
-    "int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) {\n"
-    "    if (device != &gpu) return 2;\n"
-    "    *mhz = clock == 1 ? 1410 : clock == 2 ? 3201 : 7; return 0; }\n"
-    "int nvmlDeviceGetMaxClockInfo(void *device, int clock, unsigned *mhz) {\n"
-    "    if (device != &gpu) return 2;\n"
-    "    *mhz = clock == 1 ? 1980 : 7; return 0; }\n"
-    "int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {\n"
-    "    if (device != &gpu || sensor != 0) return 2;\n"
-    "    *celsius = 61; return 0; }\n"
-    "#ifdef OLD\n"
-    "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { (void)device, (void)mw; return 3; }\n"
-    "int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {\n"
-    "#else\n"
-    "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) {\n"
-    "    if (device != &gpu) return 2;\n"
-    "    *mw = 312500; return 0; }\n"
-    "int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *bits) {\n"
-    "#endif\n"
-    "    if (device != &gpu) return 2;\n"
-    "    *bits = 0x24; return 0; }\n";
-
-/* Compiles the library and loads it, so that asking for one of its name finds it, even beside a real one. */
-static void load_fake_nvml(const char *flags)
-{
-    char command[512];
-    const char *cc = getenv("CC");
-    put("fake.c", fake_nvml);
-    snprintf(command, sizeof command,
-             "cd '%s' && %s %s -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o fake.so fake.c", folder,
-             cc && *cc ? cc : "cc", flags);
-    cr_assert(system(command) == 0, "%s", command);
-    snprintf(command, sizeof command, "%s/fake.so", folder);
-    cr_assert(dlopen(command, RTLD_NOW) != NULL, "%s", dlerror());
-}
-
 Test(nvml, reads_a_gpu)
 {
     struct gpu_state state;
     char driver[80], tiny[4] = "???";
-    load_fake_nvml("");
+    load_fake_nvml(folder, "");
     cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
     cr_expect(eq(int, state.sm_clock_mhz, 1410));
     cr_expect(eq(int, state.sm_clock_max_mhz, 1980));
@@ -248,16 +195,64 @@ Test(nvml, reads_a_gpu)
     cr_expect(eq(int, state.temperature_c, 61));
     cr_expect(epsilon_eq(dbl, state.power_w, 312.5, 1e-9));
     cr_expect(eq(u64, state.throttle_reasons, 0x24));
+    cr_expect(eq(int, state.utilisation_percent, 97));
+    cr_expect(eq(i64, state.memory_used_bytes, 50754820095));
+    cr_expect(eq(i64, state.memory_free_bytes, 100000000001));
     nvml_driver_version(driver, sizeof driver);
     cr_expect(eq(str, driver, "580.159.04"));
     nvml_driver_version(tiny, sizeof tiny);
     cr_expect(eq(str, tiny, ""));
 }
 
+Test(nvml, reads_the_traffic_on_the_bus)
+{
+    struct gpu_traffic traffic;
+    load_fake_nvml(folder, "");
+    cr_assert(nvml_gpu_traffic("0000:17:00.0", &traffic) == STATUS_OK, "%s", status_text());
+    cr_expect(epsilon_eq(dbl, traffic.rx_bytes_per_s, 2.5e9, 1));
+    cr_expect(epsilon_eq(dbl, traffic.tx_bytes_per_s, 1.25e6, 1));
+    cr_expect(nvml_gpu_traffic("0000:18:00.0", &traffic) == STATUS_UNAVAILABLE);
+    cr_expect(traffic.rx_bytes_per_s < 0 && traffic.tx_bytes_per_s < 0);
+}
+
+static void expect_nothing_known(void)
+{
+    struct gpu_state state;
+    struct gpu_traffic traffic;
+    cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
+    cr_expect(state.sm_clock_mhz < 0 && state.sm_clock_max_mhz < 0 && state.memory_clock_mhz < 0);
+    cr_expect(state.temperature_c < 0 && state.power_w < 0 && state.utilisation_percent < 0);
+    cr_expect(state.memory_used_bytes < 0 && state.memory_free_bytes < 0 && state.throttle_reasons == 0);
+    cr_assert(nvml_gpu_traffic("0000:17:00.0", &traffic) == STATUS_OK, "%s", status_text());
+    cr_expect(traffic.rx_bytes_per_s < 0 && traffic.tx_bytes_per_s < 0);
+}
+
+Test(nvml, lives_with_a_driver_that_has_no_readings)
+{
+    load_fake_nvml(folder, "-DBARE");
+    expect_nothing_known();
+}
+
+Test(nvml, lives_with_a_gpu_that_gives_no_readings)
+{
+    load_fake_nvml(folder, "-DMUTE");
+    expect_nothing_known();
+}
+
+Test(nvml, asks_again_for_a_gpu_after_another)
+{
+    struct gpu_state state;
+    load_fake_nvml(folder, "");
+    for (int again = 0; again < 2; again++) {
+        cr_expect(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
+        cr_expect(nvml_gpu_state("0000:18:00.0", &state) == STATUS_UNAVAILABLE);
+    }
+}
+
 Test(nvml, lives_with_an_older_driver)
 {
     struct gpu_state state;
-    load_fake_nvml("-DOLD");
+    load_fake_nvml(folder, "-DOLD");
     cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());
     cr_expect(lt(dbl, state.power_w, 0.0));
     cr_expect(eq(int, state.sm_clock_mhz, 1410));
@@ -267,7 +262,7 @@ Test(nvml, lives_with_an_older_driver)
 Test(nvml, says_which_gpu_is_unknown)
 {
     struct gpu_state state;
-    load_fake_nvml("");
+    load_fake_nvml(folder, "");
     cr_expect(nvml_gpu_state("0000:18:00.0", &state) == STATUS_UNAVAILABLE);
     cr_expect(strstr(status_text(), "0000:18:00.0") && strstr(status_text(), "Not Found"), "%s",
               status_text());
@@ -278,7 +273,7 @@ Test(nvml, says_why_it_does_not_start)
 {
     struct gpu_state state;
     char driver[80] = "???";
-    load_fake_nvml("-DBROKEN");
+    load_fake_nvml(folder, "-DBROKEN");
     for (int again = 0; again < 2; again++) {
         status_set(STATUS_FAILED, "something else");
         cr_expect(nvml_gpu_state("0000:17:00.0", &state) == STATUS_UNAVAILABLE);
@@ -291,7 +286,7 @@ Test(nvml, says_why_it_does_not_start)
 Test(nvml, names_a_driver_too_old)
 {
     struct gpu_state state;
-    load_fake_nvml("-DnvmlInit_v2=nvmlInit");
+    load_fake_nvml(folder, "-DnvmlInit_v2=nvmlInit");
     cr_expect(nvml_gpu_state("0000:17:00.0", &state) == STATUS_UNAVAILABLE);
     cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
 }

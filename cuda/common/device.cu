@@ -17,6 +17,12 @@ int device_count(void)
     return error == cudaSuccess ? count : 0;
 }
 
+enum status device_pci_bus_id(int device, char *text, int size)
+{
+    CUDA_TRY(cudaDeviceGetPCIBusId(text, size, device));
+    return STATUS_OK;
+}
+
 enum status device_probe(int device)
 {
     int count = 0;

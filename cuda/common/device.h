@@ -25,6 +25,10 @@ struct device_info {
 /* The devices that this process sees (CUDA_VISIBLE_DEVICES); 0 where there is none, or no CUDA. */
 int device_count(void);
 
+/* Where device number `device` is on the bus ("0000:01:00.0"), without taking memory on it.
+ * STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+enum status device_pci_bus_id(int device, char *text, int size);
+
 /* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
 enum status device_probe(int device);
 

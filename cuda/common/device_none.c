@@ -17,3 +17,10 @@ enum status device_describe(int device, struct device_info *info)
     (void)info;
     return device_probe(device);
 }
+
+enum status device_pci_bus_id(int device, char *text, int size)
+{
+    (void)text;
+    (void)size;
+    return device_probe(device);
+}

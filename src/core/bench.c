@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "core/phase.h"
 #include "core/range.h"
 #include "core/timer.h"
 
@@ -29,7 +30,6 @@ static enum status warm_up(const struct variant *variant, void *state, const str
     struct sample unused;
     double begin_s = timer_now_s();
     enum status status = STATUS_OK;
-    range_push("warm-up");
     for (;;) {
         bool stop = bench->warmups >= limits->warmups && timer_now_s() - begin_s >= limits->warmup_time_s;
         status = keep_step(limits, status, &stop);
@@ -37,7 +37,6 @@ static enum status warm_up(const struct variant *variant, void *state, const str
             break;
         status = timed_run(variant, state, ++bench->warmups, &unused);
     }
-    range_pop();
     return status;
 }
 
@@ -131,9 +130,12 @@ enum status bench_measure(const struct variant *variant, void *state, const stru
                           bench_progress *progress, void *context, struct bench *bench)
 {
     *bench = (struct bench){0};
+    phase_enter(PHASE_WARM_UP);
     enum status status = warm_up(variant, state, limits, bench);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK) {
+        phase_enter(PHASE_TIMED);
         status = take_samples(variant, state, limits, progress, context, bench);
+    }
     if (status != STATUS_OK)
         bench_free(bench);
     return status;

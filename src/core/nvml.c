@@ -14,6 +14,15 @@ typedef struct nvml_device *nvml_device; /* opaque */
 enum { NVML_SUCCESS = 0 };
 enum { NVML_CLOCK_SM = 1, NVML_CLOCK_MEMORY = 2 };
 enum { NVML_TEMPERATURE_GPU = 0 };
+enum { NVML_PCIE_TX = 0, NVML_PCIE_RX = 1 };
+
+struct nvml_utilisation {
+    unsigned gpu_percent, memory_percent;
+};
+
+struct nvml_memory {
+    unsigned long long total_bytes, free_bytes, used_bytes;
+};
 
 static struct {
     int (*init)(void);
@@ -25,6 +34,9 @@ static struct {
     int (*temperature_c)(nvml_device device, int sensor, unsigned *celsius);
     int (*power_mw)(nvml_device device, unsigned *milliwatts);
     int (*throttle_reasons)(nvml_device device, unsigned long long *reasons);
+    int (*utilisation)(nvml_device device, struct nvml_utilisation *utilisation);
+    int (*memory)(nvml_device device, struct nvml_memory *memory);
+    int (*pcie_kb_per_s)(nvml_device device, int direction, unsigned *kilobytes);
 } nvml;
 
 static const struct {
@@ -42,6 +54,9 @@ static const struct {
     {"nvmlDeviceGetPowerUsage", NULL, &nvml.power_mw, false},
     {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
      &nvml.throttle_reasons, false},
+    {"nvmlDeviceGetUtilizationRates", NULL, &nvml.utilisation, false},
+    {"nvmlDeviceGetMemoryInfo", NULL, &nvml.memory, false},
+    {"nvmlDeviceGetPcieThroughput", NULL, &nvml.pcie_kb_per_s, false},
 };
 
 /* Why NVML cannot be used; empty once it can. Written under open_once alone. */
@@ -79,6 +94,26 @@ static enum status require_nvml(void)
     return obstacle[0] ? status_set(STATUS_UNAVAILABLE, "no NVML: %s", obstacle) : STATUS_OK;
 }
 
+/* NVML's handle of the device. Each thread keeps its latest, as finding one costs more than a reading. */
+static enum status find_device(const char *pci_bus_id, nvml_device *device)
+{
+    static _Thread_local struct {
+        char pci_bus_id[32];
+        nvml_device device;
+    } latest;
+    TRY(require_nvml());
+    if (!latest.device || strcmp(latest.pci_bus_id, pci_bus_id) != 0) {
+        int result = nvml.device_by_pci_bus_id(pci_bus_id, device);
+        if (result != NVML_SUCCESS)
+            return status_set(STATUS_UNAVAILABLE, "NVML does not know the GPU at PCI bus id '%s': %s",
+                              pci_bus_id, nvml.error_string(result));
+        snprintf(latest.pci_bus_id, sizeof latest.pci_bus_id, "%s", pci_bus_id);
+        latest.device = *device;
+    }
+    *device = latest.device;
+    return STATUS_OK;
+}
+
 /* A reading, or -1 where this driver or device does not give it. */
 static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_device device, int clock)
 {
@@ -91,13 +126,11 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
     nvml_device device;
     unsigned value;
     unsigned long long reasons;
+    struct nvml_utilisation utilisation;
+    struct nvml_memory memory;
 
-    *state = (struct gpu_state){-1, -1, -1, -1, -1.0, 0};
-    TRY(require_nvml());
-    int result = nvml.device_by_pci_bus_id(pci_bus_id, &device);
-    if (result != NVML_SUCCESS)
-        return status_set(STATUS_UNAVAILABLE, "NVML does not know the GPU at PCI bus id '%s': %s", pci_bus_id,
-                          nvml.error_string(result));
+    *state = (struct gpu_state){-1, -1, -1, -1, -1.0, -1, -1, -1, 0};
+    TRY(find_device(pci_bus_id, &device));
     state->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
     state->sm_clock_max_mhz = read_clock_mhz(nvml.clock_max_mhz, device, NVML_CLOCK_SM);
     state->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
@@ -105,8 +138,31 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
         state->temperature_c = (int)value;
     if (nvml.power_mw && nvml.power_mw(device, &value) == NVML_SUCCESS)
         state->power_w = 1e-3 * value;
+    if (nvml.utilisation && nvml.utilisation(device, &utilisation) == NVML_SUCCESS)
+        state->utilisation_percent = (int)utilisation.gpu_percent;
+    if (nvml.memory && nvml.memory(device, &memory) == NVML_SUCCESS) {
+        state->memory_used_bytes = (int64_t)memory.used_bytes;
+        state->memory_free_bytes = (int64_t)memory.free_bytes;
+    }
     if (nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS)
         state->throttle_reasons = reasons;
+    return STATUS_OK;
+}
+
+static double read_pcie_bytes_per_s(nvml_device device, int direction)
+{
+    unsigned kilobytes;
+    bool known = nvml.pcie_kb_per_s && nvml.pcie_kb_per_s(device, direction, &kilobytes) == NVML_SUCCESS;
+    return known ? 1e3 * kilobytes : -1;
+}
+
+enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic)
+{
+    nvml_device device;
+    *traffic = (struct gpu_traffic){-1, -1};
+    TRY(find_device(pci_bus_id, &device));
+    traffic->rx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_RX);
+    traffic->tx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_TX);
     return STATUS_OK;
 }
 

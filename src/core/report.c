@@ -81,6 +81,12 @@ static json_t *json_result(const struct result *result, size_t i)
 
 /* ---- The environment ---- */
 
+/* A reading of NVML: empty where it is negative. */
+static void row_known(struct row *row, const char *column, double value)
+{
+    row_real(row, column, value < 0 ? NAN : value);
+}
+
 static void gpu_fields(struct row *row, int number)
 {
     struct device_info device;
@@ -105,11 +111,12 @@ static void gpu_fields(struct row *row, int number)
     row_text(row, "driver_cuda", device.driver_cuda);
     if (nvml_gpu_state(device.pci_bus_id, &state) != STATUS_OK)
         return;
-    row_real(row, "gpu_sm_clock_mhz", state.sm_clock_mhz);
-    row_real(row, "gpu_sm_clock_max_mhz", state.sm_clock_max_mhz);
-    row_real(row, "gpu_memory_clock_mhz", state.memory_clock_mhz);
-    row_real(row, "gpu_temperature_c", state.temperature_c);
-    row_real(row, "gpu_power_w", state.power_w);
+    row_known(row, "gpu_sm_clock_mhz", state.sm_clock_mhz);
+    row_known(row, "gpu_sm_clock_max_mhz", state.sm_clock_max_mhz);
+    row_known(row, "gpu_memory_clock_mhz", state.memory_clock_mhz);
+    row_known(row, "gpu_temperature_c", state.temperature_c);
+    row_known(row, "gpu_power_w", state.power_w);
+    row_known(row, "gpu_utilisation_percent", state.utilisation_percent);
     row_text(row, "gpu_throttled", nvml_throttle_words(state.throttle_reasons, text, sizeof text));
 }
 
@@ -261,6 +268,63 @@ static void print_line(struct report *report, const struct result *result)
     if (comm_size() > 1)
         print_together(result);
     putchar('\n');
+}
+
+/* ---- What the monitor saw ---- */
+
+static const struct {
+    const char *name;
+    double unit;
+    int decimals;
+} monitored[MONITOR_VALUES] = {
+    [MONITOR_GPU_UTILISATION_PERCENT] = {"GPU %", 1, 0}, [MONITOR_GPU_MEMORY_BYTES] = {"GPU GB", 1e9, 2},
+    [MONITOR_TEMPERATURE_C] = {"deg C", 1, 0},           [MONITOR_POWER_W] = {"W", 1, 0},
+    [MONITOR_SM_CLOCK_MHZ] = {"SM MHz", 1, 0},           [MONITOR_MEMORY_CLOCK_MHZ] = {"mem MHz", 1, 0},
+    [MONITOR_PCIE_RX_BYTES_PER_S] = {"rx GB/s", 1e9, 2}, [MONITOR_PCIE_TX_BYTES_PER_S] = {"tx GB/s", 1e9, 2},
+    [MONITOR_CPU_CORES] = {"CPU cores", 1, 2},           [MONITOR_RSS_BYTES] = {"RSS GB", 1e9, 3},
+};
+
+/* A line of means, or of maxima; a column that no variant knows is left out. */
+static void print_monitored(const struct monitor_summary *summary, const bool shown[], bool maxima)
+{
+    printf("%-18s %8s", maxima ? "" : summary->variant, maxima ? "max" : "mean");
+    for (size_t i = 0; i < MONITOR_VALUES; i++) {
+        char text[32] = "-";
+        if (!shown[i])
+            continue;
+        if (summary->of[i].count) {
+            double value = maxima ? summary->of[i].max : summary->of[i].sum / (double)summary->of[i].count;
+            snprintf(text, sizeof text, "%.*f", monitored[i].decimals, value / monitored[i].unit);
+        }
+        printf(" %9s", text);
+    }
+    if (maxima)
+        printf("\n");
+    else
+        printf(" %8zu\n", summary->samples);
+}
+
+enum status report_monitor(const struct monitor *monitor)
+{
+    const struct monitor_summary *summaries;
+    size_t count = monitor_summaries(monitor, &summaries), samples = 0;
+    bool shown[MONITOR_VALUES] = {false};
+    for (size_t v = 0; v < count; v++) {
+        samples += summaries[v].samples;
+        for (size_t i = 0; i < MONITOR_VALUES; i++)
+            shown[i] |= summaries[v].of[i].count > 0;
+    }
+    if (samples == 0)
+        return STATUS_OK;
+    printf("\n%-18s %8s", "while timed", "");
+    for (size_t i = 0; i < MONITOR_VALUES; i++)
+        if (shown[i])
+            printf(" %9s", monitored[i].name);
+    printf(" %8s\n", "looks");
+    for (size_t v = 0; v < count; v++)
+        for (int maxima = 0; summaries[v].samples && maxima < 2; maxima++)
+            print_monitored(&summaries[v], shown, maxima);
+    return flush_stdout();
 }
 
 /* ---- The report ---- */

@@ -7,6 +7,7 @@
 
 #include "core/bench.h"
 #include "core/env.h"
+#include "core/monitor.h"
 #include "core/ranks.h"
 #include "core/record.h"
 #include "core/settings.h"
@@ -40,6 +41,10 @@ enum status report_add(struct report *report, const struct result *result);
 
 /* Ends the report: the whole of it for JSON. STATUS_FAILED when stdout could not be written. */
 enum status report_end(struct report *report);
+
+/* Prints, below the table, what the monitor saw of each variant's timed runs: means and maxima. STATUS_FAILED
+ * when stdout could not be written. */
+enum status report_monitor(const struct monitor *monitor);
 
 /* Prints every variant, and why one cannot run here (--list), or what it does as well (-v). */
 enum status report_list(const struct resources *resources, bool verbose, int format);

@@ -9,6 +9,8 @@
 #include "common/device.h"
 #include "core/cores.h"
 #include "core/env.h"
+#include "core/monitor.h"
+#include "core/phase.h"
 #include "core/place.h"
 #include "core/range.h"
 #include "core/ranks.h"
@@ -26,9 +28,10 @@ struct runner {
     struct device_info device; /* name is empty without one */
     char driver[64];
     void *input;
-    struct report *report; /* NULL but for rank 0 */
-    struct place place;    /* of this rank */
-    int sharers;           /* ranks on this rank's device, itself among them; 0 without a device */
+    struct report *report;   /* NULL but for rank 0 */
+    struct monitor *monitor; /* NULL where nobody asked for it */
+    struct place place;      /* of this rank */
+    int sharers;             /* ranks on this rank's device, itself among them; 0 without a device */
 
     /* The variant under way */
     const struct variant_entry *entry;
@@ -201,8 +204,11 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
     runner->shown_s = now_s;
-    fprintf(stderr, "\r\033[K%s: %zu samples, %.1f s of at most %.0f s", runner->entry->name, samples,
-            elapsed_s, max_time_s);
+    fprintf(stderr, "\r\033[K%s: %zu samples, %.1f s", runner->entry->name, samples, elapsed_s);
+    if (runner->settings->loops)
+        fprintf(stderr, ", of %llu samples", (unsigned long long)runner->settings->loops);
+    else
+        fprintf(stderr, " of at most %.0f s", max_time_s);
     fflush(stderr);
 }
 
@@ -242,10 +248,7 @@ static enum status make_first(struct runner *runner, void *state, struct result 
     if (!settings->verify)
         return STATUS_OK;
     show_phase(runner, "verifying");
-    range_push("verify");
-    enum status status = settings->workload->verify(runner->input, variant, state, &result->wrong);
-    range_pop();
-    TRY(status);
+    TRY(settings->workload->verify(runner->input, variant, state, &result->wrong));
     result->verified = true;
     return STATUS_OK;
 }
@@ -264,23 +267,45 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     return comm_sum(wrong, 1);
 }
 
-static void warn_about(const struct result *result)
+static void warn_about(const struct settings *settings, const struct result *result)
 {
     char words[128];
+    bool loops = settings->loops;
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
     if (result->bench.count < STATS_INTERVAL_MIN)
-        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --min-samples",
-                    result->variant, result->bench.count, STATS_INTERVAL_MIN);
+        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --%s",
+                    result->variant, result->bench.count, STATS_INTERVAL_MIN,
+                    loops ? "loops" : "min-samples");
     else if (!result->bench.settled)
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
-                    "--max-time, or quiet the machine",
-                    result->variant, result->bench.count, 100 * result->bench.time.median_error);
+                    "--%s, or quiet the machine",
+                    result->variant, result->bench.count, 100 * result->bench.time.median_error,
+                    loops ? "loops" : "max-time");
     else if (result->bench.time.outliers * 10 > result->bench.count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, result->bench.time.outliers, result->bench.count);
+}
+
+/* NVML's readings are averages over up to a second, so a short run is hardly in them. */
+static void warn_of_few_looks(const struct runner *runner, double wall_s)
+{
+    const struct settings *settings = runner->settings;
+    size_t looks = monitor_timed_samples(runner->monitor);
+    double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
+    char remedy[64];
+    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN)
+        return;
+    if (settings->loops)
+        snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
+    else
+        snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
+    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
+                "give it longer with %s%s",
+                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
+                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
 }
 
 /* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
@@ -299,7 +324,7 @@ static enum status publish(struct runner *runner, const struct result *result, c
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     enum status shown = report_add(runner->report, result);
-    warn_about(result);
+    warn_about(settings, result);
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }
 
@@ -390,6 +415,7 @@ static enum status time_variant(struct runner *runner, void *state, double alone
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
     TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
+    phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
     result->roofline_share = floor_s(runner, &result->work) / result->bench.time.median;
@@ -410,6 +436,8 @@ static enum status time_variant(struct runner *runner, void *state, double alone
         status = publish(runner, &single, single.bench.samples);
     }
     row_free(&row);
+    if (status == STATUS_OK)
+        warn_of_few_looks(runner, result->bench.wall_s);
     return status;
 }
 
@@ -417,6 +445,7 @@ static enum status run_state(struct runner *runner, void *state, double alone_s,
 {
     double items = result->work.items;
     uint64_t wrong;
+    phase_enter(PHASE_VERIFY);
     TRY(make_and_verify(runner, state, result, &wrong));
     if (wrong == 0)
         return time_variant(runner, state, alone_s, result);
@@ -431,10 +460,8 @@ static enum status run_state(struct runner *runner, void *state, double alone_s,
 static enum status set_up(struct runner *runner, void **state)
 {
     show_phase(runner, "setting up");
-    range_push("setup");
-    enum status status = runner->entry->variant->setup(&runner->settings->resources, runner->input, state);
-    range_pop();
-    return status;
+    phase_enter(PHASE_SETUP);
+    return runner->entry->variant->setup(&runner->settings->resources, runner->input, state);
 }
 
 /* What rank 0 takes for the work of one rank (weak scaling), or of all (strong), while the others sleep.
@@ -454,6 +481,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
     enum status status = bench_measure(variant, state, &limits, show_progress, runner, &bench);
     *alone_s = bench.time.median;
     bench_free(&bench);
+    phase_enter(PHASE_TEARDOWN);
     variant->teardown(state);
     return status;
 }
@@ -475,6 +503,7 @@ static enum status time_alone(struct runner *runner, double *alone_s)
         if (status == STATUS_OK)
             status = workload->move(runner->input, settings->parameters, &runner->place);
         env_share_memory(comm_local_size());
+        phase_enter(PHASE_IDLE);
     }
     return comm_agree(status);
 }
@@ -489,15 +518,21 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
     range_push(entry->name);
-    enum status own = set_up(runner, &state), status = comm_agree(own);
+    enum status watched = monitor_begin(runner->monitor, entry->name);
+    enum status own = watched == STATUS_OK ? set_up(runner, &state) : watched, status = comm_agree(own);
     if (status == STATUS_OK)
         status = run_state(runner, state, alone_s, &result);
     if (own == STATUS_OK) {
+        phase_enter(PHASE_TEARDOWN);
         entry->variant->teardown(state);
         bench_free(&result.bench);
     }
+    phase_enter(PHASE_IDLE);
     range_pop();
     show_phase(runner, NULL);
+    if (status == STATUS_OK ||
+        status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
+        TRY(monitor_end(runner->monitor));
     return status;
 }
 
@@ -575,6 +610,8 @@ static enum status check_outputs(struct runner *runner)
         status = csv_check(settings->out, &row);
     if (status == STATUS_OK && settings->samples)
         status = csv_check(settings->samples, &sample_row);
+    if (status == STATUS_OK && settings->monitor)
+        status = monitor_check(settings->monitor);
     row_free(&row);
     row_free(&sample_row);
     return status;
@@ -622,6 +659,30 @@ static enum status run_all(struct runner *runner)
     return status == STATUS_OK ? ended : status_set(status, "%s", failure);
 }
 
+/* All of them, watched where asked. */
+static enum status run_watched(struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    const struct device_info *device = &runner->device;
+    if (!settings->monitor)
+        return run_all(runner);
+    const struct monitor_subject subject = {.env = &runner->env,
+                                            .rank = (uint64_t)comm_rank(),
+                                            .device = *device->name ? device->name : runner->env.cpu_model,
+                                            .pci_bus_id = device->pci_bus_id};
+    TRY(comm_agree(monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &runner->monitor)));
+    enum status status = run_all(runner);
+    char failure[1024];
+    snprintf(failure, sizeof failure, "%s", status_text());
+    enum status written = monitor_stop(runner->monitor), shown = STATUS_OK;
+    if (settings->format == FORMAT_TABLE && comm_rank() == 0)
+        shown = report_monitor(runner->monitor);
+    monitor_free(runner->monitor);
+    if (status != STATUS_OK)
+        return status_set(status, "%s", failure);
+    return written == STATUS_OK ? shown : written;
+}
+
 /* What is found out before anything is measured. */
 static enum status prepare(struct runner *runner)
 {
@@ -661,11 +722,10 @@ static enum status take_device(struct settings *settings)
 {
     if (comm_size() == 1)
         return STATUS_OK;
-    if (options_given(&settings->options, "device"))
-        return status_set(
-            STATUS_USAGE,
-            "--device is for one rank: rank i of a machine takes GPU i; to choose among GPUs, set "
-            "CUDA_VISIBLE_DEVICES");
+    if (options_given(&settings->options, "device") || settings->best_gpu)
+        return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
+                                        "GPU i; to choose among GPUs, set "
+                                        "CUDA_VISIBLE_DEVICES");
     int devices = device_count();
     settings->resources.device = devices > 0 ? comm_local_rank() % devices : 0;
     return STATUS_OK;
@@ -719,7 +779,7 @@ enum status runner_run(struct settings *settings)
     settings->limits.vote = comm_vote;
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
-        status = run_all(&runner);
+        status = run_watched(&runner);
     if (runner.input)
         settings->workload->close(runner.input);
     return comm_agree(status);

@@ -7,6 +7,8 @@
 #endif
 
 #include "core/env.h"
+#include "core/gpu.h"
+#include "core/monitor.h"
 #include "core/record.h"
 
 #define THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
@@ -31,11 +33,17 @@ static const struct option_spec specs[] = {
      "append a CSV row a variant to this file"},
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
+    {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
+     "watch the GPU and this process every MS milliseconds (100; from 10 to 60000), and append what is seen "
+     "to "
+     "this CSV file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,
      "CPU threads; 0 is all that this process may use"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device number; under mpirun rank i of a machine takes device i"},
+    {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
+     "take the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, false,
      "under mpirun: every rank makes a batch (weak), or all share one (strong)"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
@@ -49,6 +57,8 @@ static const struct option_spec specs[] = {
      "stop sampling then, even if the median is still uncertain"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
      "stop once the median's 95 % interval is within this of it"},
+    {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
+     "exactly so many samples, however long they take and however they scatter: a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print what is known of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -212,12 +222,57 @@ const char *settings_scaling(const struct settings *settings)
     return scalings[settings->scaling];
 }
 
+/* Splits --monitor FILE[:MS]: digits after the last colon are the period, any other colon is the file's. */
+static enum status read_monitor(struct settings *settings)
+{
+    settings->monitor_period_ms = MONITOR_PERIOD_MS;
+    if (!settings->monitor)
+        return STATUS_OK;
+    const char *colon = strrchr(settings->monitor, ':'), *digits = colon ? colon + 1 : "";
+    size_t length = strlen(settings->monitor);
+    if (*digits && strspn(digits, "0123456789") == strlen(digits)) {
+        TRY(parse_count("--monitor FILE:MS", digits, MONITOR_PERIOD_MIN_MS, MONITOR_PERIOD_MAX_MS,
+                        &settings->monitor_period_ms));
+        length = (size_t)(colon - settings->monitor);
+    }
+    settings->monitor_file = strndup(settings->monitor, length);
+    if (!settings->monitor_file)
+        return status_set(STATUS_FAILED, "out of memory");
+    settings->monitor = settings->monitor_file;
+    return *settings->monitor ? STATUS_OK
+                              : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
+}
+
+/* --loops says it all: what else could end the sampling makes no sense beside it. */
+static enum status check_loops(const struct settings *settings)
+{
+    static const char *const others[] = {"min-samples", "min-time", "max-time", "max-error"};
+    for (size_t i = 0; settings->loops && i < COUNT_OF(others); i++)
+        if (options_given(&settings->options, others[i]))
+            return status_set(STATUS_USAGE,
+                              "--loops takes exactly so many samples, whatever --%s says; leave "
+                              "one out",
+                              others[i]);
+    return STATUS_OK;
+}
+
+static enum status choose_device(struct settings *settings)
+{
+    if (!settings->best_gpu)
+        return STATUS_OK;
+    if (options_given(&settings->options, "device"))
+        return status_set(STATUS_USAGE, "--best-gpu chooses a device and --device names one; leave one out");
+    return gpu_best(&settings->device);
+}
+
 static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
         return status_set(STATUS_USAGE,
                           "say what to run with --variant NAME; --list shows the names, --help the rest");
+    TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
+    TRY(check_loops(settings));
     TRY(check_no_slip(&settings->options));
     if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
         options_given(&settings->options, "min-time"))
@@ -232,6 +287,10 @@ static enum status derive(struct settings *settings)
                                              .min_time_s = settings->min_time_s,
                                              .max_time_s = settings->max_time_s,
                                              .max_median_error = settings->max_error_percent / 100};
+    if (settings->loops) { /* bench_measure() stops there, as no time is left beyond it */
+        settings->limits.min_samples = settings->loops;
+        settings->limits.max_time_s = 0;
+    }
     settings->resources.device = (int)settings->device;
     settings_take_threads(settings);
 #ifndef HAVE_JANSSON
@@ -258,6 +317,9 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
     if (found != STATUS_OK)
         return found;
     TRY(options_parse(&settings->options, argc, argv));
+    if (settings->help || settings->version)
+        return STATUS_OK;
+    TRY(choose_device(settings));
     return settings_informational(settings) ? STATUS_OK : derive(settings);
 }
 
@@ -266,4 +328,5 @@ void settings_free(struct settings *settings)
     options_free(&settings->options);
     free(settings->variants);
     free(settings->parameters);
+    free(settings->monitor_file);
 }

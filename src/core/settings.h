@@ -18,10 +18,11 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples;
-    uint64_t threads, device, warmups, min_samples;
+    const char *monitor; /* once read, the file alone */
+    uint64_t threads, device, warmups, min_samples, loops;
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
     int format, scaling, binding;
-    bool verify, dry_run, list, environment, help, version, verbose;
+    bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
 
     /* Derived */
     const struct workload *workload;
@@ -31,6 +32,8 @@ struct settings {
     void *parameters;       /* the workload's struct; owned */
     struct resources resources;
     struct bench_limits limits;
+    char *monitor_file; /* what `monitor` names; owned */
+    uint64_t monitor_period_ms;
 };
 
 /* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,

@@ -1,0 +1,27 @@
+#include "core/phase.h"
+
+#include <stdatomic.h>
+
+#include "core/range.h"
+
+static _Atomic int current = PHASE_IDLE;
+
+void phase_enter(enum phase phase)
+{
+    if (current != PHASE_IDLE)
+        range_pop();
+    if (phase != PHASE_IDLE)
+        range_push(phase_name(phase));
+    current = (int)phase;
+}
+
+enum phase phase_now(void)
+{
+    return (enum phase)current;
+}
+
+const char *phase_name(enum phase phase)
+{
+    static const char *const names[] = {"idle", "setup", "verify", "warm-up", "timed", "measure", "teardown"};
+    return names[phase];
+}

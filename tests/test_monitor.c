@@ -1,0 +1,402 @@
+/* The monitor: when it looks, what it sees, and what it writes. The GPU is a made-up one. */
+#include "core/monitor.h"
+
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/gpu.h"
+#include "core/phase.h"
+#include "core/timer.h"
+#include "fake_nvml.h"
+
+#define GPU "0000:17:00.0"
+
+static const char header[] = "schema,time_utc,host,job_id,revision,rank,device,variant,phase,time_s,"
+                             "gpu_utilisation_percent,gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,"
+                             "memory_clock_mhz,pcie_rx_bytes_per_s,pcie_tx_bytes_per_s,throttled,cpu_cores,"
+                             "rss_bytes\n";
+
+static char folder[] = "/tmp/fdsl-monitor-XXXXXX", path[64];
+static struct env env;
+static struct monitor *monitor;
+
+static void start(void)
+{
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/monitor.csv", folder);
+    snprintf(env.time_utc, sizeof env.time_utc, "2026-01-31T12:34:56Z");
+    snprintf(env.host, sizeof env.host, "node7");
+    snprintf(env.job_id, sizeof env.job_id, "123_4");
+    snprintf(env.revision, sizeof env.revision, "abc");
+}
+
+static void stop(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert(system(command) == 0);
+}
+
+TestSuite(monitor, .init = start, .fini = stop, .timeout = 60);
+
+static void sleep_for(double seconds)
+{
+    struct timespec left = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
+    while (nanosleep(&left, &left) != 0)
+        ;
+}
+
+static void open_monitor(uint64_t period_ms, const char *pci_bus_id)
+{
+    const struct monitor_subject subject = {&env, 3, "a device, say", pci_bus_id};
+    cr_assert(monitor_open(path, period_ms, &subject, &monitor) == STATUS_OK, "%s", status_text());
+}
+
+static void end_monitor(void)
+{
+    cr_assert(monitor_stop(monitor) == STATUS_OK, "%s", status_text());
+}
+
+/* Waits until the present variant has so many samples of its timed phase. */
+static void wait_for_samples(size_t samples)
+{
+    while (monitor_timed_samples(monitor) < samples)
+        sleep_for(1e-3);
+}
+
+/* ---- The file ---- */
+
+static char text[1 << 20];
+static size_t rows; /* without the header */
+
+static void read_rows(void)
+{
+    FILE *file = fopen(path, "r");
+    cr_assert_not_null(file);
+    size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[bytes] = '\0';
+    cr_assert(strncmp(text, header, strlen(header)) == 0, "%s", text);
+    rows = 0;
+    for (const char *c = text; *c; c++)
+        rows += *c == '\n';
+    rows--;
+}
+
+/* The cell of that row, 1 being the first after the header, in the column of that name; no cell here but
+ * `device` and `throttled` holds a comma, and these are quoted. */
+static const char *value(size_t row, const char *column)
+{
+    static char cell[256];
+    size_t wanted = 0, line = 0, at = 0, length = 0;
+    bool quoted = false;
+    for (const char *c = strstr(header, column); c > header; c--)
+        wanted += c[-1] == ',';
+    for (const char *c = text; *c && line <= row; c++) {
+        quoted ^= *c == '"';
+        if (*c == '\n')
+            line++, at = 0;
+        else if (*c == ',' && !quoted)
+            at++;
+        else if (line == row && at == wanted && *c != '"' && length + 1 < sizeof cell)
+            cell[length++] = *c;
+    }
+    cell[length] = '\0';
+    return cell;
+}
+
+static double number(size_t row, const char *column)
+{
+    char *end;
+    const char *cell = value(row, column);
+    double result = strtod(cell, &end);
+    cr_assert(end != cell && !*end, "row %zu: %s is '%s'", row, column, cell);
+    return result;
+}
+
+static size_t count_phase(const char *variant, const char *phase)
+{
+    size_t count = 0;
+    for (size_t row = 1; row <= rows; row++) {
+        bool same = strcmp(value(row, "variant"), variant) == 0;
+        count += same && strcmp(value(row, "phase"), phase) == 0;
+    }
+    return count;
+}
+
+/* ---- Samples ---- */
+
+Test(monitor, a_row_says_who_was_watched)
+{
+    open_monitor(10, "");
+    end_monitor();
+    monitor_free(monitor);
+    read_rows();
+    cr_assert_geq(rows, 1, "there is a sample at the very beginning");
+    cr_expect_str_eq(value(1, "schema"), "monitor/1");
+    cr_expect_str_eq(value(1, "time_utc"), env.time_utc);
+    cr_expect_str_eq(value(1, "host"), "node7");
+    cr_expect_str_eq(value(1, "job_id"), "123_4");
+    cr_expect_str_eq(value(1, "revision"), "abc");
+    cr_expect_str_eq(value(1, "rank"), "3");
+    cr_expect_str_eq(value(1, "device"), "a device, say");
+    cr_expect_str_eq(value(1, "variant"), "");
+    cr_expect_str_eq(value(1, "phase"), "idle");
+    cr_expect(number(1, "time_s") >= 0);
+}
+
+/* A sample may come late where the machine is busy, but never early, nor two for one time. */
+Test(monitor, looks_at_multiples_of_its_period)
+{
+    open_monitor(20, "");
+    sleep_for(0.4);
+    end_monitor();
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_gt(rows, 2);
+    cr_expect_leq(rows, 30);
+    for (size_t row = 2; row <= rows; row++) {
+        double before = floor(number(row - 1, "time_s") / 0.02 + 1e-6);
+        cr_expect(floor(number(row, "time_s") / 0.02 + 1e-6) > before, "row %zu: %s s", row,
+                  value(row, "time_s"));
+    }
+}
+
+Test(monitor, stops_at_once_whatever_its_period)
+{
+    double begin_s = timer_now_s();
+    open_monitor(60000, "");
+    end_monitor();
+    monitor_free(monitor);
+    cr_expect_lt(timer_now_s() - begin_s, 30);
+    read_rows();
+    cr_expect_eq(rows, 1);
+}
+
+Test(monitor, knows_the_variant_and_its_phase)
+{
+    static const enum phase phases[] = {PHASE_SETUP, PHASE_VERIFY,  PHASE_WARM_UP,
+                                        PHASE_TIMED, PHASE_MEASURE, PHASE_TEARDOWN};
+    open_monitor(10, "");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    for (size_t i = 0; i < COUNT_OF(phases); i++) {
+        phase_enter(phases[i]);
+        sleep_for(0.2);
+    }
+    cr_assert(monitor_end(monitor) == STATUS_OK, "%s", status_text());
+    read_rows();
+    for (size_t i = 0; i < COUNT_OF(phases); i++)
+        cr_expect(count_phase("one", phase_name(phases[i])) > 0, "%s", phase_name(phases[i]));
+    phase_enter(PHASE_IDLE);
+    sleep_for(0.1);
+    end_monitor();
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_gt(count_phase("", "idle"), 0);
+}
+
+/* What a killed run leaves: everything up to the end of the last variant that it completed. */
+Test(monitor, writes_at_the_end_of_each_variant)
+{
+    open_monitor(10, "");
+    cr_assert(access(path, F_OK) != 0, "nothing is written while something may be timed");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(5);
+    cr_assert(access(path, F_OK) != 0);
+    cr_assert(monitor_end(monitor) == STATUS_OK);
+    read_rows();
+    cr_expect_geq(count_phase("one", "timed"), 5);
+    size_t before = rows;
+    cr_assert(monitor_begin(monitor, "two") == STATUS_OK);
+    wait_for_samples(5);
+    end_monitor();
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_geq(rows, before + 5);
+    cr_expect_geq(count_phase("two", "timed"), 5);
+}
+
+Test(monitor, sees_what_the_process_uses)
+{
+    static char block[32 << 20];
+    open_monitor(20, "");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    memset(block, 1, sizeof block);
+    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 0.3;)
+        ;
+    wait_for_samples(3);
+    end_monitor();
+    const struct monitor_summary *summary;
+    cr_assert_eq(monitor_summaries(monitor, &summary), 1);
+    cr_expect_gt(summary->of[MONITOR_CPU_CORES].max, 0.05);
+    cr_expect_lt(summary->of[MONITOR_CPU_CORES].sum / (double)summary->of[MONITOR_CPU_CORES].count, 1.5);
+    cr_expect_gt(summary->of[MONITOR_RSS_BYTES].max, (double)sizeof block);
+    cr_expect_eq(summary->of[MONITOR_POWER_W].count, 0);
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_str_empty(value(1, "cpu_cores"), "before the first sample there is nothing to compare with");
+    for (size_t row = 1; row <= rows; row++) {
+        cr_expect_gt(number(row, "rss_bytes"), 1 << 20);
+        cr_expect_str_empty(value(row, "gpu_utilisation_percent"));
+        cr_expect_str_empty(value(row, "gpu_memory_bytes"));
+        cr_expect_str_empty(value(row, "pcie_rx_bytes_per_s"));
+        cr_expect_str_empty(value(row, "throttled"));
+    }
+}
+
+/* ---- The GPU ---- */
+
+static void watch_gpu(uint64_t period_ms, const char *flags, size_t samples)
+{
+    load_fake_nvml(folder, flags);
+    open_monitor(period_ms, GPU);
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(samples);
+    end_monitor();
+}
+
+Test(monitor, sees_the_gpu)
+{
+    watch_gpu(50, "", 2);
+    const struct monitor_summary *summary;
+    cr_assert_eq(monitor_summaries(monitor, &summary), 1);
+    cr_expect_str_eq(summary->variant, "one");
+    cr_expect_geq(summary->samples, 2);
+    cr_expect_eq(summary->of[MONITOR_GPU_UTILISATION_PERCENT].count, summary->samples);
+    cr_expect_float_eq(summary->of[MONITOR_POWER_W].sum, 312.5 * (double)summary->samples, 1e-6);
+    cr_expect_float_eq(summary->of[MONITOR_POWER_W].max, 312.5, 1e-9);
+    monitor_free(monitor);
+    read_rows();
+    cr_expect(number(rows, "gpu_utilisation_percent") == 97);
+    cr_expect_str_eq(value(rows, "gpu_memory_bytes"), "50754820095", "to the byte");
+    cr_expect(number(rows, "temperature_c") == 61);
+    cr_expect(number(rows, "power_w") == 312.5);
+    cr_expect(number(rows, "sm_clock_mhz") == 1410);
+    cr_expect(number(rows, "memory_clock_mhz") == 3201);
+    cr_expect_str_eq(value(rows, "pcie_rx_bytes_per_s"), "2500000000");
+    cr_expect_str_eq(value(rows, "pcie_tx_bytes_per_s"), "1250000");
+    cr_expect_str_eq(value(rows, "throttled"), "power cap, thermal");
+}
+
+Test(monitor, a_short_period_leaves_the_bus_alone)
+{
+    watch_gpu(20, "", 3);
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_str_empty(value(rows, "pcie_rx_bytes_per_s"));
+    cr_expect(number(rows, "power_w") == 312.5);
+}
+
+Test(monitor, a_gpu_that_tells_nothing_leaves_its_columns_empty)
+{
+    watch_gpu(50, "-DMUTE", 2);
+    monitor_free(monitor);
+    read_rows();
+    for (const char *c = "gpu_utilisation_percent\0gpu_memory_bytes\0temperature_c\0power_w\0sm_clock_mhz\0"
+                         "memory_clock_mhz\0pcie_rx_bytes_per_s\0pcie_tx_bytes_per_s\0throttled\0";
+         *c; c += strlen(c) + 1)
+        cr_expect_str_empty(value(rows, c), "%s", c);
+    cr_expect_gt(number(rows, "rss_bytes"), 0);
+}
+
+static void expect_warning(const char *words)
+{
+    char said[4096];
+    FILE *stream = cr_get_redirected_stderr();
+    fflush(stderr);
+    said[fread(said, 1, sizeof said - 1, stream)] = '\0';
+    cr_expect(words ? strstr(said, words) != NULL : !strstr(said, "% of a core"), "%s", said);
+}
+
+Test(monitor, without_nvml_it_says_so_and_goes_on)
+{
+    cr_redirect_stderr();
+    watch_gpu(10, "-DBROKEN", 2);
+    monitor_free(monitor);
+    expect_warning(
+        "warning: --monitor: the GPU's columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
+    read_rows();
+    cr_expect_str_empty(value(rows, "power_w"));
+}
+
+/* ---- Its own cost ---- */
+
+Test(monitor, costs_next_to_nothing)
+{
+    cr_redirect_stderr();
+    watch_gpu(50, "", MONITOR_SAMPLES_MIN + 1);
+    monitor_free(monitor);
+    expect_warning(NULL);
+}
+
+Test(monitor, says_when_it_costs_too_much)
+{
+    cr_redirect_stderr();
+    watch_gpu(10, "-DBUSY", MONITOR_SAMPLES_MIN + 1);
+    monitor_free(monitor);
+    expect_warning("% of a core, which the timed runs may feel; give it a longer period than 10 ms");
+}
+
+Test(monitor, says_when_it_comes_too_late)
+{
+    cr_redirect_stderr();
+    watch_gpu(10, "-DSLOW", MONITOR_SAMPLES_MIN + 1);
+    monitor_free(monitor);
+    expect_warning("give it a longer period than 10 ms, or quiet the machine");
+}
+
+/* ---- Failures ---- */
+
+Test(monitor, a_file_that_cannot_be_written_is_a_failure)
+{
+    stop(); /* the folder is gone */
+    open_monitor(10, "");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(1);
+    cr_expect_eq(monitor_end(monitor), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "monitor.csv cannot be opened"), "%s", status_text());
+    (void)monitor_stop(monitor);
+    monitor_free(monitor);
+}
+
+Test(monitor, a_file_of_other_rows_is_refused_beforehand)
+{
+    cr_expect_eq(monitor_check(path), STATUS_OK, "%s", status_text());
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs("schema,time_utc,variant\n", file) >= 0 && fclose(file) == 0);
+    cr_expect_eq(monitor_check(path), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "holds other columns"), "%s", status_text());
+    cr_expect(strstr(status_text(), "not 'host'"), "%s", status_text());
+}
+
+Test(monitor, none_watches_nothing)
+{
+    const struct monitor_summary *summaries;
+    cr_expect_eq(monitor_begin(NULL, "one"), STATUS_OK);
+    cr_expect_eq(monitor_timed_samples(NULL), 0);
+    cr_expect_eq(monitor_end(NULL), STATUS_OK);
+    cr_expect_eq(monitor_stop(NULL), STATUS_OK);
+    cr_expect_eq(monitor_summaries(NULL, &summaries), 0);
+    monitor_free(NULL);
+}
+
+/* ---- The best GPU ---- */
+
+Test(monitor, most_free_memory_wins_and_the_first_of_equal_ones)
+{
+    static const int64_t equal[] = {7, 7, 7}, last[] = {1, 2, 150754820096}, tie[] = {3, 9, 5, 9};
+    cr_expect_eq(gpu_most_free(equal, 3), 0);
+    cr_expect_eq(gpu_most_free(last, 3), 2);
+    cr_expect_eq(gpu_most_free(tie, 4), 1);
+    cr_expect_eq(gpu_most_free(last, 1), 0);
+}
