@@ -608,7 +608,7 @@ def spans(samples, key, end):
 
 def monitor(measured):
     if not measured.monitors:
-        raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 5 --monitor results/monitor.csv")
+        raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     chosen = measured.monitors[0]
     samples, ranks = last_run(chosen["samples"])
     plot = Plot("A run over time", height=0)
@@ -639,7 +639,7 @@ def monitor(measured):
                     + (" GPU use is the driver's mean over up to a second." if panels[0] is PANELS[0] else "")]
     if chosen["source"] != "yours":
         plot.notes.append("no file of yours; to make one: "
-                          "./fdsl-bench --variant omp --batch 64 --min-time 5 --monitor results/monitor.csv")
+                          "./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     return plot
 
 

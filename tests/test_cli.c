@@ -1441,7 +1441,7 @@ Test(cli, the_monitor_writes_its_samples)
     size_t samples = count_of(csv, "\n") - 1, timed = 0;
     cr_expect(strncmp(csv, monitor_header, sizeof monitor_header - 1) == 0, "%s", csv);
     cr_assert(samples >= 2);
-    char time_utc[64];
+    char time_utc[4096];
     snprintf(time_utc, sizeof time_utc, "%s", value(row, 1, "time_utc"));
     for (size_t i = 1; i <= samples; i++) {
         timed += strcmp(value(csv, i, "phase"), "timed") == 0;
@@ -1476,7 +1476,7 @@ Test(cli, the_monitor_says_when_it_saw_too_little)
 {
     run_well(NAIVE " --monitor watched.csv");
     cr_expect(strstr(err, "samples of --monitor fell within its timed runs, and 20 make a figure; give it "
-                          "longer with --min-time 2.1, or a shorter period\n"),
+                          "longer with --min-time 10.5, or a shorter period\n"),
               "%s", err);
     run_well(LOOPED "--loops 1 --monitor watched.csv:10");
     const char *remedy = strstr(err, "give it longer with --loops ");
