@@ -37,6 +37,9 @@ static enum status join(void)
     int thread_level;
     MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &thread_level));
     joined = true;
+    if (thread_level < MPI_THREAD_FUNNELED)
+        return status_set(STATUS_UNAVAILABLE, "this MPI cannot live with threads; use one that was built for "
+                                              "MPI_THREAD_FUNNELED");
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
@@ -132,8 +135,8 @@ static enum status share_message(enum status mine, const struct verdict *worst)
 
 enum status comm_agree(enum status status)
 {
-    if (size == 1)
-        return status;
+    if (size == 1 || broken) /* no call would meet its like on the other ranks: comm_close() ends them */
+        return broken ? STATUS_FAILED : status;
     struct verdict mine = {(int)status, rank}, worst;
     MPI_Request request;
     MPI_TRY(MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD, &request));

@@ -414,7 +414,8 @@ static enum status time_variant(struct runner *runner, void *state, double alone
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
-    TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
+    TRY(comm_agree(
+        bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench)));
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
@@ -511,9 +512,9 @@ static enum status time_alone(struct runner *runner, double *alone_s)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
-    runner->throttle_reasons = 0;
     double alone_s;
     TRY(time_alone(runner, &alone_s));
+    runner->throttle_reasons = 0;
     struct result result = {.variant = entry->name,
                             .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
@@ -649,10 +650,11 @@ static enum status run_variants(struct runner *runner)
 
 static enum status run_all(struct runner *runner)
 {
+    enum status status = leads(runner) ? report_begin(runner->settings, &runner->report) : STATUS_OK;
+    TRY(comm_agree(status));
+    status = run_variants(runner);
     if (!leads(runner))
-        return run_variants(runner);
-    TRY(report_begin(runner->settings, &runner->report));
-    enum status status = run_variants(runner);
+        return status;
     char failure[1024];
     snprintf(failure, sizeof failure, "%s", status_text());
     enum status ended = report_end(runner->report);
