@@ -182,6 +182,15 @@ enum status comm_max(double *values, size_t count)
     return STATUS_OK;
 }
 
+enum status comm_spread(void *data, size_t bytes)
+{
+    if (size == 1)
+        return STATUS_OK;
+    TRY(check_count(bytes));
+    MPI_TRY(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
+    return STATUS_OK;
+}
+
 enum status comm_gather(const void *mine, size_t bytes, void *all)
 {
     if (size == 1) {
