@@ -62,6 +62,13 @@ enum status comm_open(void)
             "started as one of %ld ranks (%s), but MPI knows of %d; start it with this MPI's own "
             "mpirun, or with srun --mpi=pmix",
             launcher.ranks, launcher.variable, size);
+    if (launcher.rank > 0 && size == 1)
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "started as rank %ld of several (%s), but MPI knows of no other; start it with this "
+            "MPI's own mpirun, or with srun --mpi=pmix",
+            launcher.rank, launcher.variable);
+    status_launched(rank, size); /* a launcher may have told less */
     return STATUS_OK;
 }
 
