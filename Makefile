@@ -4,7 +4,7 @@
 #   make bench      installs what is missing, builds, runs every variant that runs here, writes results/*.csv
 #   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
 #   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
-#   make check-slurm  runs a sweep as a job array under a Slurm of its own; as root
+#   make check-slurm  builds, then runs a sweep as a job array under a Slurm of its own; as root
 #   make plots      draws the figures of results/*.csv and results/reference/ into results/plots/
 #   make report     writes results/report.html: figures, rows, the commands that repeat them
 #   make install    PREFIX=/usr/local: the program, its man page and shell completion

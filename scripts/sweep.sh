@@ -6,6 +6,8 @@
 #   scripts/sweep.sh TABLE --collect     merges what is finished, runs nothing
 #   scripts/sweep.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
 #   scripts/sweep.sh TABLE --count       prints the number of tasks
+#   --scale N                            runs every line on 1, 2, 4, ... and N ranks, whatever ranks it names; with
+#                                        any of the above
 #   --redo                               runs finished tasks anew
 #   --out DIR                            where results go; by default results/ beside scripts/
 #
@@ -14,7 +16,7 @@
 # option without a value. Blank lines and lines that begin with # do not count. Nothing runs before all is right.
 #
 # Of configs/sweep_NAME.tsv, task 3 leaves DIR/sweep/NAME/task_3.csv, whole or not at all, and task_3.command,
-# which ties these rows to what the table said. Merged rows are DIR/sweep_NAME.csv.
+# which ties these rows to what the table said. Merged rows are DIR/sweep_NAME.csv. With --scale N, it is NAME_N.
 #
 # A task that cannot run on this machine is skipped, and one that fails does not stop the others.
 # FDSL_BENCH names the program (./fdsl-bench), MPIRUN the words before the number of ranks (mpirun --bind-to none -n).
@@ -25,12 +27,12 @@ set -uo pipefail
 trap '' XFSZ # a file-size limit is an error of the write, which is reported
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit
-bench=${FDSL_BENCH:-$root/fdsl-bench}
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
 # Files and folders that all tasks would share, and what is not a run.
 refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
+byte_order_mark=$'\xef\xbb\xbf'
 
 # A task each, from index 1: the line of the table, the number of ranks, the options one a line, all as one command,
 # and why it cannot run here.
@@ -40,7 +42,7 @@ part='' messages='' child='' # what is to be removed and stopped when this scrip
 
 say() { # text; over the progress that may stand there
     clear_progress
-    printf '%s\n' "$1"
+    printf '%s\n' "$1" 2>/dev/null || die 1 'stdout cannot be written; finished tasks stay'
 }
 
 clear_progress() { [[ ! -t 2 ]] || printf '\r\033[K' >&2; }
@@ -67,7 +69,7 @@ help() {
 
 # ---- The command line ----
 
-mode=run table='' only='' redo='' out=$root/results
+mode=run table='' only='' redo='' most='' out=$root/results
 
 set_mode() {
     [[ $mode == run ]] || usage "--$mode and --$1 exclude each other"
@@ -87,6 +89,11 @@ read_arguments() {
             [[ $out ]] || usage '--out needs a folder'
             shift
             ;;
+        --scale)
+            most=${2-}
+            [[ $most =~ ^[1-9][0-9]{0,5}$ ]] || usage '--scale needs a number of ranks'
+            shift
+            ;;
         --redo) redo=yes ;;
         --collect | --dry-run | --count) set_mode "${1#--}" ;;
         -h | --help) help ;;
@@ -102,15 +109,27 @@ read_arguments() {
     [[ $mode == run || ! $redo ]] || usage "--$mode and --redo exclude each other"
     [[ $mode == run || $mode == dry-run || ! $only ]] || usage "--$mode and --task exclude each other"
     [[ -f $table && -r $table ]] || die 2 "$table: not there, not readable or not a file; configs/ holds tables"
-    [[ -x $bench ]] || die 4 "$bench is not there; run make first, or name the program in FDSL_BENCH"
+    bench=${FDSL_BENCH:-$root/fdsl-bench}
+    bench=$(command -v -- "$bench") ||
+        die 4 "${FDSL_BENCH:-$root/fdsl-bench} is not there; run make first, or name the program in FDSL_BENCH"
     name=${table##*/} name=${name%.tsv} name=${name#sweep_}
     [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: name it with letters, digits, '.', '-' and '_' only"
-    folder=$out/sweep/$name
+    name+=${most:+_$most} folder=$out/sweep/$name
+    [[ $mode == count ]] || check_owner
+}
+
+# Tables of one name, in two folders, would take each other's results for their own. One that is gone was moved.
+check_owner() {
+    local owner
+    owner=$(cat "$folder/table" 2>/dev/null) || return 0
+    [[ $owner == /* ]] || owner=$root/$owner
+    [[ ! -e $owner || $owner -ef $table ]] ||
+        die 2 "$folder holds the tasks of $owner, not of $table; rename one of them, or choose another place with --out"
 }
 
 # ---- The table ----
 
-refuse() { die 2 "$table:$number: $1"; } # text, about the line that is being read
+refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text, about the line that is being read
 
 check_columns() {
     local column message known
@@ -120,14 +139,55 @@ check_columns() {
         [[ " $refused " != *" $column "* ]] || refuse "column '$column' is not for sweeps"
         [[ $(printf '%s\n' "${columns[@]}" | grep -cxF -e "$column") == 1 ]] || refuse "column '$column' comes twice"
         [[ $known != *$'\n'"$column"$'\n'* ]] || continue
+        [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; a tab parts columns, no space"
+        [[ $column != -* ]] || refuse "unknown column '$column'; leave out its dashes"
         message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
-        [[ $message == *'did you mean'* ]] && refuse "unknown column '$column';${message##*;}"
+        message=${message##*;}
+        [[ $message != *'did you mean'* ]] || refuse "unknown column '$column';${message/--/}"
         refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help, in full"
     done
 }
 
-add_task() { # fields
-    local i value ranks=1 options=() command before
+# Adds a task of the line $number.
+add_task() { # ranks, options ...
+    local command before
+    printf -v command '%q ' fdsl-bench "${@:2}"
+    (($1 == 1)) || command="${launcher[*]} $1 $command"
+    for before in "${!command_of[@]}"; do
+        [[ ${command_of[before]} != "${command% }" ]] || refuse "the same task as line ${line_of[before]}"
+    done
+    line_of+=("$number") ranks_of+=("$1") command_of+=("${command% }") lacks+=('')
+    options_of+=("$(printf '%s\n' "${@:2}")")
+}
+
+# What --scale is to run: options, the line that they come from, and the kinds of scaling that lines with them name.
+# A line of one rank that names none is the base of all.
+declare -A case_line case_kinds
+cases=()
+
+note_case() { # ranks, scaling, options ...
+    local key
+    printf -v key '%s\n' "${@:3}"
+    [[ ${case_line[$key]-} ]] || { cases+=("$key") && case_line[$key]=$number; }
+    [[ $1 == 1 && ! $2 ]] || [[ ${case_kinds[$key]-} == *" ${2:-weak}"* ]] || case_kinds[$key]+=" ${2:-weak}"
+}
+
+add_scaled_tasks() {
+    local key kind ranks number options
+    for key in "${cases[@]}"; do
+        number=${case_line[$key]}
+        mapfile -t options <<<"${key%$'\n'}"
+        add_task 1 "${options[@]}"
+        ((most > 1)) || continue
+        for kind in ${case_kinds[$key]:-weak}; do
+            for ((ranks = 2; ranks < most; ranks *= 2)); do add_task "$ranks" "${options[@]}" --scaling="$kind"; done
+            add_task "$most" "${options[@]}" --scaling="$kind"
+        done
+    done
+}
+
+add_line() { # fields
+    local i value ranks=1 scaling='' options=()
     (($# == ${#columns[@]})) || refuse "not as many fields as the header ($# and ${#columns[@]}); a tab parts them, - stands for not given"
     for i in "${!columns[@]}"; do
         value=$1 && shift
@@ -138,18 +198,13 @@ add_task() { # fields
             [[ $value =~ ^[1-9][0-9]{0,6}$ ]] || refuse "ranks is '$value', not a number from 1"
             ranks=$value
             ;;
+        scaling:?*) if [[ $most ]]; then scaling=$value; else options+=("--scaling=$value"); fi ;;
         *:yes) options+=("--${columns[i]}") ;;
         *) options+=("--${columns[i]}=$value") ;;
         esac
     done
     ((${#options[@]})) || refuse 'no option is given'
-    printf -v command '%q ' fdsl-bench "${options[@]}"
-    ((ranks == 1)) || command="mpirun -n $ranks $command"
-    for before in "${!command_of[@]}"; do
-        [[ ${command_of[before]} != "${command% }" ]] || refuse "the same task as line ${line_of[before]}"
-    done
-    line_of+=("$number") ranks_of+=("$ranks") command_of+=("${command% }") lacks+=('')
-    options_of+=("$(printf '%s\n' "${options[@]}")")
+    if [[ $most ]]; then note_case "$ranks" "$scaling" "${options[@]}"; else add_task "$ranks" "${options[@]}"; fi
 }
 
 read_table() {
@@ -157,15 +212,17 @@ read_table() {
     while IFS= read -r line || [[ $line ]]; do
         ((number += 1))
         line=${line%$'\r'}
+        ((number > 1)) || line=${line#"$byte_order_mark"}
         [[ ! $line =~ ^[[:blank:]]*(#|$) ]] || continue
         mapfile -d $'\t' -t fields < <(printf '%s\t' "$line")
         if ((${#columns[@]})); then
-            add_task "${fields[@]}"
+            add_line "${fields[@]}"
         else
             columns=("${fields[@]}")
             check_columns
         fi
     done <"$table"
+    add_scaled_tasks
     task_count=$((${#line_of[@]} - 1))
     ((task_count > 0)) || die 2 "$table: no tasks; a line of option names and then a line a task are wanted"
     [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: no task $only, only $task_count"
@@ -175,14 +232,20 @@ read_table() {
 
 # Asks the program whether it would run each task.
 check_tasks() {
-    local n options message status
+    local n options message status have_launcher=yes
+    command -v "${launcher[0]}" >/dev/null || have_launcher=''
     for n in "${tasks[@]}"; do
         mapfile -t options <<<"${options_of[n]}"
-        message=$("$bench" --dry-run "${options[@]}" 2>&1 >/dev/null)
+        message=$("$bench" --dry-run --ranks="${ranks_of[n]}" "${options[@]}" 2>&1 >/dev/null)
         status=$?
         message=${message#fdsl-bench: }
         case $status in
-        0) ((ranks_of[n] == 1)) || command -v "${launcher[0]}" >/dev/null || lacks[n]="${launcher[0]} is not installed" ;;
+        0)
+            ((ranks_of[n] == 1)) || [[ $have_launcher ]] || {
+                [[ ! ${MPIRUN-} ]] || die 2 "MPIRUN: there is no program '${launcher[0]}'"
+                lacks[n]="${launcher[0]} is not installed"
+            }
+            ;;
         2) die 2 "$table:${line_of[n]}: $message" ;;
         4) lacks[n]=$message ;;
         *) die 1 "$table:${line_of[n]}: ${message:-fdsl-bench --dry-run ended with status $status}" ;;
@@ -190,11 +253,54 @@ check_tasks() {
     done
 }
 
+# ---- The launcher ----
+
+# Starts a program in the background, as a trap waits for what runs in front, with what it says in the file $messages.
+# The program keeps the lock of its task should it outlive this script.
+attend() { # command ...
+    local status
+    "$@" >/dev/null 2>"$messages" &
+    child=$!
+    wait "$child"
+    status=$?
+    child=''
+    return "$status"
+}
+
+# Prints why the launcher starts nothing, where the user can allow it. Its own words are a screen long.
+forbidden() { # ranks
+    case $(<"$messages") in
+    *'not enough slots'*) echo "${launcher[0]} counts fewer cores than $1 ranks; to share them out: export \
+OMPI_MCA_rmaps_base_oversubscribe=1 (Open MPI 5: PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)" ;;
+    *'run as root'*) echo "${launcher[0]} starts nothing as root; to have it all the same: export \
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" ;;
+    esac
+}
+
+# Before the first task runs, the launcher starts a program that does nothing, on each number of ranks.
+try_launcher() {
+    local n ranks asked=() reason_of=()
+    for n in "${tasks[@]}"; do
+        ranks=${ranks_of[n]}
+        [[ ! ${lacks[n]} && $ranks != 1 ]] || continue
+        [[ $redo ]] || ! finished "$n" || continue
+        if [[ ! ${asked[ranks]-} ]]; then
+            asked[ranks]=yes
+            attend "${launcher[@]}" "$ranks" true || reason_of[ranks]=$(forbidden "$ranks")
+            [[ ! ${reason_of[ranks]-} ]] || complain "tasks of $ranks ranks are skipped: ${reason_of[ranks]}"
+        fi
+        lacks[n]=${reason_of[ranks]-}
+    done
+}
+
 # ---- One task ----
 
+# Whether its rows are there and come from its command; another launcher may have started it.
 finished() { # task
-    [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] &&
-        [[ $(<"$folder/task_$1.command") == "${command_of[$1]}" ]]
+    local command
+    [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return
+    [[ $command == "${command_of[$1]}" ]] ||
+        [[ ${ranks_of[$1]} != 1 && $command == *" ${command_of[$1]#"${launcher[*]} "}" ]]
 }
 
 # Fills $why and returns false where the rows cannot be made; what was said is in the file $messages. The rows grow
@@ -204,15 +310,11 @@ make_rows() { # task
     local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
     mapfile -t options <<<"${options_of[$1]}"
     ((ranks_of[$1] == 1)) || program=("${launcher[@]}" "${ranks_of[$1]}" "$bench")
-    part=$rows.part messages=$folder/task_$1.messages.part
+    part=$rows.part
     why="cannot write to $folder"
     { rm -f "$rows" "$part" && printf '%s\n' "${command_of[$1]}" >"$command"; } 2>"$messages" || return 1
-    # In the background, as a trap waits for what runs in front; it keeps the lock should it outlive this script.
-    "${program[@]}" "${options[@]}" --out="$part" >/dev/null 2>"$messages" &
-    child=$!
-    wait "$child"
+    attend "${program[@]}" "${options[@]}" --out="$part"
     status=$?
-    child=''
     why="exit $status"
     ((status == 0)) && why="cannot rename $part" && mv "$part" "$rows" 2>>"$messages" && return
     rm -f "$part"
@@ -231,8 +333,8 @@ run_task() { # task
         say "$label: skipped: ${lacks[$1]}"
         return 4
     fi
-    if ! { exec {lock}>>"$folder/task_$1.command"; } 2>/dev/null; then
-        complain "$label: cannot write to $folder"
+    if ! { exec {lock}>>"$folder/task_$1.command"; } 2>"$messages"; then
+        complain "$label: cannot write to $folder: $(sed 's/.*: //' "$messages")"
         return 1
     fi
     flock --wait "$lock_wait_s" --conflict-exit-code 75 "$lock" 2>/dev/null
@@ -243,15 +345,15 @@ run_task() { # task
         status=2
     elif make_rows "$1"; then
         say "$label: $((SECONDS - began_s)) s: ${command_of[$1]}"
-        cat "$messages" >&2 # warnings
+        sed -E "s/^(fdsl-bench: )?/$label: /" "$messages" >&2 # warnings
     elif (($? == 4)); then # among what a launcher says
         say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
         status=4
     else
-        complain "$label failed ($why): ${command_of[$1]}"$'\n'"$(<"$messages")"
+        complain "$label failed ($why): ${command_of[$1]}"
+        cat "$messages" >&2
         status=1
     fi
-    rm -f "$messages"
     exec {lock}>&-
     return "$status"
 }
@@ -269,7 +371,7 @@ show_progress() { # task, how many ran, how many are left
 stop() { # signal, its number
     trap - INT TERM HUP
     [[ ! $child ]] || { kill -TERM "$child" 2>/dev/null && wait "$child"; }
-    complain "ended by SIG$1; finished tasks stay, the same command goes on"
+    complain "ended by SIG$1; finished tasks stay, the same command${redo:+ without --redo} goes on"
     exit $((128 + $2))
 }
 
@@ -278,11 +380,18 @@ prepare_folder() {
     message=$(mkdir -p "$folder" 2>&1)
     [[ -d $folder && -w $folder ]] ||
         die 2 "cannot write to $folder${message:+ ($message)}; choose another place with --out"
+    messages=$(mktemp -t fdsl-sweep.XXXXXX) # not beside the rows, whose disk may be full
+    [[ $messages ]] || die 1 'no place for a temporary file; name one in TMPDIR'
+    # Should this fail, so will what a task writes there, and that is told.
+    part=$folder/table.part.$$
+    { realpath --relative-base="$root" -- "$table" >"$part" && mv "$part" "$folder/table"; } 2>/dev/null ||
+        rm -f "$part"
 }
 
 run_tasks() {
     local n status ran=0 finished_count=0 before=0 skipped=() failed=()
     prepare_folder
+    try_launcher
     for n in "${tasks[@]}"; do
         show_progress "$n" "$ran" $((${#tasks[@]} - finished_count - before - ${#skipped[@]} - ${#failed[@]}))
         run_task "$n"
@@ -333,7 +442,7 @@ collect() {
         rm -f "$part"
         die 1 "$merged could not be written; what was there is unchanged"
     fi
-    say "rows of ${#have[@]} tasks: $merged${without[*]:+ (without ${without[*]})}"
+    say "rows of ${#have[@]} task$( ((${#have[@]} == 1)) || echo s): $merged${without[*]:+ (without ${without[*]})}"
 }
 
 list_tasks() {
@@ -342,7 +451,7 @@ list_tasks() {
         state='to run'
         [[ ! ${lacks[n]} ]] || state="cannot run here: ${lacks[n]}"
         ! finished "$n" || state=finished
-        printf 'task %d, line %d, %s: %s\n' "$n" "${line_of[n]}" "$state" "${command_of[n]}"
+        say "task $n, line ${line_of[n]}, $state: ${command_of[n]}"
     done
 }
 
@@ -356,5 +465,5 @@ case $mode in
 run) check_tasks && run_tasks ;;
 dry-run) check_tasks && list_tasks ;;
 collect) collect ;;
-count) echo "$task_count" ;;
+count) say "$task_count" ;;
 esac

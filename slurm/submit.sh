@@ -35,9 +35,21 @@ name=${table##*/} name=${name%.tsv} name=${name#sweep_}
 log=results/sweep/$name/log
 mkdir -p "$log"
 
-tasks=$(sbatch --parsable --array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}")
-tasks=${tasks%%;*} # ;cluster
-collect=$(sbatch --parsable --dependency="afterok:$tasks" --kill-on-invalid-dep=yes --output="$log/collect.log" \
-    slurm/collect.sbatch "$table")
-echo "tasks:  job $tasks, $count of them; logs in $log/"
-echo "rows:   job ${collect%%;*}, results/sweep_$name.csv; should a task fail, scripts/sweep.sh $table --collect"
+# Sets $job, the number of a new job; where there is none, one line says why.
+submit() { # arguments of sbatch
+    local said status=0
+    said=$(sbatch --parsable "$@" 2>&1) || status=$?
+    job=$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said") # ;cluster
+    ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
+    case $said in
+    *'configuration source'* | *'ontact slurm controller'*)
+        echo "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep.sh $table does the same" >&2 ;;
+    *) echo "submit.sh: $(sed -nE '1s/^sbatch: (error: )?/sbatch refused: /p' <<<"$said")" >&2 ;;
+    esac
+    exit "$status"
+}
+
+submit --array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}"
+echo "tasks:  job $job, $count of them; logs in $log/"
+submit --dependency="afterok:$job" --kill-on-invalid-dep=yes --output="$log/collect.log" slurm/collect.sbatch "$table"
+echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep.sh $table --collect"

@@ -309,9 +309,9 @@ static void expect_help_names(const char *name)
 Test(cli, help_names_every_option_and_exit_status)
 {
     static const char *const shared[] = {
-        "variant",   "workload", "list",        "verify",   "out",      "samples",     "format", "threads",
-        "device",    "warmups",  "warmup-time", "min-time", "max-time", "min-samples", "env",    "verbose",
-        "max-error", "version",  "help",        "monitor",  "loops",    "best-gpu",    "dry-run"};
+        "variant",   "workload", "list",        "verify",   "out",      "samples",     "format",  "threads",
+        "device",    "warmups",  "warmup-time", "min-time", "max-time", "min-samples", "env",     "verbose",
+        "max-error", "version",  "help",        "monitor",  "loops",    "best-gpu",    "dry-run", "ranks"};
     static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
                                            "3 wrong results", "4 this build or machine lacks"};
     run_well("--help");
@@ -340,6 +340,31 @@ Test(cli, a_dry_run_checks_all_and_makes_nothing)
     run("--variant bat --dry-run");
     expect_error(4, "not built", "a variant that is not in the build");
 #endif
+}
+
+Test(cli, a_dry_run_knows_of_ranks)
+{
+    run_well(NAIVE " --dry-run --ranks 3 --batch 3 --scaling strong");
+    cr_expect(*out == '\0' && *err == '\0', "%s%s", out, err);
+    run(NAIVE " --dry-run --ranks 3 --batch 2 --scaling strong");
+    expect_error(2, "more ranks (3) than images (--batch 2)", "more ranks than images");
+    run(NAIVE " --dry-run --ranks 2 --device 1");
+    expect_error(2, "--device and --best-gpu are for one rank", "a device for two ranks");
+    run(NAIVE " --dry-run --ranks 2 --npy out.npy");
+    expect_error(2, "--npy", "a file that one rank writes");
+    run(NAIVE " --dry-run --ranks 2000000");
+    expect_error(2, "--ranks", "more ranks than there can be");
+    run(NAIVE " --ranks 2");
+    expect_error(2, "--ranks is for --dry-run; to start 2 ranks: mpirun --bind-to none -n 2",
+                 "a run of ranks");
+}
+
+Test(cli, strong_scaling_of_one_rank_is_warned_of)
+{
+    run_well(NAIVE " --scaling strong");
+    cr_expect(strstr(err, "--scaling strong changes nothing with one rank"), "%s", err);
+    run_well(NAIVE " --scaling weak");
+    cr_expect(!strstr(err, "--scaling"), "%s", err);
 }
 
 Test(cli, version_is_one_line)
@@ -879,6 +904,11 @@ Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
     cr_expect(strstr(err, "rows.csv: a row could not be written (File too large)"), "%s", err);
     cr_expect(strstr(err, "the rows before it are whole"), "%s", err);
     expect_file("rows.csv", before);
+    how.file_bytes_max = 20;
+    run(NAIVE " --out new.csv");
+    cr_expect(status == 1 && strstr(err, "new.csv: a row could not be written (File too large)\n"), "%s",
+              err);
+    cr_expect(access("new.csv", F_OK) != 0, "an empty file is left");
     how.file_bytes_max = 0;
     run_well(NAIVE " --out rows.csv"); /* and with room it goes on */
     free(before);
@@ -1323,10 +1353,10 @@ Test(cli, pipes_see_no_escape_sequences)
 Test(cli, progress_shows_on_a_terminal_alone)
 {
     run_well(NAIVE " --verify --format csv");
-    cr_expect(!strstr(err, "samples, ") && !strstr(err, "setting up"), "%s", err);
+    cr_expect(!strstr(err, "sample 1") && !strstr(err, "setting up"), "%s", err);
     how.terminal_err = true;
     run_well(NAIVE " --verify --format csv");
-    static const char *const phases[] = {"naive: setting up", "naive: verifying", "naive: 1 samples, "};
+    static const char *const phases[] = {"naive: setting up", "naive: verifying", "naive: sample 1, "};
     for (size_t i = 0; i < COUNT_OF(phases); i++)
         cr_expect(strstr(err, phases[i]), "'%s' is not in: %s", phases[i], err);
     cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'), "stdout is a pipe");
@@ -1419,7 +1449,7 @@ Test(cli, loops_are_counted_on_a_terminal)
 {
     how.terminal_err = true;
     run_well(LOOPED "--loops 12");
-    cr_expect(strstr(err, "naive: 1 samples, 0.0 s, of 12 samples"), "%s", err);
+    cr_expect(strstr(err, "naive: sample 1 of 12, 0.0 s"), "%s", err);
 }
 
 /* ---- The monitor ---- */

@@ -502,7 +502,27 @@ Test(record, full_disk_leaves_no_header_alone)
     limit_file_size(20);
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_FAILED);
     limit_file_size(0);
-    expect_file("");
+    cr_expect(access(path, F_OK) != 0, "an empty file is left");
+    cr_expect_eq(append_sample("first", "row", "0"), STATUS_OK, "%s", status_text());
+    expect_file("name,note,wrong\nfirst,row,0\n");
+}
+
+/* Who waited for the lock of a file that was then taken away writes to a new one. */
+Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0) {
+        close(fd); /* or the child holds the lock too */
+        _exit(append_sample("first", "row", "0") == STATUS_OK ? 0 : 1);
+    }
+    usleep(200000); /* until it waits; should it come later, the file is just not there */
+    int ended;
+    cr_assert(unlink(path) == 0 && close(fd) == 0);
+    cr_assert(waitpid(pid, &ended, 0) == pid && ended == 0);
+    expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
 Test(record, late_failure_is_cut_back_too)

@@ -161,7 +161,15 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
     static const struct {
         const char *table, *words;
     } faults[] = {
-        {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean '--batch'?"},
+        {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean 'batch'?"},
+        {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; leave out its dashes"},
+        {"variant batch\nnaive 1\n",
+         "t.tsv:1: unknown column 'variant batch'; a tab parts columns, no space"},
+        {"\033[2J\nnaive\n", "t.tsv:1: unknown column '?[2J'"},
+        {"variant\tranks\tscaling\tbatch\nnaive\t4\tstrong\t2\n",
+         "t.tsv:2: --scaling strong: more ranks (4)"},
+        {"variant\tranks\nnaive\t2000000\n", "t.tsv:2: --ranks"},
+        {"variant\tranks\tdevice\nnaive\t2\t1\n", "t.tsv:2: --device and --best-gpu are for one rank"},
         {"variant\tvert\nnaive\t1\n", "t.tsv:1: unknown column 'vert'; columns are"},
         {"variant\tbatch \nnaive\t1\n", "t.tsv:1: unknown column 'batch '"},
         {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},
@@ -280,7 +288,7 @@ Test(sweep, a_task_alone_merges_nothing)
     expect(0, "task 1, line 2, to run");
     expect(0, "task 2, line 3, finished");
     sweep(NULL, "--collect");
-    expect(0, "rows of 1 tasks: r/sweep_t.csv (without 1)");
+    expect(0, "rows of 1 task: r/sweep_t.csv (without 1)");
     expect_rows("9");
 }
 
@@ -327,7 +335,8 @@ Test(sweep, ranks_go_to_the_launcher)
     expect(0, "1 finished");
     cr_expect(!exists("ranks"));
     sweep(RANKS_HEADER "naive\t3" QUICK "\n", "");
-    expect(0, ": mpirun -n 3 fdsl-bench --variant=naive ");
+    expect(0, ": ./launcher -n 3 fdsl-bench --variant=naive ");
+    cr_expect(strstr(get("r/sweep/t/task_1.command"), "./launcher -n 3 fdsl-bench --variant=naive "));
     cr_expect_str_eq(get("ranks"), "-n 3\n");
 }
 
@@ -335,7 +344,7 @@ Test(sweep, a_failing_task_is_told_and_the_others_go_on)
 {
     launch_with("echo 'fdsl-bench: the device caught fire' >&2; exit 3");
     sweep(RANKS_HEADER "naive\t1" QUICK "\nnaive\t2" QUICK "\nnaive\t-\t16\t2\t4\t0\t0\t6\t0\t0\n", "");
-    expect(1, "task 2 of 3 failed (exit 3): mpirun -n 2 fdsl-bench --variant=naive ");
+    expect(1, "task 2 of 3 failed (exit 3): ./launcher -n 2 fdsl-bench --variant=naive ");
     expect(1, "\nfdsl-bench: the device caught fire\n");
     expect(1, "2 finished, 0 finished before, 0 skipped, 1 failed (2)\n"
               "rows of 2 tasks: r/sweep_t.csv (without 2)");
@@ -355,20 +364,71 @@ Test(sweep, what_cannot_run_here_is_skipped)
     expect(0, "1 finished, 0 finished before, 1 skipped (1), 0 failed");
     cr_assert(setenv("MPIRUN", "/gone -n", 1) == 0);
     sweep(NULL, "--task 1");
-    expect(4, "task 1 of 2: skipped: /gone is not installed");
+    expect(2, "MPIRUN: there is no program '/gone'");
+    launch_with("[ $3 = true ] || exit 4");
     sweep(RANKS_HEADER "naive\t2" QUICK "\n", "");
     expect(4, "0 finished, 0 finished before, 1 skipped (1), 0 failed");
     launch_with("shift 2; exec \"$@\"");
     sweep(NULL, "");
-    cr_assert(setenv("MPIRUN", "/gone -n", 1) == 0);
+    cr_assert(setenv("MPIRUN", "./launcher --other -n", 1) == 0);
     sweep(NULL, "");
     expect(0, "0 finished, 1 finished before, 0 skipped"); /* made elsewhere, say */
+}
+
+/* Open MPI's own words are a screen long. */
+Test(sweep, what_the_launcher_forbids_is_said_before_anything_runs)
+{
+    static const char table[] = RANKS_HEADER "naive\t1" QUICK "\nnaive\t4" QUICK "\n";
+    launch_with("printf '\\n-----\\nThere are not enough slots available in the system to satisfy the 4\\n' "
+                ">&2; exit 1");
+    sweep(table, "");
+    expect(
+        0,
+        "tasks of 4 ranks are skipped: ./launcher counts fewer cores than 4 ranks; to share them out: export "
+        "OMPI_MCA_rmaps_base_oversubscribe=1");
+    expect(0, "1 finished, 0 finished before, 1 skipped (2), 0 failed");
+    cr_expect(strstr(out, "are skipped") < strstr(out, "task 1 of 2"), "%s", out);
+    launch_with("echo 'mpirun has detected an attempt to run as root.' >&2; exit 1");
+    sweep(NULL, "");
+    expect(0,
+           "tasks of 4 ranks are skipped: ./launcher starts nothing as root; to have it all the same: export "
+           "OMPI_ALLOW_RUN_AS_ROOT=1");
+}
+
+Test(sweep, two_tables_of_one_name_do_not_mix)
+{
+    sweep(HEADER TASK("8"), "");
+    cr_assert(mkdir("b", 0755) == 0);
+    put("b/sweep_t.tsv", HEADER TASK("9"));
+    run("scripts/sweep.sh b/sweep_t.tsv --out r");
+    expect(2, "r/sweep/t holds the tasks of ");
+    expect_rows("8");
+    cr_assert(rename("t.tsv", "b/t.tsv") == 0);
+    run("scripts/sweep.sh b/t.tsv --out r");
+    expect(0, "0 finished, 1 finished before");
+}
+
+Test(sweep, a_byte_order_mark_is_no_part_of_a_name)
+{
+    sweep("\xef\xbb\xbf" HEADER TASK("8"), "");
+    expect(0, "1 finished");
+}
+
+Test(sweep, the_program_is_looked_up_as_a_command_is)
+{
+    static char path[2 * PATH_MAX];
+    put("t.tsv", HEADER TASK("8"));
+    run("mkdir bin && ln -s \"$FDSL_BENCH\" bin/bench-here");
+    snprintf(path, sizeof path, "%s/bin:%s", folder, getenv("PATH"));
+    cr_assert(setenv("PATH", path, 1) == 0);
+    run("FDSL_BENCH=bench-here " SWEEP);
+    expect(0, "1 finished");
 }
 
 Test(sweep, warnings_of_a_task_are_told)
 {
     sweep("variant\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time\nnaive\t0\t0\t1\t0\t0\n", "");
-    expect(0, "fdsl-bench: warning: naive: 1 samples tell nothing");
+    expect(0, "task 1 of 1: warning: naive: too few samples (1)");
 }
 
 Test(sweep, results_that_cannot_be_written_are_an_error)
@@ -383,6 +443,9 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     sweep(NULL, "");
     cr_assert(status == 0 && unlink("r/sweep_t.csv") == 0 && mkdir("r/sweep_t.csv", 0755) == 0);
     put("r/sweep_t.csv/file", "");
+    run(SWEEP " >/dev/full");
+    expect(1, "sweep.sh: stdout cannot be written");
+    cr_expect(count_of(out, "\n") == 1, "%s", out);
     run("ulimit -f 0; " SWEEP " --collect");
     expect(1, "r/sweep_t.csv could not be written");
     expect_no_leftovers();
@@ -513,15 +576,50 @@ Test(sweep, a_table_with_a_fault_is_not_submitted)
     cr_expect(!exists("calls"));
 }
 
+/* The tasks of a scaling job for so many ranks, without what all have. */
+static void scale(const char *table, int most, const char *wanted)
+{
+    put("s.tsv", table);
+    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=%d slurm/scale.sbatch s.tsv --dry-run | "
+        "sed 's/, to run: / /; s/mpirun --bind-to none -n //; s/fdsl-bench //; s/--variant=//; "
+        "s/--scaling=//'",
+        most);
+    cr_expect_str_eq(out, wanted);
+}
+
 Test(sweep, a_scaling_job_doubles_its_ranks_up_to_all)
 {
-    put("s.tsv", "# c\nvariant\tranks\tbatch\nnaive\t1\t4\nnaive\t2\t4\nnaive\t1\t5\n");
-    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=6 slurm/scale.sbatch s.tsv --dry-run && cat "
-        "results/sweep/s_6.tsv");
-    expect(0, "task 1, line 2, ");
-    expect(0, "variant\tranks\tbatch\nnaive\t1\t4\nnaive\t2\t4\nnaive\t4\t4\nnaive\t6\t4\n"
-              "naive\t1\t5\nnaive\t2\t5\nnaive\t4\t5\nnaive\t6\t5\n");
-    put("s.tsv", "variant\nnaive\n");
-    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=6 slurm/scale.sbatch s.tsv");
-    expect(2, "s.tsv: no column ranks");
+    scale("# c\nvariant\tranks\tbatch\nnaive\t1\t8\nnaive\t2\t8\nnaive\t-\t9\n", 6,
+          "task 1, line 3 naive --batch=8\ntask 2, line 3 2 naive --batch=8 weak\n"
+          "task 3, line 3 4 naive --batch=8 weak\ntask 4, line 3 6 naive --batch=8 weak\n"
+          "task 5, line 5 naive --batch=9\ntask 6, line 5 2 naive --batch=9 weak\n"
+          "task 7, line 5 4 naive --batch=9 weak\ntask 8, line 5 6 naive --batch=9 weak\n");
+    scale("variant\nnaive\n", 1, "task 1, line 2 naive\n");
+}
+
+Test(sweep, a_scaling_job_has_the_kinds_that_the_table_names)
+{
+    scale("variant\tranks\tscaling\nnaive\t1\tstrong\nomp\t1\t-"
+          "\nomp\t2\tstrong\nomp\t4\tweak\nomp\t4\tstrong\n",
+          2,
+          "task 1, line 2 naive\ntask 2, line 2 2 naive strong\n"
+          "task 3, line 3 omp\ntask 4, line 3 2 omp strong\ntask 5, line 3 2 omp weak\n");
+    put("s.tsv", "variant\tbatch\tranks\tscaling\nnaive\t2\t2\tstrong\n");
+    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=4 slurm/scale.sbatch s.tsv");
+    expect(2, "s.tsv:2: --scaling strong: more ranks (4) than images");
+    cr_expect(!exists("results"));
+}
+
+Test(sweep, without_a_cluster_one_line_says_so)
+{
+    pretend_sbatch();
+    put("sbatch",
+        "#!/bin/sh\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
+        "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n");
+    run("slurm/submit.sh configs/sweep_cpu.tsv");
+    expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep.sh ");
+    cr_expect(count_of(out, "\n") == 1, "%s", out);
+    put("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n");
+    run("slurm/submit.sh configs/sweep_cpu.tsv");
+    expect(1, "submit.sh: sbatch refused: invalid partition specified: x\n");
 }

@@ -484,13 +484,41 @@ static enum status cut_torn_line(int fd, const char *path, const struct csv_exte
     return STATUS_OK;
 }
 
+/* Takes away what failed: a file that has nothing in it. Its lock tells others that this one is gone. */
+static enum status take_back(int fd, const char *path, const struct csv_extent *extent, bool locked,
+                             int cause)
+{
+    if (!locked || ftruncate(fd, (off_t)extent->whole_bytes) != 0)
+        return status_set(STATUS_FAILED,
+                          "%s: a row could not be written (%s) and may be torn; delete its last line", path,
+                          strerror(cause));
+    struct stat info;
+    if (extent->whole_bytes == 0 && lstat(path, &info) == 0 && S_ISREG(info.st_mode))
+        (void)unlink(path);
+    return status_set(STATUS_FAILED, "%s: a row could not be written (%s)%s", path, strerror(cause),
+                      extent->whole_bytes ? "; the rows before it are whole" : "");
+}
+
+/* Whether the file that is open no longer has this name. */
+static bool is_gone(int fd, const char *path)
+{
+    struct stat open_one, named;
+    return fstat(fd, &open_one) == 0 &&
+           (stat(path, &named) != 0 || open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
+}
+
+/* `*gone` becomes true, and nothing was done, where another process took the file away before this one had
+ * its lock. */
 static enum status append_lines(int fd, const char *path, const struct row *row,
-                                const struct csv_lines *lines)
+                                const struct csv_lines *lines, bool *gone)
 {
     static bool warned;
     struct csv_extent extent;
     bool locked;
     TRY(lock_and_examine(fd, path, LOCK_EX, row, lines, &extent, &locked));
+    *gone = locked && is_gone(fd, path);
+    if (*gone)
+        return STATUS_OK;
     if (!locked && !warned) {
         warned = true;
         status_warn("%s: this file system has no locks; give each process a file of its own", path);
@@ -505,33 +533,37 @@ static enum status append_lines(int fd, const char *path, const struct row *row,
             sync_folder(path);
         return STATUS_OK;
     }
-    int cause = errno;
-    if (locked && ftruncate(fd, (off_t)extent.whole_bytes) == 0)
-        return status_set(STATUS_FAILED, "%s: a row could not be written (%s); the rows before it are whole",
-                          path, strerror(cause));
-    return status_set(STATUS_FAILED,
-                      "%s: a row could not be written (%s) and may be torn; delete its last line", path,
-                      strerror(cause));
+    return take_back(fd, path, &extent, locked, errno);
+}
+
+static enum status open_and_append(const char *path, const struct row *row, const struct csv_lines *lines,
+                                   bool *gone)
+{
+    struct stat info;
+    enum status status;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    *gone = false;
+    if (fd < 0)
+        return status_set(STATUS_FAILED, "%s cannot be opened: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0)
+        status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = refuse_irregular(path, false);
+    else
+        status = append_lines(fd, path, row, lines, gone);
+    close(fd); /* also unlocks; fsync() has told of every error */
+    return status;
 }
 
 enum status csv_append(const char *path, const struct row *rows, size_t count)
 {
     struct csv_lines lines;
-    TRY(csv_format(rows, count, &lines));
+    bool gone = true;
     enum status status;
-    struct stat info;
-    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = status_set(STATUS_FAILED, "%s cannot be opened: %s", path, strerror(errno));
-    } else {
-        if (fstat(fd, &info) != 0)
-            status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
-        else if (!S_ISREG(info.st_mode))
-            status = refuse_irregular(path, false);
-        else
-            status = append_lines(fd, path, rows, &lines);
-        close(fd); /* also unlocks; fsync() has told of every error */
-    }
+    TRY(csv_format(rows, count, &lines));
+    do
+        status = open_and_append(path, rows, &lines, &gone);
+    while (status == STATUS_OK && gone);
     free(lines.text);
     return status;
 }

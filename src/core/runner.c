@@ -204,11 +204,11 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
     runner->shown_s = now_s;
-    fprintf(stderr, "\r\033[K%s: %zu samples, %.1f s", runner->entry->name, samples, elapsed_s);
+    fprintf(stderr, "\r\033[K%s: sample %zu", runner->entry->name, samples);
     if (runner->settings->loops)
-        fprintf(stderr, ", of %llu samples", (unsigned long long)runner->settings->loops);
+        fprintf(stderr, " of %llu, %.1f s", (unsigned long long)runner->settings->loops, elapsed_s);
     else
-        fprintf(stderr, " of at most %.0f s", max_time_s);
+        fprintf(stderr, ", %.1f s of at most %g s", elapsed_s, max_time_s);
     fflush(stderr);
 }
 
@@ -284,7 +284,7 @@ static void warn_about(const struct settings *settings, const struct result *res
                     "only with runs like this one",
                     result->variant, words);
     if (result->bench.count < STATS_INTERVAL_MIN)
-        status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --%s",
+        status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
                     result->variant, result->bench.count, STATS_INTERVAL_MIN,
                     settings->loops ? "loops" : "min-samples");
     else if (!result->bench.settled)
@@ -730,9 +730,9 @@ static void warn_about_cores(const struct settings *settings, double outcome)
 }
 
 /* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
-static enum status take_device(struct settings *settings)
+static enum status take_device(struct settings *settings, uint64_t ranks)
 {
-    if (comm_size() == 1)
+    if (ranks == 1)
         return STATUS_OK;
     if (options_given(&settings->options, "device") || settings->best_gpu)
         return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
@@ -773,13 +773,16 @@ static enum status begin(struct runner *runner)
     double cores;
     env_share_memory(comm_local_size());
     TRY(take_cores(settings, &cores));
-    TRY(comm_agree(take_device(settings)));
+    TRY(comm_agree(take_device(settings, runner->place.ranks)));
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
     TRY(comm_agree(prepare(runner)));
     /* One run has one time, to know its rows by, the monitor's among them. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     warn_about_cores(settings, cores);
+    if (runner->place.ranks == 1 && runner->place.strong && options_given(&settings->options, "scaling"))
+        status_warn("--scaling strong changes nothing with one rank; start more with: mpirun --bind-to none "
+                    "-n N");
     return count_sharers(runner);
 }
 
@@ -787,7 +790,7 @@ enum status runner_run(struct settings *settings)
 {
     struct runner runner = {.settings = settings,
                             .place = {.rank = (uint64_t)comm_rank(),
-                                      .ranks = (uint64_t)comm_size(),
+                                      .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size(),
                                       .strong = settings->scaling == SCALING_STRONG},
                             .progress = status_shows_progress()};
     settings->limits.vote = comm_vote;

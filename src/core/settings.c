@@ -11,7 +11,8 @@
 #include "core/monitor.h"
 #include "core/record.h"
 
-#define THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
+#define THREADS_MAX 8192    /* the most that Linux can be configured for on x86-64 */
+#define RANKS_MAX   1000000 /* more than any machine has cores and GPUs for */
 
 static const char *const formats[] = {"table", "csv", "json", NULL};
 static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
@@ -34,6 +35,8 @@ static const struct option_spec specs[] = {
      "check every result against the oracle first; a variant that fails is not timed"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check all that can be checked before a run, then stop"},
+    {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
+     "with --dry-run, check for so many ranks; mpirun -n N starts them"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append a CSV row a variant to this file"},
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
@@ -260,6 +263,17 @@ static enum status check_loops(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* Only a launcher can start ranks. */
+static enum status check_ranks(const struct settings *settings)
+{
+    if (settings->ranks && !settings->dry_run)
+        return status_set(STATUS_USAGE,
+                          "--ranks is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
+                          "fdsl-bench ...",
+                          (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
+    return STATUS_OK;
+}
+
 static enum status choose_device(struct settings *settings)
 {
     if (!settings->best_gpu)
@@ -277,6 +291,7 @@ static enum status derive(struct settings *settings)
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
     TRY(check_loops(settings));
+    TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));
     if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
         options_given(&settings->options, "min-time"))
