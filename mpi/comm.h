@@ -32,9 +32,10 @@ int comm_local_size(void);
  * that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
 enum status comm_agree(enum status status);
 
-/* The same between two timed runs, without sleeping: it is their barrier. `*stop` becomes true where it is
- * true on all ranks, else false. */
-enum status comm_vote(enum status status, bool *stop);
+/* The same between two timed runs, without sleeping: it is their barrier. Where no rank failed, each of the
+ * values, at most COMM_VOTE_MAX, becomes the largest over the ranks. */
+#define COMM_VOTE_MAX 3
+enum status comm_vote(enum status status, double *values, size_t count);
 
 /* Replaces each value by the sum, or the largest, over the ranks. */
 enum status comm_sum(uint64_t *values, size_t count);

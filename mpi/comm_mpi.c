@@ -151,14 +151,15 @@ enum status comm_agree(enum status status)
     return worst.status == STATUS_OK ? STATUS_OK : share_message(status, &worst);
 }
 
-enum status comm_vote(enum status status, bool *stop)
+enum status comm_vote(enum status status, double *values, size_t count)
 {
     if (size == 1)
         return status;
-    int votes[2] = {(int)status, !*stop};
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, votes, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD));
-    *stop = !votes[1];
-    return votes[0] == STATUS_OK ? STATUS_OK : comm_agree(status);
+    double votes[COMM_VOTE_MAX + 1] = {status != STATUS_OK};
+    memcpy(votes + 1, values, count * sizeof *values);
+    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, votes, 1 + (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
+    memcpy(values, votes + 1, count * sizeof *values);
+    return votes[0] == 0 ? STATUS_OK : comm_agree(status);
 }
 
 /* ---- Data ---- */

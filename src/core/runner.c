@@ -267,15 +267,6 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     return comm_sum(wrong, 1);
 }
 
-/* What gives more samples. Where each rank knew its own median well enough, time was left. */
-static const char *remedy_for_few(const struct settings *settings, const struct result *result)
-{
-    bool settled = result->facts != NULL;
-    for (size_t i = 0; settled && i + 1 < result->row_count; i++)
-        settled = result->facts[i].settled;
-    return settings->loops ? "loops" : settled ? "min-time" : "max-time";
-}
-
 static void warn_about(const struct settings *settings, const struct result *result)
 {
     char words[128];
@@ -291,7 +282,7 @@ static void warn_about(const struct settings *settings, const struct result *res
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
                     "--%s, or quiet the machine",
                     result->variant, result->bench.count, 100 * result->bench.time.median_error,
-                    remedy_for_few(settings, result));
+                    settings->loops ? "loops" : "max-time");
     else if (result->bench.time.outliers * 10 > result->bench.count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, result->bench.time.outliers, result->bench.count);
@@ -336,7 +327,7 @@ static enum status publish(struct runner *runner, const struct result *result, c
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }
 
-/* What all ranks did together, from what each did: `total` comes with the bench of the slowest. */
+/* What all ranks did together, from what each did: `total` comes with their bench. */
 static void add_up(const struct runner *runner, const struct rank_facts *facts, double alone_s,
                    struct result *total)
 {
@@ -384,9 +375,9 @@ static enum status publish_together(struct runner *runner, const struct row *row
     return status;
 }
 
-/* Brings the ranks' rows together on rank 0, which publishes them. */
+/* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
 static enum status publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 double alone_s)
+                                 const struct bench *all, double alone_s)
 {
     const struct rank_facts mine = {result->work.items,
                                     result->work.bytes,
@@ -396,14 +387,11 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
                                     result->bench.settled,
                                     result->throttle_reasons};
     struct result total = *result;
+    total.bench = *all;
     struct row *rows = NULL;
     struct rank_facts *facts = NULL;
     struct sample *samples = NULL;
-    enum status status =
-        ranks_slowest(&result->bench, runner->settings->limits.max_median_error, &total.bench);
-    if (status != STATUS_OK)
-        return status;
-    status = ranks_gather(row, &mine, &rows, &facts);
+    enum status status = ranks_gather(row, &mine, &rows, &facts);
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && leads(runner))
@@ -411,17 +399,16 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
     ranks_free_rows(rows);
     free(facts);
     free(samples);
-    bench_free(&total.bench);
     return status;
 }
 
-/* `alone_s`: the time that rank 0 took alone, 0 where it is not known. */
-static enum status time_variant(struct runner *runner, void *state, double alone_s, struct result *result)
+/* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
+ * several; `alone_s`: the time that rank 0 took alone, 0 where it is not known. */
+static enum status record(struct runner *runner, void *state, const struct bench *all, double alone_s,
+                          struct result *result)
 {
-    const struct settings *settings = runner->settings;
-    const struct workload *workload = settings->workload;
+    const struct workload *workload = runner->settings->workload;
     const struct variant *variant = runner->entry->variant;
-    TRY(comm_agree(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench)));
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
@@ -435,7 +422,7 @@ static enum status time_variant(struct runner *runner, void *state, double alone
         status = make_row(runner, result, measures, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
-        status = publish_ranks(runner, &row, result, alone_s);
+        status = publish_ranks(runner, &row, result, all, alone_s);
     else if (status == STATUS_OK) {
         struct result single = *result;
         single.rows = &row;
@@ -445,6 +432,18 @@ static enum status time_variant(struct runner *runner, void *state, double alone
     row_free(&row);
     if (status == STATUS_OK)
         warn_of_few_looks(runner, result->bench.wall_s);
+    return status;
+}
+
+static enum status time_variant(struct runner *runner, void *state, double alone_s, struct result *result)
+{
+    struct bench_together together = {.vote = comm_vote};
+    enum status status =
+        comm_agree(bench_measure(runner->entry->variant, state, &runner->settings->limits, show_progress,
+                                 runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    if (status == STATUS_OK)
+        status = record(runner, state, &together.bench, alone_s, result);
+    bench_free(&together.bench);
     return status;
 }
 
@@ -476,8 +475,7 @@ static enum status set_up(struct runner *runner, void **state)
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
     const struct variant *variant = runner->entry->variant;
-    struct bench_limits limits = runner->settings->limits;
-    limits.vote = NULL;
+    const struct bench_limits *limits = &runner->settings->limits;
     void *state;
     if (set_up(runner, &state) != STATUS_OK) {
         status_warn("%s: no efficiency, as rank 0 cannot make the batch alone: %s", runner->entry->name,
@@ -485,7 +483,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
         return STATUS_OK;
     }
     struct bench bench = {0};
-    enum status status = bench_measure(variant, state, &limits, show_progress, runner, &bench);
+    enum status status = bench_measure(variant, state, limits, show_progress, runner, &bench, NULL);
     *alone_s = bench.time.median;
     bench_free(&bench);
     phase_enter(PHASE_TEARDOWN);
@@ -790,7 +788,6 @@ enum status runner_run(struct settings *settings)
                                       .ranks = (uint64_t)comm_size(),
                                       .strong = settings->scaling == SCALING_STRONG},
                             .progress = status_shows_progress()};
-    settings->limits.vote = comm_vote;
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);
