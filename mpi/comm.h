@@ -27,9 +27,9 @@ int comm_size(void);
 int comm_local_rank(void);
 int comm_local_size(void);
 
-/* The worst (largest) status over the ranks, the same on each, and with it the message of the lowest rank
- * that has it, which begins with "rank N: " unless all ranks have that status. Every phase ends in one, so
- * that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
+/* The worst status over the ranks (status_severity()), the same on each, and with it the message of the
+ * lowest rank that has it, which begins with "rank N: " unless all ranks have that status. Every phase ends
+ * in one, so that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
 enum status comm_agree(enum status status);
 
 /* The same between two timed runs, without sleeping: it is their barrier. Where no rank failed, each of the
