@@ -487,6 +487,27 @@ Test(mpi, what_makes_no_sense_is_said_once)
     cr_expect(status == 0 && count_of(out, "fdsl-bench") == 1, "%s%s", out, err);
 }
 
+Test(mpi, ranks_with_different_options_are_refused)
+{
+    static const char *const others[] = {"--batch 3", "--samples samples.csv", "--scaling strong",
+                                         "--bind none", "--dry-run"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s %s --out rows.csv",
+              TINY "--batch 2 --out rows.csv", TINY "--batch 2", others[i]);
+        expect_refusal(2, "fdsl-bench: rank 1: its options are not those of rank 0; give all");
+        cr_expect(access("rows.csv", F_OK) != 0 && access("samples.csv", F_OK) != 0, "no rows");
+    }
+}
+
+Test(mpi, ranks_may_write_different_files)
+{
+    shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s --monitor 0.csv : -n 1 $PROGRAM %s --monitor "
+          "1.csv",
+          TINY "--batch 2", TINY "--batch 2");
+    cr_expect(status == 0, "exit %d: %s", status, err);
+    cr_expect(access("0.csv", F_OK) == 0 && access("1.csv", F_OK) == 0);
+}
+
 Test(mpi, a_rank_that_mpi_knows_nothing_of_is_refused)
 {
     setenv("PMIX_RANK", "3", 1);

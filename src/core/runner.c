@@ -700,6 +700,18 @@ static enum status prepare(struct runner *runner)
 
 /* ---- Ranks ---- */
 
+/* Ranks that were told different things would wait for each other for good, or make images that fit together
+ * nowhere. */
+static enum status check_alike(const struct settings *settings)
+{
+    uint64_t mine = options_hash(&settings->options), first = mine;
+    TRY(comm_spread(&first, sizeof first));
+    return comm_agree(mine == first ? STATUS_OK
+                                    : status_set(STATUS_USAGE, "its options are not those of rank 0; give "
+                                                               "all ranks the same, but for the names of "
+                                                               "files to write"));
+}
+
 /* `*worst` is the outcome on whichever machine has the most to say of. */
 static enum status take_cores(struct settings *settings, double *worst)
 {
@@ -727,18 +739,20 @@ static void warn_about_cores(const struct settings *settings, double outcome)
             "them, start with: mpirun --bind-to none");
 }
 
-/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
-static enum status take_device(struct settings *settings)
+static enum status check_no_device(const struct settings *settings)
 {
-    if (comm_size() == 1)
+    if (comm_size() == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
         return STATUS_OK;
-    if (options_given(&settings->options, "device") || settings->best_gpu)
-        return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
-                                        "GPU i; to choose among GPUs, set "
-                                        "CUDA_VISIBLE_DEVICES");
-    int devices = device_count();
-    settings->resources.device = devices > 0 ? comm_local_rank() % devices : 0;
-    return STATUS_OK;
+    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
+                                    "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+}
+
+/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
+static void take_device(struct settings *settings)
+{
+    int devices = comm_size() > 1 ? device_count() : 0;
+    if (devices > 0)
+        settings->resources.device = comm_local_rank() % devices;
 }
 
 /* Counts the ranks on each physical device, which CUDA numbers do not name. */
@@ -769,9 +783,11 @@ static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
+    TRY(comm_agree(check_no_device(settings))); /* --best-gpu may choose another on each rank */
+    TRY(check_alike(settings));
     env_share_memory(comm_local_size());
     TRY(take_cores(settings, &cores));
-    TRY(comm_agree(take_device(settings)));
+    take_device(settings);
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
     TRY(comm_agree(prepare(runner)));
