@@ -210,6 +210,26 @@ Test(mpi, every_rank_verifies_its_own)
     }
 }
 
+/* As the monitor of rank 0 saw it: the check takes the oracle hundreds of milliseconds. */
+Test(mpi, wrong_images_would_show_before_anything_is_timed)
+{
+    static char seen[TEXT_MAX];
+    run_well(2,
+             "--variant naive --res 256 --vertices 2000 --orbits 50 --batch 8 --min-time 0.2 --max-time 0.2 "
+             "--verify --monitor monitor.csv:10");
+    read_text("monitor.csv", seen);
+    bool verified = false, timed = false;
+    for (size_t row = 1; row < count_of(seen, "\n"); row++) {
+        if (strcmp(value(seen, row, "rank"), "0") != 0)
+            continue;
+        bool timing = strcmp(value(seen, row, "phase"), "timed") == 0;
+        verified |= strcmp(value(seen, row, "phase"), "verify") == 0;
+        timed |= timing;
+        cr_expect(verified || !timing, "row %zu is timed, and nothing was verified", row);
+    }
+    cr_expect(verified && timed);
+}
+
 /* ---- Rows ---- */
 
 Test(mpi, a_row_a_rank_and_one_of_all)

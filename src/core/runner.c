@@ -37,6 +37,7 @@ struct runner {
     const struct variant_entry *entry;
     uint64_t throttle_reasons;
     double polled_s, shown_s;
+    double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
     bool progress;
 };
 
@@ -328,8 +329,7 @@ static enum status publish(struct runner *runner, const struct result *result, c
 }
 
 /* What all ranks did together, from what each did: `total` comes with their bench. */
-static void add_up(const struct runner *runner, const struct rank_facts *facts, double alone_s,
-                   struct result *total)
+static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
     double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0, longest_floor_s = 0;
     total->work = (struct work){0};
@@ -344,16 +344,16 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     double median_s = total->bench.time.median;
     total->roofline_share = longest_floor_s / median_s;
     total->imbalance = slowest_s / mean_s;
-    total->efficiency = alone_s / (runner->place.strong ? ranks * median_s : median_s);
+    total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
 }
 
 /* On rank 0: adds the row of all ranks to theirs and publishes them. */
 static enum status publish_together(struct runner *runner, const struct row *rows,
-                                    const struct rank_facts *facts, double alone_s,
-                                    const struct sample *samples, struct result *total)
+                                    const struct rank_facts *facts, const struct sample *samples,
+                                    struct result *total)
 {
     size_t ranks = (size_t)runner->place.ranks;
-    add_up(runner, facts, alone_s, total);
+    add_up(runner, facts, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
     enum status status = make_row(runner, total, NULL, &all);
@@ -377,7 +377,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
 
 /* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
 static enum status publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 const struct bench *all, double alone_s)
+                                 const struct bench *all)
 {
     const struct rank_facts mine = {result->work.items,
                                     result->work.bytes,
@@ -395,7 +395,7 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && leads(runner))
-        status = publish_together(runner, rows, facts, alone_s, samples, &total);
+        status = publish_together(runner, rows, facts, samples, &total);
     ranks_free_rows(rows);
     free(facts);
     free(samples);
@@ -403,9 +403,8 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
 }
 
 /* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
- * several; `alone_s`: the time that rank 0 took alone, 0 where it is not known. */
-static enum status record(struct runner *runner, void *state, const struct bench *all, double alone_s,
-                          struct result *result)
+ * several. */
+static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     const struct workload *workload = runner->settings->workload;
     const struct variant *variant = runner->entry->variant;
@@ -422,7 +421,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
         status = make_row(runner, result, measures, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
-        status = publish_ranks(runner, &row, result, all, alone_s);
+        status = publish_ranks(runner, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
         single.rows = &row;
@@ -435,32 +434,39 @@ static enum status record(struct runner *runner, void *state, const struct bench
     return status;
 }
 
-static enum status time_variant(struct runner *runner, void *state, double alone_s, struct result *result)
+static enum status time_variant(struct runner *runner, void *state, struct result *result)
 {
     struct bench_together together = {.vote = comm_vote};
     enum status status =
         comm_agree(bench_measure(runner->entry->variant, state, &runner->settings->limits, show_progress,
                                  runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
     if (status == STATUS_OK)
-        status = record(runner, state, &together.bench, alone_s, result);
+        status = record(runner, state, &together.bench, result);
     bench_free(&together.bench);
     return status;
 }
 
-static enum status run_state(struct runner *runner, void *state, double alone_s, struct result *result)
+/* Makes the first run and checks it. Wrong results make a line of the report, and are not timed. */
+static enum status check(struct runner *runner, void *state, struct result *result)
 {
-    double items = result->work.items;
     uint64_t wrong;
     phase_enter(PHASE_VERIFY);
     TRY(make_and_verify(runner, state, result, &wrong));
     if (wrong == 0)
-        return time_variant(runner, state, alone_s, result);
+        return STATUS_OK;
+    double items = result->work.items;
     show_phase(runner, NULL);
     result->wrong = wrong;
     if (leads(runner))
         TRY(report_add(runner->report, result));
     return status_set(STATUS_WRONG, "%s: %llu of %.0f %s are wrong; its time is not recorded",
                       result->variant, (unsigned long long)wrong, items, runner->settings->workload->item);
+}
+
+static enum status check_and_time(struct runner *runner, void *state, struct result *result)
+{
+    TRY(check(runner, state, result));
+    return time_variant(runner, state, result);
 }
 
 static enum status set_up(struct runner *runner, void **state)
@@ -491,12 +497,10 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
     return status;
 }
 
-static enum status time_alone(struct runner *runner, double *alone_s)
+static enum status time_alone(struct runner *runner)
 {
     const struct place alone = {.ranks = 1};
-    *alone_s = 0;
-    if (runner->place.ranks == 1)
-        return STATUS_OK;
+    runner->alone_s = 0;
     enum status status = STATUS_OK;
     if (leads(runner)) {
         const struct settings *settings = runner->settings;
@@ -504,33 +508,30 @@ static enum status time_alone(struct runner *runner, double *alone_s)
         env_share_memory(1);
         status = workload->move(runner->input, settings->parameters, &alone);
         if (status == STATUS_OK)
-            status = measure_alone(runner, alone_s);
+            status = measure_alone(runner, &runner->alone_s);
         if (status == STATUS_OK)
             status = workload->move(runner->input, settings->parameters, &runner->place);
         env_share_memory(comm_local_size());
         phase_enter(PHASE_IDLE);
     }
+    runner->throttle_reasons = 0; /* those of the runs together count */
     return comm_agree(status);
 }
 
-static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
+typedef enum status variant_job(struct runner *runner, void *state, struct result *result);
+
+/* Sets the variant up for a job, and has that watched. */
+static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
-    runner->entry = entry;
-    double alone_s;
-    TRY(time_alone(runner, &alone_s));
-    runner->throttle_reasons = 0;
-    struct result result = {.variant = entry->name,
-                            .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
-    range_push(entry->name);
-    enum status watched = monitor_begin(runner->monitor, entry->name);
+    range_push(result->variant);
+    enum status watched = monitor_begin(runner->monitor, result->variant);
     enum status own = watched == STATUS_OK ? set_up(runner, &state) : watched, status = comm_agree(own);
     if (status == STATUS_OK)
-        status = run_state(runner, state, alone_s, &result);
+        status = job(runner, state, result);
     if (own == STATUS_OK) {
         phase_enter(PHASE_TEARDOWN);
-        entry->variant->teardown(state);
-        bench_free(&result.bench);
+        runner->entry->variant->teardown(state);
     }
     phase_enter(PHASE_IDLE);
     range_pop();
@@ -538,6 +539,28 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     if (status == STATUS_OK ||
         status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
         TRY(monitor_end(runner->monitor));
+    return status;
+}
+
+/* What is wrong on any rank is not worth the time that rank 0 takes alone, for which all ranks give up what
+ * they have set up. */
+static enum status run_ranks(struct runner *runner, struct result *result)
+{
+    TRY(comm_agree(with_state(runner, check, result)));
+    result->runs_before = 0; /* in the next state there were none */
+    TRY(time_alone(runner));
+    return with_state(runner, time_variant, result);
+}
+
+static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
+{
+    runner->entry = entry;
+    runner->throttle_reasons = 0;
+    struct result result = {.variant = entry->name,
+                            .work = runner->settings->workload->work(runner->input, entry->variant)};
+    enum status status =
+        runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
+    bench_free(&result.bench);
     return status;
 }
 
