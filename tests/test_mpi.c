@@ -454,6 +454,25 @@ Test(mpi, each_has_as_many_threads_as_it_got)
     cr_expect(number(out, 4, "threads") == CPU_COUNT(&allowed));
 }
 
+/* The launcher gives each of two ranks a hardware thread, and there are more. */
+Test(mpi, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
+{
+    static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY
+                               "--batch 2 %s : -n 1 taskset -c %d $PROGRAM " TINY "--batch 2 %s";
+    cpu_set_t allowed;
+    int cpus[2] = {0}, count = 0;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            cpus[count++] = cpu;
+    if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 3)
+        cr_skip_test("no third hardware thread here");
+    shell(line, cpus[0], "", cpus[1], "");
+    cr_expect(count_of(err, "leaves the rest idle") == 1, "%s", err);
+    shell(line, cpus[0], "--variant naive", cpus[1], "--variant naive");
+    cr_expect(status == 0 && !strstr(err, "idle"), "%s", err);
+}
+
 Test(mpi, more_ranks_than_cores_are_warned_of)
 {
     cpu_set_t allowed;

@@ -49,7 +49,8 @@ static enum status make_room(struct bench *bench)
     size_t capacity = bench->capacity ? 2 * bench->capacity : 64;
     struct sample *samples = realloc(bench->samples, capacity * sizeof *samples);
     if (!samples)
-        return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time", capacity);
+        return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time or --loops",
+                          capacity);
     bench->samples = samples;
     bench->capacity = capacity;
     return STATUS_OK;

@@ -645,17 +645,21 @@ static enum status check_outputs(struct runner *runner)
     return status;
 }
 
-/* Describes the device where a chosen variant uses one. */
+/* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
+static bool any_on_gpu(const struct settings *settings)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)
+            return true;
+    return false;
+}
+
 static enum status describe_device(struct runner *runner)
 {
-    const struct settings *settings = runner->settings;
-    for (size_t i = 0; i < settings->variant_count; i++) {
-        if (strcmp(settings->variants[i]->variant->platform, "cuda") != 0)
-            continue;
-        nvml_driver_version(runner->driver, sizeof runner->driver);
-        return device_describe(settings->resources.device, &runner->device);
-    }
-    return STATUS_OK;
+    if (!any_on_gpu(runner->settings))
+        return STATUS_OK;
+    nvml_driver_version(runner->driver, sizeof runner->driver);
+    return device_describe(runner->settings->resources.device, &runner->device);
 }
 
 static enum status run_variants(struct runner *runner)
@@ -748,6 +752,15 @@ static enum status take_cores(struct settings *settings, double *worst)
     return comm_max(worst, 1);
 }
 
+/* Whether a chosen variant runs on more than one core. */
+static bool any_threaded(const struct settings *settings)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && settings->variants[i]->variant->threaded)
+            return true;
+    return false;
+}
+
 static void warn_about_cores(const struct settings *settings, double outcome)
 {
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
@@ -756,7 +769,7 @@ static void warn_about_cores(const struct settings *settings, double outcome)
                     comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
     else if (outcome == CORES_CROWDED)
         status_warn("there are more ranks than cores: some share one; start fewer ranks");
-    else if (outcome == CORES_IDLE)
+    else if (outcome == CORES_IDLE && any_threaded(settings))
         status_warn(
             "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
             "them, start with: mpirun --bind-to none");
@@ -773,7 +786,7 @@ static enum status check_no_device(const struct settings *settings)
 /* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
 static void take_device(struct settings *settings)
 {
-    int devices = comm_size() > 1 ? device_count() : 0;
+    int devices = comm_size() > 1 && any_on_gpu(settings) ? device_count() : 0;
     if (devices > 0)
         settings->resources.device = comm_local_rank() % devices;
 }
