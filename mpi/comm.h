@@ -27,14 +27,15 @@ int comm_size(void);
 int comm_local_rank(void);
 int comm_local_size(void);
 
-/* The worst (largest) status over the ranks, the same on each, and with it the message of the lowest rank
- * that has it, which begins with "rank N: " unless all ranks have that status. Every phase ends in one, so
- * that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
+/* The worst status over the ranks (status_severity()), the same on each, and with it the message of the
+ * lowest rank that has it, which begins with "rank N: " unless all ranks have that status. Every phase ends
+ * in one, so that no rank goes on to wait for one that failed. Who waits here sleeps: its cores are free. */
 enum status comm_agree(enum status status);
 
-/* The same between two timed runs, without sleeping: it is their barrier. `*stop` becomes true where it is
- * true on all ranks, else false. */
-enum status comm_vote(enum status status, bool *stop);
+/* The same between two timed runs, without sleeping: it is their barrier. Where no rank failed, each of the
+ * values, at most COMM_VOTE_MAX, becomes the largest over the ranks. */
+#define COMM_VOTE_MAX 3
+enum status comm_vote(enum status status, double *values, size_t count);
 
 /* Replaces each value by the sum, or the largest, over the ranks. */
 enum status comm_sum(uint64_t *values, size_t count);

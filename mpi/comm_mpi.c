@@ -121,44 +121,46 @@ static int wait_asleep(MPI_Request *request)
     }
 }
 
-/* A status and the lowest rank that has it, as MPI_2INT. */
+/* How bad a status is, and the lowest rank that has it, as MPI_2INT. */
 struct verdict {
-    int status, rank;
+    int severity, rank;
 };
 
-/* Makes the message of one rank that of all. */
-static enum status share_message(enum status mine, const struct verdict *worst)
+/* Makes the status and message of one rank those of all. */
+static enum status share_failure(enum status mine, const struct verdict *worst)
 {
-    char text[1024];
-    int failed = (int)mine == worst->status;
-    snprintf(text, sizeof text, "%s", status_text());
+    struct {
+        enum status status;
+        char text[1024];
+    } failure = {.status = mine};
+    int failed = status_severity(mine) == worst->severity;
+    snprintf(failure.text, sizeof failure.text, "%s", status_text());
     MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
-    MPI_TRY(MPI_Bcast(text, sizeof text, MPI_CHAR, worst->rank, MPI_COMM_WORLD));
-    status_set(STATUS_FAILED, "%s", text);
-    if (failed == size)
-        return (enum status)worst->status;
-    return status_prefix((enum status)worst->status, "rank %d", worst->rank);
+    MPI_TRY(MPI_Bcast(&failure, sizeof failure, MPI_BYTE, worst->rank, MPI_COMM_WORLD));
+    status_set(failure.status, "%s", failure.text);
+    return failed == size ? failure.status : status_prefix(failure.status, "rank %d", worst->rank);
 }
 
 enum status comm_agree(enum status status)
 {
     if (size == 1 || broken) /* no call would meet its like on the other ranks: comm_close() ends them */
         return broken ? STATUS_FAILED : status;
-    struct verdict mine = {(int)status, rank}, worst;
+    struct verdict mine = {status_severity(status), rank}, worst;
     MPI_Request request;
     MPI_TRY(MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD, &request));
     MPI_TRY(wait_asleep(&request));
-    return worst.status == STATUS_OK ? STATUS_OK : share_message(status, &worst);
+    return worst.severity == 0 ? STATUS_OK : share_failure(status, &worst);
 }
 
-enum status comm_vote(enum status status, bool *stop)
+enum status comm_vote(enum status status, double *values, size_t count)
 {
     if (size == 1)
         return status;
-    int votes[2] = {(int)status, !*stop};
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, votes, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD));
-    *stop = !votes[1];
-    return votes[0] == STATUS_OK ? STATUS_OK : comm_agree(status);
+    double votes[COMM_VOTE_MAX + 1] = {status != STATUS_OK};
+    memcpy(votes + 1, values, count * sizeof *values);
+    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, votes, 1 + (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
+    memcpy(values, votes + 1, count * sizeof *values);
+    return votes[0] == 0 ? STATUS_OK : comm_agree(status);
 }
 
 /* ---- Data ---- */

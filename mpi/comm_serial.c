@@ -50,9 +50,9 @@ enum status comm_agree(enum status status)
     return status;
 }
 
-enum status comm_vote(enum status status, bool *stop)
+enum status comm_vote(enum status status, double *values, size_t count)
 {
-    (void)stop;
+    (void)values, (void)count;
     return status;
 }
 

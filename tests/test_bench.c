@@ -1,5 +1,6 @@
 #include <criterion/criterion.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -63,7 +64,7 @@ static void measure(struct bench_limits limits)
 {
     memset(&bench, 0xff, sizeof bench); /* what was there before must not matter */
     script.begin_s = timer_now_s();
-    cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_OK, "%s",
+    cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_OK, "%s",
               status_text());
     cr_assert(script.runs == bench.warmups + bench.count);
     cr_expect(script.shown == bench.count, "progress is told of every sample");
@@ -245,7 +246,7 @@ Test(bench, progress_counts_up_and_knows_the_longest_time)
 Test(bench, progress_may_be_left_out)
 {
     const struct bench_limits limits = {.min_samples = 2, .max_median_error = 0.01};
-    cr_assert(bench_measure(&fake, &script, &limits, NULL, NULL, &bench) == STATUS_OK);
+    cr_assert(bench_measure(&fake, &script, &limits, NULL, NULL, &bench, NULL) == STATUS_OK);
     cr_expect(bench.count == 2);
     bench_free(&bench);
     cr_expect_null(bench.samples);
@@ -261,70 +262,138 @@ Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
         script = (struct script){.device_s = constant, .fail_at = failing[i]};
         char expected[32];
         snprintf(expected, sizeof expected, "run %d broke", (int)failing[i]);
-        cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_WRONG);
+        cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_WRONG);
         cr_expect_str_eq(status_text(), expected);
         cr_expect(script.runs == failing[i], "no run follows the one that failed");
         cr_expect(bench.samples == NULL && bench.count == 0, "nothing is left to free");
     }
 }
 
-/* What the other ranks say: they have enough after `enough_at` votes, and one fails at vote `fail_at`. */
-static struct {
-    uint64_t votes, enough_at, fail_at;
-} others;
+/* ---- Together ---- */
 
-static enum status vote(enum status status, bool *stop)
+/* Another rank: it is warm after `warm_at` votes and fails at vote `fail_at`; its samples take what
+ * `device_s` says, and its clock stands at `elapsed_s`. Statistics that it has are those of this rank. */
+static struct {
+    uint64_t votes, warm_at, fail_at, samples;
+    double (*device_s)(uint64_t sample);
+    double elapsed_s;
+} other;
+
+static enum status vote(enum status status, double *values, size_t count)
 {
-    others.votes++;
-    *stop = *stop && others.votes >= others.enough_at;
+    other.votes++;
     if (status != STATUS_OK)
         return status;
-    return others.votes == others.fail_at ? status_set(STATUS_FAILED, "rank 1: it broke") : STATUS_OK;
+    if (other.votes == other.fail_at)
+        return status_set(STATUS_FAILED, "rank 1: it broke");
+    if (count == 1 && other.votes < other.warm_at)
+        values[0] = 1;
+    if (count == 3 && other.device_s)
+        values[1] = fmax(values[1], other.device_s(other.samples++));
+    if (count == 3)
+        values[2] = fmax(values[2], other.elapsed_s);
+    return STATUS_OK;
 }
 
-/* The same, but all are warm at once. */
-static enum status vote_for_more_samples(enum status status, bool *stop)
+static struct bench_together together = {.vote = vote};
+
+static enum status measure_together(struct bench_limits limits)
 {
-    bool warm = *stop;
-    if (script.runs == 0 && warm)
-        return STATUS_OK;
-    return vote(status, stop);
+    memset(&together.bench, 0xff, sizeof together.bench);
+    return bench_measure(&fake, &script, &limits, note, &script, &bench, &together);
 }
 
-Test(bench, goes_on_as_long_as_any_rank_wants)
+static void free_both(void)
+{
+    bench_free(&bench);
+    bench_free(&together.bench);
+}
+
+Test(bench, warms_up_as_long_as_any_rank_wants)
 {
     script.device_s = constant;
-    others.enough_at = 41;
-    measure((struct bench_limits){
-        .warmups = 3, .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01, .vote = vote});
-    cr_expect(bench.warmups == 40, "%d: another rank was not warm", (int)bench.warmups);
-    cr_expect(bench.count == 10);
-    cr_expect(others.votes == 52, "one before each run, and one after the last of both");
-    bench_free(&bench);
+    other.warm_at = 41;
+    cr_assert(measure_together((struct bench_limits){
+                  .warmups = 3, .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
+    cr_expect(bench.warmups == 40 && together.bench.warmups == 40, "%d", (int)bench.warmups);
+    cr_expect(bench.count == 10 && together.bench.count == 10);
+    cr_expect(other.votes == 52, "one before each warm-up, after the last, after each sample, at each look");
+    free_both();
 }
 
-Test(bench, the_statistics_are_of_all_samples_where_another_rank_wanted_more)
+/* Each rank's own median is known at once; that of the slowest of both is not. */
+static double odd_ones(uint64_t sample)
 {
-    script.device_s = rising;
-    others.enough_at = 31;
-    others.votes = 0;
-    measure(
-        (struct bench_limits){.min_samples = 10, .max_median_error = 0.01, .vote = vote_for_more_samples});
-    cr_expect(bench.count == 30, "%zu", bench.count);
-    cr_expect(bench.time.count == 30 && bench.time.median == 15.5);
-    bench_free(&bench);
+    return sample < 9 && sample % 2 ? 3e-3 : 1e-3;
 }
 
+Test(bench, the_run_of_all_ranks_decides)
+{
+    script.device_s = constant;
+    other.device_s = odd_ones;
+    cr_assert(measure_together((struct bench_limits){
+                  .min_samples = 7, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
+    cr_expect(bench.settled && bench.time.median == 1e-3 && bench.time.sd < 1e-9);
+    cr_expect(together.bench.settled && together.bench.time.sd > 1e-6);
+    cr_expect(together.bench.count > 7, "%zu: this rank alone knew enough", together.bench.count);
+    cr_expect(bench.count == together.bench.count && bench.time.count == bench.count);
+    for (size_t i = 0; i < bench.count; i++) {
+        cr_expect(together.bench.samples[i].device_s == odd_ones(i));
+        cr_expect(together.bench.samples[i].wall_s == bench.samples[i].wall_s);
+    }
+    free_both();
+}
+
+Test(bench, a_run_of_all_ranks_that_never_settles_says_so)
+{
+    script.device_s = constant;
+    script.sleep_s = 2e-4;
+    other.device_s = bimodal;
+    cr_assert(measure_together((struct bench_limits){
+                  .min_samples = 10, .max_time_s = 0.05, .max_median_error = 0.01}) == STATUS_OK);
+    cr_expect(bench.settled);
+    cr_expect_not(together.bench.settled);
+    cr_expect(together.bench.on_device && together.bench.looked == together.bench.count);
+    free_both();
+}
+
+Test(bench, the_time_is_over_when_it_is_on_any_rank)
+{
+    script.device_s = bimodal;
+    other.elapsed_s = 1e3;
+    cr_assert(measure_together((struct bench_limits){
+                  .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
+    cr_expect(bench.count == 10, "%zu", bench.count);
+    free_both();
+}
+
+/* Votes: 4 of the warm-up, one a sample; at the 10th a second one, of the look. */
 Test(bench, another_ranks_failure_ends_it_before_the_next_run)
 {
+    static const struct {
+        uint64_t fail_at, runs;
+    } cases[] = {{1, 0}, {4, 3}, {5, 4}, {14, 13}, {15, 13}};
     const struct bench_limits limits = {
-        .warmups = 3, .min_samples = 10, .max_median_error = 0.01, .vote = vote};
-    for (uint64_t at = 1; at <= 8; at += 7) {
+        .warmups = 3, .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         script = (struct script){.device_s = constant};
-        others.votes = 0;
-        others.fail_at = at;
-        cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench) == STATUS_FAILED);
+        other.votes = 0;
+        other.fail_at = cases[i].fail_at;
+        cr_expect(measure_together(limits) == STATUS_FAILED);
         cr_expect_str_eq(status_text(), "rank 1: it broke");
-        cr_expect(script.runs == (at == 1 ? 0 : 6), "%d", (int)script.runs);
+        cr_expect(script.runs == cases[i].runs, "vote %d: %d runs", (int)cases[i].fail_at, (int)script.runs);
+        cr_expect(!bench.samples && !together.bench.samples, "nothing is left to free");
+    }
+}
+
+/* The others must hear of it: the failure is voted on, once. */
+Test(bench, the_others_are_told_of_a_failure)
+{
+    const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};
+    for (uint64_t at = 2; at <= 6; at += 4) {
+        script = (struct script){.device_s = constant, .fail_at = at};
+        other.votes = 0;
+        cr_expect(measure_together(limits) == STATUS_WRONG);
+        cr_expect(other.votes == at + 1, "%d", (int)other.votes);
     }
 }

@@ -47,14 +47,13 @@ Test(comm_serial, one_rank_agrees_with_itself)
 {
     uint64_t count = 7, counts = 0;
     double value = 1.5;
-    bool stop = true;
     cr_assert(comm_open() == STATUS_OK, "%s", status_text());
     cr_expect(comm_rank() == 0 && comm_local_rank() == 0);
     cr_expect(comm_size() == 1 && comm_local_size() == 1);
     cr_expect(comm_agree(STATUS_OK) == STATUS_OK);
     cr_expect(comm_agree(STATUS_WRONG) == STATUS_WRONG);
-    cr_expect(comm_vote(STATUS_OK, &stop) == STATUS_OK && stop);
-    cr_expect(comm_vote(STATUS_FAILED, &stop) == STATUS_FAILED);
+    cr_expect(comm_vote(STATUS_OK, &value, 1) == STATUS_OK && value == 1.5);
+    cr_expect(comm_vote(STATUS_FAILED, &value, 1) == STATUS_FAILED);
     cr_expect(comm_sum(&count, 1) == STATUS_OK && count == 7);
     cr_expect(comm_max(&value, 1) == STATUS_OK && value == 1.5);
     cr_expect(comm_spread(&count, sizeof count) == STATUS_OK && count == 7);

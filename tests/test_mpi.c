@@ -210,6 +210,26 @@ Test(mpi, every_rank_verifies_its_own)
     }
 }
 
+/* As the monitor of rank 0 saw it: the check takes the oracle hundreds of milliseconds. */
+Test(mpi, wrong_images_would_show_before_anything_is_timed)
+{
+    static char seen[TEXT_MAX];
+    run_well(2,
+             "--variant naive --res 256 --vertices 2000 --orbits 50 --batch 8 --min-time 0.2 --max-time 0.2 "
+             "--verify --monitor monitor.csv:10");
+    read_text("monitor.csv", seen);
+    bool verified = false, timed = false;
+    for (size_t row = 1; row < count_of(seen, "\n"); row++) {
+        if (strcmp(value(seen, row, "rank"), "0") != 0)
+            continue;
+        bool timing = strcmp(value(seen, row, "phase"), "timed") == 0;
+        verified |= strcmp(value(seen, row, "phase"), "verify") == 0;
+        timed |= timing;
+        cr_expect(verified || !timing, "row %zu is timed, and nothing was verified", row);
+    }
+    cr_expect(verified && timed);
+}
+
 /* ---- Rows ---- */
 
 Test(mpi, a_row_a_rank_and_one_of_all)
@@ -434,6 +454,25 @@ Test(mpi, each_has_as_many_threads_as_it_got)
     cr_expect(number(out, 4, "threads") == CPU_COUNT(&allowed));
 }
 
+/* The launcher gives each of two ranks a hardware thread, and there are more. */
+Test(mpi, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
+{
+    static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY
+                               "--batch 2 %s : -n 1 taskset -c %d $PROGRAM " TINY "--batch 2 %s";
+    cpu_set_t allowed;
+    int cpus[2] = {0}, count = 0;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            cpus[count++] = cpu;
+    if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 3)
+        cr_skip_test("no third hardware thread here");
+    shell(line, cpus[0], "", cpus[1], "");
+    cr_expect(count_of(err, "leaves the rest idle") == 1, "%s", err);
+    shell(line, cpus[0], "--variant naive", cpus[1], "--variant naive");
+    cr_expect(status == 0 && !strstr(err, "idle"), "%s", err);
+}
+
 Test(mpi, more_ranks_than_cores_are_warned_of)
 {
     cpu_set_t allowed;
@@ -485,6 +524,27 @@ Test(mpi, what_makes_no_sense_is_said_once)
     expect_refusal(2, "its folder does not exist");
     run(2, "--version");
     cr_expect(status == 0 && count_of(out, "fdsl-bench") == 1, "%s%s", out, err);
+}
+
+Test(mpi, ranks_with_different_options_are_refused)
+{
+    static const char *const others[] = {"--batch 3", "--samples samples.csv", "--scaling strong",
+                                         "--bind none", "--dry-run"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s %s --out rows.csv",
+              TINY "--batch 2 --out rows.csv", TINY "--batch 2", others[i]);
+        expect_refusal(2, "fdsl-bench: rank 1: its options are not those of rank 0; give all");
+        cr_expect(access("rows.csv", F_OK) != 0 && access("samples.csv", F_OK) != 0, "no rows");
+    }
+}
+
+Test(mpi, ranks_may_write_different_files)
+{
+    shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s --monitor 0.csv : -n 1 $PROGRAM %s --monitor "
+          "1.csv",
+          TINY "--batch 2", TINY "--batch 2");
+    cr_expect(status == 0, "exit %d: %s", status, err);
+    cr_expect(access("0.csv", F_OK) == 0 && access("1.csv", F_OK) == 0);
 }
 
 Test(mpi, a_rank_that_mpi_knows_nothing_of_is_refused)

@@ -29,7 +29,7 @@ static const struct option_spec common_specs[] = {
     {"help", NULL, OPTION_FLAG, offsetof(struct common, help), NULL, 0, 0, NULL, false, "this text"},
     {"verbose", NULL, OPTION_FLAG, offsetof(struct common, verbose), NULL, 0, 0, NULL, false, "say more"},
     {"verify", NULL, OPTION_FLAG, offsetof(struct common, verify), NULL, 0, 0, NULL, false, "check results"},
-    {"out", "FILE", OPTION_TEXT, offsetof(struct common, out), NULL, 0, 0, NULL, false, "append rows"},
+    {"out", "FILE", OPTION_OUTPUT, offsetof(struct common, out), NULL, 0, 0, NULL, false, "append rows"},
     {"format", "NAME", OPTION_CHOICE, offsetof(struct common, format), "table", 0, 0, formats, false,
      "what goes to stdout"},
     {"min-time", "S", OPTION_REAL, offsetof(struct common, min_time_s), "1", 0, 86400, NULL, false,
@@ -375,6 +375,23 @@ Test(options, text_of_reals_is_shortest_and_exact)
         values.rate = cases[i].value;
         expect_text("rate", cases[i].text);
     }
+}
+
+Test(options, hash_tells_apart_what_makes_a_difference, .fini = stop)
+{
+    static const char *const lines[] = {"",         "--verify",    "--batch 33", "--seed 33",
+                                        "--rate 1", "--mode fast", "--label f",  "--out f"};
+    uint64_t hashes[COUNT_OF(lines)];
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        expect_ok(lines[i]);
+        hashes[i] = options_hash(&options);
+        for (size_t j = 0; j < i; j++)
+            cr_expect(hashes[i] != hashes[j], "'%s' and '%s'", lines[i], lines[j]);
+    }
+    expect_ok("--batch 32 --format table");
+    cr_expect(options_hash(&options) == hashes[0], "defaults, given");
+    expect_ok("--out another.csv");
+    cr_expect(options_hash(&options) == hashes[COUNT_OF(lines) - 1], "another file");
 }
 
 Test(options, wrong_default_is_a_failure)

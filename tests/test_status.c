@@ -172,3 +172,16 @@ Test(status, a_rank_alone_has_no_number, .init = cr_redirect_stderr)
     fflush(stderr);
     cr_expect_stderr_eq_str("fdsl-bench: warning: only here\n");
 }
+
+/* A failure that ends the run must not pass for wrong results, after which it goes on. */
+Test(status, wrong_results_are_the_least_of_the_failures)
+{
+    static const enum status failures[] = {STATUS_FAILED, STATUS_USAGE, STATUS_UNAVAILABLE};
+    cr_expect(status_severity(STATUS_OK) == 0);
+    cr_expect(status_severity(STATUS_WRONG) > 0);
+    for (size_t i = 0; i < COUNT_OF(failures); i++) {
+        cr_expect(status_severity(failures[i]) > status_severity(STATUS_WRONG));
+        for (size_t j = 0; j < i; j++)
+            cr_expect(status_severity(failures[i]) != status_severity(failures[j]));
+    }
+}

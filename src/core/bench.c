@@ -18,43 +18,46 @@ static enum status timed_run(const struct variant *variant, void *state, uint64_
     return STATUS_OK;
 }
 
-/* Whether it goes on, in step with the other ranks where there are any. */
-static enum status keep_step(const struct bench_limits *limits, enum status status, bool *stop)
+/* What this rank found becomes what all did, where there are others. */
+static enum status keep_step(struct bench_together *together, enum status status, double *values,
+                             size_t count)
 {
-    return limits->vote ? limits->vote(status, stop) : status;
+    return together ? together->vote(status, values, count) : status;
 }
 
 static enum status warm_up(const struct variant *variant, void *state, const struct bench_limits *limits,
-                           struct bench *bench)
+                           struct bench *bench, struct bench_together *together)
 {
     struct sample unused;
     double begin_s = timer_now_s();
     enum status status = STATUS_OK;
     for (;;) {
-        bool stop = bench->warmups >= limits->warmups && timer_now_s() - begin_s >= limits->warmup_time_s;
-        status = keep_step(limits, status, &stop);
-        if (status != STATUS_OK || stop)
-            break;
+        bool warm = bench->warmups >= limits->warmups && timer_now_s() - begin_s >= limits->warmup_time_s;
+        double more = !warm;
+        TRY(keep_step(together, status, &more, 1));
+        if (more == 0)
+            return STATUS_OK;
         status = timed_run(variant, state, ++bench->warmups, &unused);
     }
-    return status;
 }
 
-static enum status add_sample(struct bench *bench, struct sample sample)
+/* Makes room for one more sample. */
+static enum status make_room(struct bench *bench)
 {
-    if (bench->count == bench->capacity) {
-        size_t capacity = bench->capacity ? 2 * bench->capacity : 64;
-        struct sample *samples = realloc(bench->samples, capacity * sizeof *samples);
-        if (!samples)
-            return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time", capacity);
-        bench->samples = samples;
-        bench->capacity = capacity;
-    }
-    bench->samples[bench->count++] = sample;
+    if (bench->count < bench->capacity)
+        return STATUS_OK;
+    size_t capacity = bench->capacity ? 2 * bench->capacity : 64;
+    struct sample *samples = realloc(bench->samples, capacity * sizeof *samples);
+    if (!samples)
+        return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time or --loops",
+                          capacity);
+    bench->samples = samples;
+    bench->capacity = capacity;
     return STATUS_OK;
 }
 
-enum status bench_summarise(struct bench *bench, double max_median_error)
+/* Fills the statistics, and `settled`, from bench->samples: at least one. */
+static enum status summarise(struct bench *bench, double max_median_error)
 {
     double *values = malloc(bench->count * sizeof *values);
     if (!values)
@@ -78,66 +81,81 @@ enum status bench_summarise(struct bench *bench, double max_median_error)
     return status;
 }
 
-/* Whether this rank has enough. The statistics cost a sort, so they are only renewed each time the number of
- * samples has grown by a sixteenth: their cost stays small beside even the shortest runs. */
+/* Whether there are enough samples: the same on all ranks, as the series and the time are. The statistics
+ * cost a sort, so they are only renewed each time the number of samples has grown by a sixteenth: their cost
+ * stays small beside even the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
-                          bool *enough)
+                          struct bench_together *together, bool *enough)
 {
+    *enough = false;
     if (bench->count < limits->min_samples)
         return STATUS_OK;
     bool out_of_time = elapsed_s >= limits->max_time_s;
     size_t next_look = bench->looked ? bench->looked + bench->looked / 16 + 1 : 0;
     if (!out_of_time && (elapsed_s < limits->min_time_s || bench->count < next_look))
         return STATUS_OK;
-    TRY(bench_summarise(bench, limits->max_median_error));
-    *enough = bench->settled || out_of_time;
+    enum status status = summarise(bench, limits->max_median_error);
+    double more = !(bench->settled || out_of_time);
+    TRY(keep_step(together, status, &more, 1)); /* statistics may fail on one rank alone */
+    *enough = more == 0;
     return STATUS_OK;
 }
 
-static enum status take_sample(const struct variant *variant, void *state, struct bench *bench)
+static enum status take_sample(const struct variant *variant, void *state, uint64_t number,
+                               struct bench *bench, struct sample *sample)
 {
-    struct sample sample;
+    TRY(make_room(bench));
     range_push("sample");
-    enum status status = timed_run(variant, state, bench->warmups + bench->count + 1, &sample);
+    enum status status = timed_run(variant, state, number, sample);
     range_pop();
-    TRY(status);
-    return add_sample(bench, sample);
+    return status;
 }
 
 static enum status take_samples(const struct variant *variant, void *state, const struct bench_limits *limits,
-                                bench_progress *progress, void *context, struct bench *bench)
+                                bench_progress *progress, void *context, struct bench *bench,
+                                struct bench_together *together)
 {
+    struct bench *deciding = together ? &together->bench : bench;
     double begin_s = timer_now_s();
-    enum status status = STATUS_OK;
-    bool enough = false;
-    for (;;) {
-        bool stop = enough;
-        TRY(keep_step(limits, status, &stop));
-        if (stop)
-            break;
-        status = take_sample(variant, state, bench);
+    for (bool enough = false; !enough;) {
+        struct sample sample = {0};
+        enum status status = take_sample(variant, state, bench->warmups + bench->count + 1, bench, &sample);
+        if (status == STATUS_OK && together)
+            status = make_room(deciding);
         double elapsed_s = timer_now_s() - begin_s;
         if (status == STATUS_OK && progress)
-            progress(context, bench->count, elapsed_s, limits->max_time_s);
-        if (status == STATUS_OK && !enough)
-            status = decide(bench, limits, elapsed_s, &enough);
+            progress(context, bench->count + 1, elapsed_s, limits->max_time_s);
+        /* A device time that does not apply is negative on all ranks. */
+        double slowest[] = {sample.wall_s, sample.device_s, elapsed_s};
+        TRY(keep_step(together, status, slowest, COUNT_OF(slowest)));
+        bench->samples[bench->count++] = sample;
+        if (together)
+            deciding->samples[deciding->count++] = (struct sample){slowest[0], slowest[1]};
+        TRY(decide(deciding, limits, slowest[2], together, &enough));
     }
-    /* Another rank may have wanted more. */
-    return bench->looked < bench->count ? bench_summarise(bench, limits->max_median_error) : STATUS_OK;
+    return together ? summarise(bench, limits->max_median_error) : STATUS_OK;
 }
 
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
-                          bench_progress *progress, void *context, struct bench *bench)
+                          bench_progress *progress, void *context, struct bench *bench,
+                          struct bench_together *together)
 {
     *bench = (struct bench){0};
+    if (together)
+        together->bench = *bench;
     phase_enter(PHASE_WARM_UP);
-    enum status status = warm_up(variant, state, limits, bench);
+    enum status status = warm_up(variant, state, limits, bench, together);
     if (status == STATUS_OK) {
+        if (together)
+            together->bench.warmups = bench->warmups;
         phase_enter(PHASE_TIMED);
-        status = take_samples(variant, state, limits, progress, context, bench);
+        status = take_samples(variant, state, limits, progress, context, bench, together);
     }
-    if (status != STATUS_OK)
+    if (status != STATUS_OK) {
         bench_free(bench);
+        if (together)
+            bench_free(&together->bench);
+    }
     return status;
 }
 

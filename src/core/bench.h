@@ -10,9 +10,9 @@
 #include "core/status.h"
 #include "core/variant.h"
 
-/* Called before every run, and after the last, where ranks take theirs in step: with the status of the run
- * before, and in `*stop` whether this rank has enough. Says the same to all ranks: `*stop`, or a failure. */
-typedef enum status bench_vote(enum status status, bool *stop);
+/* Called between runs where ranks take theirs in step, with the status of this rank. Says the same to all: a
+ * failure of any, or in `values` the largest of each over the ranks. */
+typedef enum status bench_vote(enum status status, double *values, size_t count);
 
 struct bench_limits {
     uint64_t warmups;        /* runs before the first sample, at least */
@@ -21,7 +21,6 @@ struct bench_limits {
     double min_time_s;       /* nor less time over them, unless max_time_s says so */
     double max_time_s;       /* stop here even when the median is still uncertain */
     double max_median_error; /* stop once stats.median_error is under this */
-    bench_vote *vote;        /* NULL: alone */
 };
 
 struct sample {
@@ -39,16 +38,23 @@ struct bench {
     double wall_s;     /* the median wall time */
 };
 
+/* The run of ranks that take theirs in step. */
+struct bench_together {
+    bench_vote *vote;
+    struct bench bench; /* filled: a run is over when the slowest rank is, so sample by sample the longest
+                         * time of any; the same on all ranks */
+};
+
 /* Called after every run, for progress: samples so far, seconds so far, the longest it may take. */
 typedef void bench_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
 
-/* Times variant->run(state, n) for n = 1, 2, ... as `limits` say. The first runs warm up. With limits->vote
- * every rank takes as many runs as the one that needs most, and fails when one does. */
+/* Times variant->run(state, n) for n = 1, 2, ... as `limits` say. The first runs warm up. With `together`
+ * (NULL: alone) all ranks take as many runs, until the median of together->bench is known, and fail when one
+ * does, but for their own statistics after the last run. The caller frees both with bench_free(); nothing is
+ * left to free after a failure. */
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
-                          bench_progress *progress, void *context, struct bench *bench);
+                          bench_progress *progress, void *context, struct bench *bench,
+                          struct bench_together *together);
 void bench_free(struct bench *bench);
-
-/* Fills the statistics, and `settled`, from bench->samples: at least one. */
-enum status bench_summarise(struct bench *bench, double max_median_error);
 
 #endif

@@ -385,13 +385,14 @@ static void warn_about_itself(const struct monitor *monitor)
     if (due < MONITOR_SAMPLES_MIN)
         return;
     if (cost > COST_MAX)
-        status_warn("--monitor took %.1f %% of a core, which the timed runs may feel; give it a longer "
-                    "period than %.0f ms",
-                    100 * cost, 1e3 * monitor->period_s);
+        status_warn_own("--monitor took %.1f %% of a core, which the timed runs may feel; give it a longer "
+                        "period than %.0f ms",
+                        100 * cost, 1e3 * monitor->period_s);
     if ((double)monitor->missed > MISSED_MAX * (double)due)
-        status_warn("--monitor came too late for %zu of %zu samples; give it a longer period than %.0f ms, "
-                    "or quiet the machine",
-                    monitor->missed, due, 1e3 * monitor->period_s);
+        status_warn_own(
+            "--monitor came too late for %zu of %zu samples; give it a longer period than %.0f ms, "
+            "or quiet the machine",
+            monitor->missed, due, 1e3 * monitor->period_s);
 }
 
 enum status monitor_stop(struct monitor *monitor)

@@ -416,6 +416,30 @@ void options_free(struct options *options)
     options->given = NULL;
 }
 
+/* FNV-1a, with the end of the text. */
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+    do
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3;
+    while (*text++);
+    return hash;
+}
+
+uint64_t options_hash(const struct options *options)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    const struct option_spec *spec;
+    void *values;
+    for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {
+        char text[4096];
+        options_text(spec, values, text, spec->kind == OPTION_OUTPUT ? 2 : sizeof text);
+        if (spec->kind == OPTION_OUTPUT && *text)
+            *text = '1';
+        hash = hash_text(hash_text(hash, spec->name), text);
+    }
+    return hash;
+}
+
 bool options_given(const struct options *options, const char *name)
 {
     const struct option_spec *spec;

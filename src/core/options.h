@@ -63,6 +63,10 @@ bool options_given(const struct options *options, const char *name);
  * fewest digits that read back the same. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
+/* A number that tells options apart which make a difference: of the value of each, and of a file to be
+ * written (OPTION_OUTPUT) whether there is one. */
+uint64_t options_hash(const struct options *options);
+
 /* Prints the table as --help shows it, a line or two an option. */
 void options_help(FILE *stream, const struct option_spec *specs, size_t count);
 

@@ -118,30 +118,6 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
 
 /* ---- Together ---- */
 
-/* A sample is two doubles, and the largest of each is sought: a device time that does not apply is negative
- * on all ranks. */
-_Static_assert(sizeof(struct sample) == 2 * sizeof(double), "samples are sent as doubles");
-
-enum status ranks_slowest(const struct bench *mine, double max_median_error, struct bench *all)
-{
-    *all = *mine;
-    all->capacity = mine->count;
-    all->samples = reallocarray(NULL, mine->count, sizeof *all->samples);
-    enum status status = STATUS_OK;
-    if (all->samples)
-        memcpy(all->samples, mine->samples, mine->count * sizeof *all->samples);
-    else
-        status = status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time", mine->count);
-    status = comm_agree(status);
-    if (status == STATUS_OK)
-        status = comm_max((double *)all->samples, 2 * all->count);
-    if (status == STATUS_OK)
-        status = comm_agree(bench_summarise(all, max_median_error));
-    if (status != STATUS_OK)
-        bench_free(all);
-    return status;
-}
-
 static void combine(const struct row *rows, int count, const char *column, enum combine how,
                     struct row *total)
 {

@@ -31,10 +31,6 @@ void ranks_free_rows(struct row *rows);
  * elsewhere. The caller frees. */
 enum status ranks_gather_samples(const struct bench *bench, struct sample **samples);
 
-/* The run of all ranks together: it is over when the slowest one is, so sample by sample the longest time of
- * any. Every rank gets it, and frees it with bench_free(). */
-enum status ranks_slowest(const struct bench *mine, double max_median_error, struct bench *all);
-
 /* Writes into `total`, a row like the others, what adds up over the ranks' rows: threads, the batch, what is
  * wrong, and the measures as they say. Needs no other rank. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);

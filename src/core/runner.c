@@ -37,6 +37,7 @@ struct runner {
     const struct variant_entry *entry;
     uint64_t throttle_reasons;
     double polled_s, shown_s;
+    double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
     bool progress;
 };
 
@@ -267,15 +268,6 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     return comm_sum(wrong, 1);
 }
 
-/* What gives more samples. Where each rank knew its own median well enough, time was left. */
-static const char *remedy_for_few(const struct settings *settings, const struct result *result)
-{
-    bool settled = result->facts != NULL;
-    for (size_t i = 0; settled && i + 1 < result->row_count; i++)
-        settled = result->facts[i].settled;
-    return settings->loops ? "loops" : settled ? "min-time" : "max-time";
-}
-
 static void warn_about(const struct settings *settings, const struct result *result)
 {
     char words[128];
@@ -291,7 +283,7 @@ static void warn_about(const struct settings *settings, const struct result *res
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
                     "--%s, or quiet the machine",
                     result->variant, result->bench.count, 100 * result->bench.time.median_error,
-                    remedy_for_few(settings, result));
+                    settings->loops ? "loops" : "max-time");
     else if (result->bench.time.outliers * 10 > result->bench.count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, result->bench.time.outliers, result->bench.count);
@@ -336,9 +328,8 @@ static enum status publish(struct runner *runner, const struct result *result, c
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }
 
-/* What all ranks did together, from what each did: `total` comes with the bench of the slowest. */
-static void add_up(const struct runner *runner, const struct rank_facts *facts, double alone_s,
-                   struct result *total)
+/* What all ranks did together, from what each did: `total` comes with their bench. */
+static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
     double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0, longest_floor_s = 0;
     total->work = (struct work){0};
@@ -353,16 +344,16 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     double median_s = total->bench.time.median;
     total->roofline_share = longest_floor_s / median_s;
     total->imbalance = slowest_s / mean_s;
-    total->efficiency = alone_s / (runner->place.strong ? ranks * median_s : median_s);
+    total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
 }
 
 /* On rank 0: adds the row of all ranks to theirs and publishes them. */
 static enum status publish_together(struct runner *runner, const struct row *rows,
-                                    const struct rank_facts *facts, double alone_s,
-                                    const struct sample *samples, struct result *total)
+                                    const struct rank_facts *facts, const struct sample *samples,
+                                    struct result *total)
 {
     size_t ranks = (size_t)runner->place.ranks;
-    add_up(runner, facts, alone_s, total);
+    add_up(runner, facts, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
     enum status status = make_row(runner, total, NULL, &all);
@@ -384,9 +375,9 @@ static enum status publish_together(struct runner *runner, const struct row *row
     return status;
 }
 
-/* Brings the ranks' rows together on rank 0, which publishes them. */
+/* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
 static enum status publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 double alone_s)
+                                 const struct bench *all)
 {
     const struct rank_facts mine = {result->work.items,
                                     result->work.bytes,
@@ -396,32 +387,27 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
                                     result->bench.settled,
                                     result->throttle_reasons};
     struct result total = *result;
+    total.bench = *all;
     struct row *rows = NULL;
     struct rank_facts *facts = NULL;
     struct sample *samples = NULL;
-    enum status status =
-        ranks_slowest(&result->bench, runner->settings->limits.max_median_error, &total.bench);
-    if (status != STATUS_OK)
-        return status;
-    status = ranks_gather(row, &mine, &rows, &facts);
+    enum status status = ranks_gather(row, &mine, &rows, &facts);
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && leads(runner))
-        status = publish_together(runner, rows, facts, alone_s, samples, &total);
+        status = publish_together(runner, rows, facts, samples, &total);
     ranks_free_rows(rows);
     free(facts);
     free(samples);
-    bench_free(&total.bench);
     return status;
 }
 
-/* `alone_s`: the time that rank 0 took alone, 0 where it is not known. */
-static enum status time_variant(struct runner *runner, void *state, double alone_s, struct result *result)
+/* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
+ * several. */
+static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
-    const struct settings *settings = runner->settings;
-    const struct workload *workload = settings->workload;
+    const struct workload *workload = runner->settings->workload;
     const struct variant *variant = runner->entry->variant;
-    TRY(comm_agree(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench)));
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
@@ -435,7 +421,7 @@ static enum status time_variant(struct runner *runner, void *state, double alone
         status = make_row(runner, result, measures, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
-        status = publish_ranks(runner, &row, result, alone_s);
+        status = publish_ranks(runner, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
         single.rows = &row;
@@ -448,20 +434,39 @@ static enum status time_variant(struct runner *runner, void *state, double alone
     return status;
 }
 
-static enum status run_state(struct runner *runner, void *state, double alone_s, struct result *result)
+static enum status time_variant(struct runner *runner, void *state, struct result *result)
 {
-    double items = result->work.items;
+    struct bench_together together = {.vote = comm_vote};
+    enum status status =
+        comm_agree(bench_measure(runner->entry->variant, state, &runner->settings->limits, show_progress,
+                                 runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    if (status == STATUS_OK)
+        status = record(runner, state, &together.bench, result);
+    bench_free(&together.bench);
+    return status;
+}
+
+/* Makes the first run and checks it. Wrong results make a line of the report, and are not timed. */
+static enum status check(struct runner *runner, void *state, struct result *result)
+{
     uint64_t wrong;
     phase_enter(PHASE_VERIFY);
     TRY(make_and_verify(runner, state, result, &wrong));
     if (wrong == 0)
-        return time_variant(runner, state, alone_s, result);
+        return STATUS_OK;
+    double items = result->work.items;
     show_phase(runner, NULL);
     result->wrong = wrong;
     if (leads(runner))
         TRY(report_add(runner->report, result));
     return status_set(STATUS_WRONG, "%s: %llu of %.0f %s are wrong; its time is not recorded",
                       result->variant, (unsigned long long)wrong, items, runner->settings->workload->item);
+}
+
+static enum status check_and_time(struct runner *runner, void *state, struct result *result)
+{
+    TRY(check(runner, state, result));
+    return time_variant(runner, state, result);
 }
 
 static enum status set_up(struct runner *runner, void **state)
@@ -476,8 +481,7 @@ static enum status set_up(struct runner *runner, void **state)
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
     const struct variant *variant = runner->entry->variant;
-    struct bench_limits limits = runner->settings->limits;
-    limits.vote = NULL;
+    const struct bench_limits *limits = &runner->settings->limits;
     void *state;
     if (set_up(runner, &state) != STATUS_OK) {
         status_warn("%s: no efficiency, as rank 0 cannot make the batch alone: %s", runner->entry->name,
@@ -485,7 +489,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
         return STATUS_OK;
     }
     struct bench bench = {0};
-    enum status status = bench_measure(variant, state, &limits, show_progress, runner, &bench);
+    enum status status = bench_measure(variant, state, limits, show_progress, runner, &bench, NULL);
     *alone_s = bench.time.median;
     bench_free(&bench);
     phase_enter(PHASE_TEARDOWN);
@@ -493,12 +497,10 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
     return status;
 }
 
-static enum status time_alone(struct runner *runner, double *alone_s)
+static enum status time_alone(struct runner *runner)
 {
     const struct place alone = {.ranks = 1};
-    *alone_s = 0;
-    if (runner->place.ranks == 1)
-        return STATUS_OK;
+    runner->alone_s = 0;
     enum status status = STATUS_OK;
     if (leads(runner)) {
         const struct settings *settings = runner->settings;
@@ -506,33 +508,30 @@ static enum status time_alone(struct runner *runner, double *alone_s)
         env_share_memory(1);
         status = workload->move(runner->input, settings->parameters, &alone);
         if (status == STATUS_OK)
-            status = measure_alone(runner, alone_s);
+            status = measure_alone(runner, &runner->alone_s);
         if (status == STATUS_OK)
             status = workload->move(runner->input, settings->parameters, &runner->place);
         env_share_memory(comm_local_size());
         phase_enter(PHASE_IDLE);
     }
+    runner->throttle_reasons = 0; /* those of the runs together count */
     return comm_agree(status);
 }
 
-static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
+typedef enum status variant_job(struct runner *runner, void *state, struct result *result);
+
+/* Sets the variant up for a job, and has that watched. */
+static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
-    runner->entry = entry;
-    double alone_s;
-    TRY(time_alone(runner, &alone_s));
-    runner->throttle_reasons = 0;
-    struct result result = {.variant = entry->name,
-                            .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
-    range_push(entry->name);
-    enum status watched = monitor_begin(runner->monitor, entry->name);
+    range_push(result->variant);
+    enum status watched = monitor_begin(runner->monitor, result->variant);
     enum status own = watched == STATUS_OK ? set_up(runner, &state) : watched, status = comm_agree(own);
     if (status == STATUS_OK)
-        status = run_state(runner, state, alone_s, &result);
+        status = job(runner, state, result);
     if (own == STATUS_OK) {
         phase_enter(PHASE_TEARDOWN);
-        entry->variant->teardown(state);
-        bench_free(&result.bench);
+        runner->entry->variant->teardown(state);
     }
     phase_enter(PHASE_IDLE);
     range_pop();
@@ -540,6 +539,28 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     if (status == STATUS_OK ||
         status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
         TRY(monitor_end(runner->monitor));
+    return status;
+}
+
+/* What is wrong on any rank is not worth the time that rank 0 takes alone, for which all ranks give up what
+ * they have set up. */
+static enum status run_ranks(struct runner *runner, struct result *result)
+{
+    TRY(comm_agree(with_state(runner, check, result)));
+    result->runs_before = 0; /* in the next state there were none */
+    TRY(time_alone(runner));
+    return with_state(runner, time_variant, result);
+}
+
+static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
+{
+    runner->entry = entry;
+    runner->throttle_reasons = 0;
+    struct result result = {.variant = entry->name,
+                            .work = runner->settings->workload->work(runner->input, entry->variant)};
+    enum status status =
+        runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
+    bench_free(&result.bench);
     return status;
 }
 
@@ -624,17 +645,21 @@ static enum status check_outputs(struct runner *runner)
     return status;
 }
 
-/* Describes the device where a chosen variant uses one. */
+/* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
+static bool any_on_gpu(const struct settings *settings)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)
+            return true;
+    return false;
+}
+
 static enum status describe_device(struct runner *runner)
 {
-    const struct settings *settings = runner->settings;
-    for (size_t i = 0; i < settings->variant_count; i++) {
-        if (strcmp(settings->variants[i]->variant->platform, "cuda") != 0)
-            continue;
-        nvml_driver_version(runner->driver, sizeof runner->driver);
-        return device_describe(settings->resources.device, &runner->device);
-    }
-    return STATUS_OK;
+    if (!any_on_gpu(runner->settings))
+        return STATUS_OK;
+    nvml_driver_version(runner->driver, sizeof runner->driver);
+    return device_describe(runner->settings->resources.device, &runner->device);
 }
 
 static enum status run_variants(struct runner *runner)
@@ -702,6 +727,18 @@ static enum status prepare(struct runner *runner)
 
 /* ---- Ranks ---- */
 
+/* Ranks that were told different things would wait for each other for good, or make images that fit together
+ * nowhere. */
+static enum status check_alike(const struct settings *settings)
+{
+    uint64_t mine = options_hash(&settings->options), first = mine;
+    TRY(comm_spread(&first, sizeof first));
+    return comm_agree(mine == first ? STATUS_OK
+                                    : status_set(STATUS_USAGE, "its options are not those of rank 0; give "
+                                                               "all ranks the same, but for the names of "
+                                                               "files to write"));
+}
+
 /* `*worst` is the outcome on whichever machine has the most to say of. */
 static enum status take_cores(struct settings *settings, double *worst)
 {
@@ -715,6 +752,15 @@ static enum status take_cores(struct settings *settings, double *worst)
     return comm_max(worst, 1);
 }
 
+/* Whether a chosen variant runs on more than one core. */
+static bool any_threaded(const struct settings *settings)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && settings->variants[i]->variant->threaded)
+            return true;
+    return false;
+}
+
 static void warn_about_cores(const struct settings *settings, double outcome)
 {
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
@@ -723,24 +769,26 @@ static void warn_about_cores(const struct settings *settings, double outcome)
                     comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
     else if (outcome == CORES_CROWDED)
         status_warn("there are more ranks than cores: some share one; start fewer ranks");
-    else if (outcome == CORES_IDLE)
+    else if (outcome == CORES_IDLE && any_threaded(settings))
         status_warn(
             "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
             "them, start with: mpirun --bind-to none");
 }
 
-/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
-static enum status take_device(struct settings *settings, uint64_t ranks)
+static enum status check_no_device(const struct settings *settings, uint64_t ranks)
 {
-    if (ranks == 1)
+    if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
         return STATUS_OK;
-    if (options_given(&settings->options, "device") || settings->best_gpu)
-        return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
-                                        "GPU i; to choose among GPUs, set "
-                                        "CUDA_VISIBLE_DEVICES");
-    int devices = device_count();
-    settings->resources.device = devices > 0 ? comm_local_rank() % devices : 0;
-    return STATUS_OK;
+    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
+                                    "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+}
+
+/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
+static void take_device(struct settings *settings)
+{
+    int devices = comm_size() > 1 && any_on_gpu(settings) ? device_count() : 0;
+    if (devices > 0)
+        settings->resources.device = comm_local_rank() % devices;
 }
 
 /* Counts the ranks on each physical device, which CUDA numbers do not name. */
@@ -771,9 +819,12 @@ static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
+    TRY(comm_agree(
+        check_no_device(settings, runner->place.ranks))); /* --best-gpu may choose another on each rank */
+    TRY(check_alike(settings));
     env_share_memory(comm_local_size());
     TRY(take_cores(settings, &cores));
-    TRY(comm_agree(take_device(settings, runner->place.ranks)));
+    take_device(settings);
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
     TRY(comm_agree(prepare(runner)));
@@ -793,7 +844,6 @@ enum status runner_run(struct settings *settings)
                                       .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size(),
                                       .strong = settings->scaling == SCALING_STRONG},
                             .progress = status_shows_progress()};
-    settings->limits.vote = comm_vote;
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);

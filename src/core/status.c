@@ -12,6 +12,23 @@ static _Thread_local char message[1024];
 static bool launched;
 static int own_rank, rank_count = 1;
 
+int status_severity(enum status code)
+{
+    switch (code) {
+    case STATUS_OK:
+        return 0;
+    case STATUS_WRONG:
+        return 1;
+    case STATUS_FAILED:
+        return 2;
+    case STATUS_USAGE:
+        return 3;
+    case STATUS_UNAVAILABLE:
+        return 4;
+    }
+    return 5; /* no status at all */
+}
+
 enum status status_set(enum status code, const char *format, ...)
 {
     va_list arguments;

@@ -21,6 +21,10 @@ enum status {
     STATUS_UNAVAILABLE = 4 /* asked for something this build or machine lacks */
 };
 
+/* How bad, where one status must stand for several: from 0, STATUS_OK. Wrong results are the least of the
+ * failures: those end the run, and wrong results are counted and the next variant comes. */
+int status_severity(enum status code);
+
 /* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
  * in `return status_set(...)`. The text is cut at 1 KiB. */
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
