@@ -436,7 +436,8 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     TRY(find_origin(job, argc, argv));
     TRY(read_options(job, argc, argv));
     if (job->parameters.help) {
-        print_help();
+        if (comm_rank() == 0)
+            print_help();
         return STATUS_OK;
     }
 #ifndef HAVE_XXHASH
