@@ -377,6 +377,26 @@ Test(prepare, killed_files_go_on)
     kill_and_resume("--samples 2500 --sample-shape 10 --layout files");
 }
 
+#ifdef HAVE_MPI
+/* Places are shared out among ranks; what they write does not show it. The settings start mpirun anywhere. */
+Test(prepare, ranks_write_the_same_bytes)
+{
+    static const char ranks[] =
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
+        "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo "
+        "timeout 60 mpirun --bind-to none -n 3 $P --threads 1";
+    if (run("command -v mpirun") != 0)
+        cr_skip_test("mpirun is not installed");
+    EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
+    EXPECT(0, "rm b/counter-000001.tar && %s --prepare b " SMALL " && diff -r a b", ranks);
+    EXPECT(0, "%s --prepare b " SMALL, ranks);
+    cr_assert_not_null(strstr(out, "b: complete already"), "%s", out);
+    cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
+    cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
+}
+#endif
+
 /* A complete dataset that lost a file, or has one of another size, is made whole. */
 Test(prepare, what_is_lost_is_made_again)
 {
