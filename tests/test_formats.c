@@ -188,7 +188,6 @@ static char *index_text(size_t *size)
         index_text_add_sample(text.stream, i ? "000001" : "000000", two_members, 2);
     }
     cr_assert_eq(index_text_end(&text), STATUS_OK, "%s", status_text());
-    fclose(text.stream);
     *size = text.size;
     return text.text;
 }
@@ -248,7 +247,6 @@ static void expect_bad_lines(const char *lines, const char *words)
     cr_assert_eq(index_text_begin(&text, INDEX_SHARDS, "x"), STATUS_OK);
     fputs(lines, text.stream);
     cr_assert_eq(index_text_end(&text), STATUS_OK);
-    fclose(text.stream);
     cr_assert_eq(index_parse(text.text, text.size, &index), STATUS_FAILED, "%s", lines);
     expect_text(words);
     index_free(&index);

@@ -311,11 +311,8 @@ enum status folder_gather(const struct folder *folder, struct index *index)
         status = add_part(folder, i, &text);
     if (status == STATUS_OK)
         status = index_text_end(&text);
-    if (status == STATUS_OK) {
-        char *owned = text.text;
-        fclose(text.stream);
-        return index_parse(owned, text.size, index);
-    }
+    if (status == STATUS_OK)
+        return index_parse(text.text, text.size, index); /* takes the text */
     index_text_free(&text);
     return status;
 }

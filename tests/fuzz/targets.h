@@ -141,7 +141,6 @@ static inline void fuzz_index(const uint8_t *data, size_t size)
     fwrite(data, 1, size, text.stream);
     fputc('\n', text.stream);
     if (index_text_end(&text) == STATUS_OK) {
-        fclose(text.stream);
         (void)index_parse(text.text, text.size, &index);
         index_free(&index);
     } else
