@@ -38,6 +38,7 @@ OMP     ?= $(call found,omp.h,,-fopenmp)
 PNG     ?= $(call found,png.h,-lpng)
 JANSSON ?= $(call found,jansson.h,-ljansson)
 XXHASH  ?= $(call found,xxhash.h,-lxxhash)
+URING   ?= $(call found,liburing.h,-luring)
 INIH    ?= $(call found,ini.h,-linih)
 HWLOC   ?= $(call found,hwloc.h,-lhwloc)
 CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
@@ -47,9 +48,9 @@ endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA PNG JANSSON XXHASH INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA PNG JANSSON XXHASH URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) -ldl -lm
+            $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) -ldl -lm
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
 EXACT    := -ffp-contract=off
@@ -81,6 +82,7 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
+C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # Kernels that launch kernels: relocatable device code, linked once more by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu,$(CU_SOURCES))
@@ -107,6 +109,7 @@ report-parts:
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images)' \
+	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 

@@ -124,9 +124,9 @@ static enum status make_row(const struct runner *runner, const struct result *re
     time_fields(runner, result, row);
     for (size_t i = 0; workload->measures[i]; i++)
         row_text(row, workload->measures[i], measures ? measures[i] : "");
-    row_text(row, "cache", "");
+    row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
     row_text(row, "verified", result->verified ? "yes" : "no");
-    if (result->verified)
+    if (result->verified || workload->checks_runs)
         row_count(row, "wrong", result->wrong);
     else
         row_number(row, "wrong", "");
@@ -217,8 +217,8 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     const struct variant *variant = runner->entry->variant;
     struct run_time unused;
     if (settings->verify)
-        TRY(variant->run(state, 1, &unused));
-    TRY(variant->run(state, 0, &unused));
+        TRY(variant_run(variant, state, 1, &unused));
+    TRY(variant_run(variant, state, 0, &unused));
     result->runs_before = settings->verify ? 2 : 1;
     if (settings->verify) {
         show_phase(runner, "verifying");

@@ -33,6 +33,10 @@ struct workload {
     /* Names of the workload's own CSV columns, NULL-terminated. */
     const char *const *measures;
 
+    /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify too,
+     * which looks closer. */
+    bool checks_runs;
+
     /* Checks the parameters, completes those whose default depends on others, and makes the input that
      * variants work on. The caller closes it. */
     enum status (*open)(const struct options *options, void *parameters, void **input);
@@ -45,6 +49,9 @@ struct workload {
     /* Whether the variant can make what `input` asks for: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the variant as "it". May be NULL: always. */
     enum status (*accepts)(const void *input, const struct variant *variant);
+
+    /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
+    const char *(*cache)(const void *input);
 
     /* The work of one run of the variant on `input`. */
     struct work (*work)(const void *input, const struct variant *variant);
