@@ -38,6 +38,8 @@ OMP     ?= $(call found,omp.h,,-fopenmp)
 PNG     ?= $(call found,png.h,-lpng)
 JANSSON ?= $(call found,jansson.h,-ljansson)
 XXHASH  ?= $(call found,xxhash.h,-lxxhash)
+ZLIB    ?= $(call found,zlib.h,-lz)
+CRYPTO  ?= $(call found,openssl/evp.h,-lcrypto)
 URING   ?= $(call found,liburing.h,-luring)
 INIH    ?= $(call found,ini.h,-linih)
 HWLOC   ?= $(call found,hwloc.h,-lhwloc)
@@ -48,9 +50,10 @@ endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA PNG JANSSON XXHASH URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) -ldl -lm
+            $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
+            $(if $(call on,HWLOC),-lhwloc) -ldl -lm
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
 EXACT    := -ffp-contract=off
@@ -105,10 +108,12 @@ report-parts:
 	@printf '%s\n' \
 	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
-	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no --png and --sheet)' \
-	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
+	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
+	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
-	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images)' \
+	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
+	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
+	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'

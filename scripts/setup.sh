@@ -22,11 +22,15 @@ build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and pla
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
+build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
+build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards
+build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files
 cuda  may  g++                   g++             gcc-c++           host side of CUDA files
 check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
+check may  archive.h             libarchive-dev  libarchive-devel  tar files read by others
 check may  python3               python3         python3           command-line tests
 '
 

@@ -9,12 +9,13 @@
 #include "core/settings.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "load/prepare.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
 #endif
 
-static enum status dispatch(struct settings *settings)
+static enum status dispatch(struct settings *settings, int argc, char *argv[])
 {
     if (settings->help) {
         settings_help(stdout);
@@ -30,7 +31,7 @@ static enum status dispatch(struct settings *settings)
     if (settings->environment)
         return report_env((int)settings->device, settings->format);
     TRY(comm_open());
-    enum status status = runner_run(settings);
+    enum status status = settings->prepare ? prepare_run(argc, argv) : runner_run(settings);
     comm_close();
     return status;
 }
@@ -44,7 +45,7 @@ int main(int argc, char *argv[])
     if (status == STATUS_OK)
         status = settings_read(&settings, argc, argv);
     if (status == STATUS_OK)
-        status = dispatch(&settings);
+        status = dispatch(&settings, argc, argv);
     if (status != STATUS_OK)
         status_print();
     settings_free(&settings);

@@ -15,7 +15,7 @@ enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples;
+    const char *variant_names, *workload_name, *out, *samples, *prepare;
     uint64_t threads, device, warmups, min_samples;
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
     int format;
@@ -32,7 +32,8 @@ struct settings {
 };
 
 /* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,
- * --list or --env is given nothing else need be. The caller frees, also after a failure. */
+ * --list or --env is given nothing else need be; where --prepare is, nothing else is read: load/prepare.h
+ * does that. The caller frees, also after a failure. */
 enum status settings_read(struct settings *settings, int argc, char *argv[]);
 void settings_free(struct settings *settings);
 

@@ -8,42 +8,14 @@
 #include <xxhash.h>
 #endif
 
+#include "core/record.h"
 #include "load/bytes.h"
 
 #define FIRST_FIELD "fdsl-index/1"
 
 static const char *const layouts[] = {"files", "shards"}; /* as enum index_layout */
 
-/* ---- Writing ---- */
-
-void index_write_head(FILE *stream, enum index_layout layout, const char *made)
-{
-    fprintf(stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], made);
-}
-
-void index_write_place_line(FILE *stream, const struct index_place *place)
-{
-    fprintf(stream, "place\t%s\t%" PRIu64 "\t%s\n", place->name, place->bytes,
-            *place->md5 ? place->md5 : "-");
-}
-
-void index_write_sample_line(FILE *stream, const char *key, const struct index_member *members, size_t count)
-{
-    fprintf(stream, "sample\t%s", key);
-    for (size_t i = 0; i < count; i++)
-        fprintf(stream, "\t%s\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64, members[i].extension,
-                members[i].offset, members[i].size, members[i].hash);
-    fputc('\n', stream);
-}
-
-void index_write_place(FILE *stream, const struct index *index, uint64_t number)
-{
-    const struct index_place *place = &index->places[number];
-    index_write_place_line(stream, place);
-    for (uint64_t i = place->first; i < place->first + place->count; i++)
-        index_write_sample_line(stream, index->samples[i].key, index->members + index->samples[i].first,
-                                index->samples[i].count);
-}
+/* ---- The last line ---- */
 
 /* Lines of a kind: those that begin with this letter; the three kinds differ in it. */
 struct counts {
@@ -76,7 +48,8 @@ static struct counts count_lines(const char *text, size_t size)
     return counts;
 }
 
-enum status index_sign(const char *text, size_t size, char line[128])
+/* The last line for the text before it. */
+static enum status sign(const char *text, size_t size, char line[128])
 {
 #ifdef HAVE_XXHASH
     struct counts counts = count_lines(text, size);
@@ -84,10 +57,79 @@ enum status index_sign(const char *text, size_t size, char line[128])
              counts.samples, counts.members, (uint64_t)XXH3_64bits(text, size));
     return STATUS_OK;
 #else
-    (void)text, (void)size, (void)line;
+    (void)text, (void)size, (void)line, (void)count_lines;
     return status_set(STATUS_UNAVAILABLE,
                       "this build cannot hash: install xxHash (libxxhash-dev) and build again");
 #endif
+}
+
+/* ---- Writing ---- */
+
+#define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for an index")
+
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made)
+{
+    *text = (struct index_text){0};
+    text->stream = open_memstream(&text->text, &text->size);
+    if (!text->stream)
+        return OUT_OF_MEMORY;
+    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], made);
+    return STATUS_OK;
+}
+
+void index_text_add_place(struct index_text *text, const struct index_place *place)
+{
+    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", place->name, place->bytes,
+            *place->md5 ? place->md5 : "-");
+}
+
+void index_text_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
+{
+    fprintf(stream, "sample\t%s", key);
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream, "\t%s\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64, members[i].extension,
+                members[i].offset, members[i].size, members[i].hash);
+    fputc('\n', stream);
+}
+
+void index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
+{
+    const struct index_place *place = &index->places[number];
+    index_text_add_place(text, place);
+    for (uint64_t i = place->first; i < place->first + place->count; i++)
+        index_text_add_sample(text->stream, index->samples[i].key, index->members + index->samples[i].first,
+                              index->samples[i].count);
+}
+
+enum status index_text_end(struct index_text *text)
+{
+    char line[128];
+    if (fflush(text->stream) != 0)
+        return OUT_OF_MEMORY;
+    TRY(sign(text->text, text->size, line));
+    fputs(line, text->stream);
+    return fflush(text->stream) == 0 && !ferror(text->stream) ? STATUS_OK : OUT_OF_MEMORY;
+}
+
+void index_text_free(struct index_text *text)
+{
+    if (text->stream)
+        fclose(text->stream);
+    free(text->text);
+    *text = (struct index_text){0};
+}
+
+enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count)
+{
+    struct index_text text;
+    TRY(index_text_begin(&text, index->layout, index->made));
+    for (uint64_t i = first; i < first + count; i++)
+        index_text_add_all(&text, index, i);
+    enum status status = index_text_end(&text);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text.text, text.size);
+    index_text_free(&text);
+    return status;
 }
 
 /* ---- Reading ---- */
@@ -192,7 +234,7 @@ static enum status check_sign(const char *text, size_t *size)
     char line[128];
     const char *begin = *size > 1 && text[*size - 1] == '\n' ? memrchr(text, '\n', *size - 1) : NULL;
     size_t before = begin ? (size_t)(begin + 1 - text) : 0;
-    TRY(index_sign(text, before, line));
+    TRY(sign(text, before, line));
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
         return status_set(STATUS_FAILED, "the index was cut or changed: its last line does not fit the rest; "
                                          "prepare the dataset again, or remove the index to read without it");

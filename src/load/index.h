@@ -59,14 +59,24 @@ enum status index_read(const char *path, struct index *index);
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
-/* Writes an index to `stream`, line by line and unsigned; index_sign() makes it whole. */
-void index_write_head(FILE *stream, enum index_layout layout, const char *made);
-void index_write_place(FILE *stream, const struct index *index, uint64_t place);
-void index_write_place_line(FILE *stream, const struct index_place *place);
-void index_write_sample_line(FILE *stream, const char *key, const struct index_member *members, size_t count);
+/* The text of an index as it is written: begin, add lines, end, free. */
+struct index_text {
+    FILE *stream; /* in memory */
+    char *text;
+    size_t size;
+};
 
-/* The last line, for the text of `size` bytes, into `line`. STATUS_UNAVAILABLE without xxHash. */
-enum status index_sign(const char *text, size_t size, char line[128]);
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made);
+void index_text_add_place(struct index_text *text, const struct index_place *place); /* before its samples */
+void index_text_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
+void index_text_add_all(struct index_text *text, const struct index *index, uint64_t place); /* and samples */
+
+/* Adds the last line: `text->text` is the whole index. STATUS_UNAVAILABLE without xxHash. */
+enum status index_text_end(struct index_text *text);
+void index_text_free(struct index_text *text);
+
+/* Writes an index of `count` places of another, from `first` on, atomically. */
+enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count);
 
 /* ---- wids ---- */
 
