@@ -1,5 +1,5 @@
-/* `files` and `files-omp`: a file a member, opened, read and closed one by one in random order, by one thread or by
- * all. What most loaders do, with nothing but the three calls. */
+/* `files` and `files-omp`: a file a member, opened, read and closed one by one in random order, by one thread
+ * or by all. What most loaders do, with nothing but the three calls. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

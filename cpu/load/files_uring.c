@@ -1,5 +1,6 @@
-/* `files-uring`: one thread keeps --depth files in flight, each a chain of open, read and close that the kernel works
- * off alone. The open file never gets a number of this process: it stands in a table of the ring. */
+/* `files-uring`: one thread keeps --depth files in flight, each a chain of open, read and close that the
+ * kernel works off alone. The open file never gets a number of this process: it stands in a table of the
+ * ring. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ struct files_uring {
     struct chain *chains; /* depth of them */
     uint32_t *idle;       /* a stack of those that are free */
     uint32_t idle_count;
-    uint16_t *pending; /* by slot: members that are not read yet */
+    uint16_t *pending;     /* by slot: members that are not read yet */
     uint32_t turn, member; /* which comes next */
     uint64_t place;        /* of it in its slot */
     uint32_t window;       /* slots: batches that may be under way at once */
@@ -32,19 +33,21 @@ struct files_uring {
 
 /* ---- Submission ---- */
 
-static enum status queue_chain(struct worker *worker, struct files_uring *uring, uint32_t sample, uint32_t slot)
+static enum status queue_chain(struct worker *worker, struct files_uring *uring, uint32_t sample,
+                               uint32_t slot)
 {
     const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_member *member =
-        &dataset->members[dataset->samples[sample].member + uring->member];
+    const struct dataset_member *member = &dataset->members[dataset->samples[sample].member + uring->member];
     uint32_t index = uring->idle[--uring->idle_count];
     uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->place;
     struct io_uring_sqe *opening = io_uring_get_sqe(&uring->ring), *reading = io_uring_get_sqe(&uring->ring),
                         *closing = io_uring_get_sqe(&uring->ring);
     if (!opening || !reading || !closing)
         return status_set(STATUS_FAILED, "io_uring: its queue is full");
-    uring->chains[index] = (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
-    io_uring_prep_openat_direct(opening, dataset->directory, dataset->files[member->file].name, O_RDONLY, 0, index);
+    uring->chains[index] =
+        (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
+    io_uring_prep_openat_direct(opening, dataset->directory, dataset->files[member->file].name, O_RDONLY, 0,
+                                index);
     io_uring_prep_read(reading, (int)index, bytes, (unsigned)member->size, 0);
     io_uring_prep_close_direct(closing, index);
     opening->flags |= IOSQE_IO_LINK;
@@ -55,7 +58,8 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     return STATUS_OK;
 }
 
-/* Queues files while chains are idle and their batches have room. Turns before `delivered` are out of their slots. */
+/* Queues files while chains are idle and their batches have room. Turns before `delivered` are out of their
+ * slots. */
 static enum status submit(struct worker *worker, struct files_uring *uring)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -198,13 +202,13 @@ static enum status open_ring(struct files_uring *uring, const struct load *load)
         uring->idle[uring->idle_count++] = i;
     int failure = io_uring_queue_init(load->depth * CALLS, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s; lower --depth", load->depth * CALLS,
-                          strerror(-failure));
+        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s; lower --depth",
+                          load->depth * CALLS, strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_files_sparse(&uring->ring, load->depth);
     if (failure < 0)
-        return status_set(STATUS_UNAVAILABLE, "io_uring: no table of %u files: %s (it takes Linux 5.19)", load->depth,
-                          strerror(-failure));
+        return status_set(STATUS_UNAVAILABLE, "io_uring: no table of %u files: %s (it takes Linux 5.19)",
+                          load->depth, strerror(-failure));
     return STATUS_OK;
 }
 
@@ -243,7 +247,8 @@ static enum status files_uring_fetch(void *state, void *result)
     return reader_fetch(state, result);
 }
 
-static const struct load_traits traits = {.files = true, .timed = "order+open+read+close", .copy = reader_copy};
+static const struct load_traits traits = {
+    .files = true, .timed = "order+open+read+close", .copy = reader_copy};
 
 const struct variant variant_files_uring = {
     .platform = "cpu",

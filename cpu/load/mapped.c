@@ -1,8 +1,8 @@
-/* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into its slot,
- * by one thread or by all, each with shards of its own.
+/* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into
+ * its slot, by one thread or by all, each with shards of its own.
  *
- * A file that shrinks while it is mapped turns a copy into SIGBUS. The copies of a batch are guarded: the signal
- * jumps back, and the sample is an error as any other. Checking sizes alone would leave a race. */
+ * A file that shrinks while it is mapped turns a copy into SIGBUS. The copies of a batch are guarded: the
+ * signal jumps back, and the sample is an error as any other. Checking sizes alone would leave a race. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -78,7 +78,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     return STATUS_OK;
 }
 
-/* Maps what is not mapped yet. In a run where the page cache is cold, or as it comes; else before the first one. */
+/* Maps what is not mapped yet. In a run where the page cache is cold, or as it comes; else before the first
+ * one. */
 static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -95,14 +96,15 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     const struct dataset_sample *first = &dataset->samples[segment->first];
     const struct dataset_sample *last = &dataset->samples[segment->first + segment->count - 1];
     const struct dataset_member *end = &dataset->members[last->member + last->members - 1];
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), begin = dataset->members[first->member].offset / page * page;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
+             begin = dataset->members[first->member].offset / page * page;
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
 /* Asks for the segments that are entered within `prefetch` segments after arrival `turn`. `*asked` and
  * `*entered` (the arrival where the next segment begins) go along. */
-static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t turn, uint32_t *asked,
-                       uint32_t *current, uint32_t *entered)
+static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+                       uint32_t *asked, uint32_t *current, uint32_t *entered)
 {
     const struct order *order = &worker->order;
     while (*current < order->segment_count && turn >= *entered)
@@ -113,39 +115,77 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
 
 /* ---- Reading ---- */
 
-/* The processor foresees what follows in a sample, but not where the next one begins: behind a header, or anywhere
- * after a shuffle. Its first lines are asked for while the samples before it are copied: that is a sixth of the
- * time at 16 KiB a sample, a third at 2. */
-#define AHEAD       2    /* samples */
-#define AHEAD_BYTES 2048 /* of each */
+/* The processor foresees what follows in a stream, but not across a tar header, and not after a shuffle. So
+ * the lines of the header are asked for as if they were read, and where the next sample is elsewhere (or so
+ * small that it is over before it is foreseen) its pieces are asked for while those of this one are copied.
+ * Measured on one core of an EPYC 9005: 25 to 33 GB/s in a stream of 16 KiB samples, 18 to 22 when shuffled,
+ * and 11 to 19 at 2 KiB. */
+#define PIECE_BYTES 4096
 #define LINE_BYTES  64
 
-static void ask_for_lines(const struct worker *worker, const struct mapped *mapped, uint32_t turn)
+/* Inlined by force: a function that only prefetches has no effect that the compiler knows of, and calls of it
+ * vanish.
+ */
+static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *from, size_t bytes)
 {
-    const struct dataset *dataset = worker->load->dataset;
-    if (turn >= worker->order.count)
-        return;
-    const struct dataset_member *member =
-        &dataset->members[dataset->samples[worker->order.samples[turn]].member];
-    const uint8_t *data = mapped->shards[member->file] + member->offset;
-    uint64_t bytes = member->size < AHEAD_BYTES ? member->size : AHEAD_BYTES;
-    for (uint64_t at = 0; at < bytes; at += LINE_BYTES)
-        __builtin_prefetch(data + at);
+    for (size_t at = 0; at < bytes; at += LINE_BYTES)
+        __builtin_prefetch(from + at);
 }
 
-static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t number,
-                               uint8_t *slot)
+/* The first member of the sample that comes next. */
+struct next {
+    const uint8_t *data; /* NULL: there is none, or it follows and will be foreseen */
+    size_t bytes;
+};
+
+static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn)
 {
     const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_sample *sample = &dataset->samples[number];
+    struct next none = {NULL, 0};
+    if (turn + 1 >= worker->order.count)
+        return none;
+    uint32_t number = worker->order.samples[turn], following = worker->order.samples[turn + 1];
+    const struct dataset_member *member = &dataset->members[dataset->samples[following].member];
+    struct next next = {mapped->shards[member->file] + member->offset, member->size};
+    return following == number + 1 && member->size > PIECE_BYTES ? none : next;
+}
+
+/* One member into its slot; `*end` is where the last one ended in the mapping. False where a page of it is
+ * gone. */
+static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct next *next,
+                        const uint8_t **end)
+{
+    if (bytes > PIECE_BYTES && data > *end && data - *end <= PIECE_BYTES)
+        ask_for_lines(*end, (size_t)(data - *end));
+    *end = data + bytes;
+    for (size_t at = 0; next->data && at < bytes; at += PIECE_BYTES) {
+        size_t left = bytes - at, piece = left < PIECE_BYTES ? left : PIECE_BYTES;
+        size_t ahead = next->bytes < piece ? next->bytes : piece;
+        ask_for_lines(next->data, ahead);
+        next->data += ahead;
+        next->bytes -= ahead;
+        if (!copy_guarded(slot + at, data + at, piece))
+            return false;
+    }
+    return next->data || copy_guarded(slot, data, bytes);
+}
+
+static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+                               uint8_t *slot, const uint8_t **end)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[turn]];
+    struct next next = next_sample(worker, mapped, turn);
     for (uint32_t m = 0; m < sample->members; m++) {
         const struct dataset_member *member = &dataset->members[sample->member + m];
-        if (!copy_guarded(slot, mapped->shards[member->file] + member->offset, member->size))
-            return status_set(STATUS_FAILED,
-                              "%s/%s: offset %llu: sample '%s' cannot be read from the mapping: the file has shrunk, "
-                              "or its device fails",
-                              dataset->path, dataset->files[member->file].name, (unsigned long long)member->offset,
-                              sample->key);
+        const uint8_t *data = mapped->shards[member->file] + member->offset;
+        if (!copy_member(slot, data, member->size, &next, end))
+            return status_set(
+                STATUS_FAILED,
+                "%s/%s: offset %llu: sample '%s' cannot be read from the mapping: the file has shrunk, "
+                "or its device fails",
+                dataset->path, dataset->files[member->file].name, (unsigned long long)member->offset,
+                sample->key);
         slot += member->size;
     }
     return STATUS_OK;
@@ -156,13 +196,13 @@ static enum status mapped_epoch(struct worker *worker)
     const struct mapped *mapped = (const struct mapped *)worker->reader;
     const struct order *order = &worker->order;
     uint32_t batch = worker->load->batch, asked = 0, current = 0, entered = 0;
+    const uint8_t *end = NULL;
     for (uint32_t turn = 0; turn < order->count; turn++) {
         uint32_t slot = turn % batch, number = order->samples[turn];
         if (worker->load->cache != LOAD_WARM && turn >= entered)
             read_ahead(worker, mapped, turn, &asked, &current, &entered);
-        ask_for_lines(worker, mapped, turn + AHEAD);
         enum status status =
-            copy_sample(worker, mapped, number, worker->slots + slot * worker->reader->stride);
+            copy_sample(worker, mapped, turn, worker->slots + slot * worker->reader->stride, &end);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));

@@ -78,8 +78,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
 
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots)
 {
-    /* A byte more than a sample, so that a file that grew shows; and no power of two, so that the slots of a batch
-     * do not fall into the same sets of a cache. */
+    /* A byte more than a sample, so that a file that grew shows; and no power of two, so that the slots of a
+     * batch do not fall into the same sets of a cache. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
                               .threads = threads,
@@ -161,9 +161,10 @@ static enum status finish(struct reader *reader, uint64_t number)
     return status_set(STATUS_WRONG,
                       "run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
                       "(hash %016llx) are right",
-                      (unsigned long long)number, (unsigned long long)all.count, (unsigned long long)all.bytes,
-                      (unsigned long long)all.sum, (unsigned long long)reader->expected.count,
-                      (unsigned long long)reader->expected.bytes, (unsigned long long)reader->expected.sum);
+                      (unsigned long long)number, (unsigned long long)all.count,
+                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
+                      (unsigned long long)reader->expected.count, (unsigned long long)reader->expected.bytes,
+                      (unsigned long long)reader->expected.sum);
 }
 
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
@@ -303,13 +304,14 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of plain
- * pages. */
+/* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of
+ * plain pages. */
 static uint8_t *working_set(const struct dataset *dataset, size_t *bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), want = 0;
     for (uint32_t f = 0; f < dataset->file_count; f++) {
-        want += dataset->shards ? (dataset->files[f].bytes + page - 1) / page * page : dataset->files[f].bytes;
+        want +=
+            dataset->shards ? (dataset->files[f].bytes + page - 1) / page * page : dataset->files[f].bytes;
         if (want > COPY_MAX_BYTES)
             break;
     }
@@ -324,8 +326,8 @@ static uint8_t *working_set(const struct dataset *dataset, size_t *bytes)
         int fd = dataset_file_open(dataset, f, 0);
         if (length > want - at)
             length = want - at;
-        if (fd < 0 || (length && mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd,
-                                      0) == MAP_FAILED)) {
+        if (fd < 0 || (length && mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+                                      fd, 0) == MAP_FAILED)) {
             if (fd >= 0)
                 close(fd);
             munmap(memory, want);

@@ -1,5 +1,5 @@
-/* What the load variants share: threads, each with its order, its buffer and its tally, and the delivery of whole
- * batches. A variant adds how a sample gets from its file into a slot. */
+/* What the load variants share: threads, each with its order, its buffer and its tally, and the delivery of
+ * whole batches. A variant adds how a sample gets from its file into a slot. */
 #ifndef FDSL_CPU_LOAD_READER_H
 #define FDSL_CPU_LOAD_READER_H
 
@@ -21,7 +21,7 @@ struct worker {
     struct order order; /* of the epoch under way */
     uint64_t epoch;
     uint8_t *slots;
-    uint32_t *held; /* the number of the sample in each slot */
+    uint32_t *held;     /* the number of the sample in each slot */
     uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
 
     struct tally tally, lost; /* delivered; expected of those that could not be read */
@@ -51,8 +51,8 @@ struct reader {
     struct load_result result;
 };
 
-/* Sets up `threads` workers with buffers of at least `slots` slots each, in whole batches. STATUS_FAILED with nothing
- * left allocated. */
+/* Sets up `threads` workers with buffers of at least `slots` slots each, in whole batches. STATUS_FAILED with
+ * nothing left allocated. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots);
 void reader_close(struct reader *reader);
 
@@ -63,25 +63,27 @@ uint32_t reader_stream_slots(const struct load *load);
 /* Before a run, untimed: the page cache, and what the run must deliver. */
 enum status reader_ready(struct reader *reader, uint64_t number);
 
-/* The run: `epoch` reads what worker->order says. STATUS_WRONG where what was delivered is not what the plain reader
- * read. */
+/* The run: `epoch` reads what worker->order says. STATUS_WRONG where what was delivered is not what the plain
+ * reader read. */
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker));
 
 /* fetch() of the variants. */
 enum status reader_fetch(struct reader *reader, struct load_result *result);
 
-/* One copy of the working set by the same threads into the same buffers, a batch at a time: the wall for any loader.
- * The set is the shards, mapped from the page cache, or as many bytes of plain memory. */
+/* One copy of the working set by the same threads into the same buffers, a batch at a time: the wall for any
+ * loader. The set is the shards, mapped from the page cache, or as many bytes of plain memory. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* A batch is whole: `count` samples from slot number `slot` on. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
-/* The slot where the arrival belongs, and the end of its filling. Batches are delivered as they become whole. */
+/* The slot where the arrival belongs, and the end of its filling. Batches are delivered as they become whole.
+ */
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 
-/* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure. */
+/* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
+ */
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status);
 
 /* Memory in huge pages where there are some, touched. NULL when there is none. */

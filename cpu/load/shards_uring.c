@@ -1,6 +1,7 @@
-/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight, into buffers that the kernel knows, and
- * around the page cache (O_DIRECT) unless that is to be warm. Ranges are aligned to pages; the blocks of a shard
- * are taken in order, and those of the next shard are under way before the last one ends. */
+/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight, into buffers that the kernel
+ * knows, and around the page cache (O_DIRECT) unless that is to be warm. Ranges are aligned to pages; the
+ * blocks of a shard are taken in order, and those of the next shard are under way before the last one ends.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -68,8 +69,8 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     return STATUS_FAILED;
 }
 
-/* Queues reads until `depth` blocks are in flight or waiting. A short range costs no read of its own: it is read
- * whole. */
+/* Queues reads until `depth` blocks are in flight or waiting. A short range costs no read of its own: it is
+ * read whole. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
@@ -109,8 +110,8 @@ static void reap(struct shards_uring *uring)
     }
 }
 
-/* The block that is next in order, complete. A read may have come short without being at the end: the rest is read
- * at once. */
+/* The block that is next in order, complete. A read may have come short without being at the end: the rest is
+ * read at once. */
 static enum status await(struct shards_uring *uring, const struct order *order, struct block **next)
 {
     const struct load *load = uring->reader.load;
@@ -147,8 +148,8 @@ struct cursor {
     bool lost;
 };
 
-static enum status block_fault(const struct shards_uring *uring, const struct order *order, const struct block *block,
-                               const struct cursor *cursor)
+static enum status block_fault(const struct shards_uring *uring, const struct order *order,
+                               const struct block *block, const struct cursor *cursor)
 {
     const struct dataset *dataset = uring->reader.load->dataset;
     int32_t result = block->result;
@@ -160,8 +161,8 @@ static enum status block_fault(const struct shards_uring *uring, const struct or
 }
 
 /* Copies from a block what it has of the segment's samples, up to sample number `end`. */
-static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes, uint32_t end,
-                              struct cursor *cursor)
+static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes,
+                              uint32_t end, struct cursor *cursor)
 {
     struct shards_uring *uring = (struct shards_uring *)worker->reader;
     const struct dataset *dataset = worker->load->dataset;
@@ -178,8 +179,7 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         size_t count = (size_t)(left < stop - from ? left : stop - from);
         if (count > 0 && from + count > block->offset + have) {
             if (!cursor->lost)
-                TRY(worker_lose(worker, cursor->sample,
-                                block_fault(uring, &worker->order, block, cursor)));
+                TRY(worker_lose(worker, cursor->sample, block_fault(uring, &worker->order, block, cursor)));
             cursor->lost = true;
         } else if (count > 0)
             memcpy(cursor->place, bytes + (from - block->offset), count);
@@ -207,7 +207,8 @@ static enum status take_all(struct worker *worker)
         while (cursor.sample < end) {
             struct block *block;
             TRY(await(uring, order, &block));
-            const uint8_t *bytes = uring->buffers + (size_t)(block - uring->blocks) * worker->load->block_bytes;
+            const uint8_t *bytes =
+                uring->buffers + (size_t)(block - uring->blocks) * worker->load->block_bytes;
             TRY(take_block(worker, block, bytes, end, &cursor));
             uring->taken++;
         }
@@ -285,11 +286,13 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     whole.iov_base = uring->buffers;
     int failure = io_uring_queue_init(load->depth, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s", load->depth, strerror(-failure));
+        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s", load->depth,
+                          strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot register %zu bytes: %s; lower --depth or --block%s", bytes,
+        return status_set(STATUS_FAILED,
+                          "io_uring: cannot register %zu bytes: %s; lower --depth or --block%s", bytes,
                           strerror(-failure), failure == -ENOMEM ? ", or raise ulimit -l" : "");
     return STATUS_OK;
 }
@@ -327,7 +330,8 @@ static enum status uring_fetch(void *state, void *result)
     return reader_fetch(state, result);
 }
 
-static const struct load_traits traits = {.shards = true, .timed = "order+open+read+copy", .copy = reader_copy};
+static const struct load_traits traits = {
+    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy};
 
 const struct variant variant_shards_uring = {
     .platform = "cpu",

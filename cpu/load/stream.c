@@ -1,5 +1,5 @@
-/* `shards`: one thread reads each shard from its begin to its end with read(2) and takes the samples from the tar
- * headers as they come by: no index is used, and nothing is ever sought. */
+/* `shards`: one thread reads each shard from its begin to its end with read(2) and takes the samples from the
+ * tar headers as they come by: no index is used, and nothing is ever sought. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -20,8 +20,8 @@ struct stream {
     uint32_t file;
     uint8_t *buffer;
     size_t buffer_bytes;
-    uint64_t begin;         /* the offset in the shard of the buffer's first byte */
-    size_t held;            /* bytes in the buffer */
+    uint64_t begin; /* the offset in the shard of the buffer's first byte */
+    size_t held;    /* bytes in the buffer */
     bool at_end;
 };
 
@@ -31,8 +31,8 @@ static enum status broken(const struct stream *stream, enum status status)
     return status_prefix(status, "%s/%s", dataset->path, dataset->files[stream->file].name);
 }
 
-/* Makes `need` bytes from offset `from` on available in the buffer, or as many as there are: what is before them
- * goes. */
+/* Makes `need` bytes from offset `from` on available in the buffer, or as many as there are: what is before
+ * them goes. */
 static enum status fill(struct stream *stream, uint64_t from, size_t need)
 {
     size_t gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
@@ -72,8 +72,8 @@ static enum status next_member(struct stream *stream, struct tar_member *member,
         size_t skip = position > stream->begin ? (size_t)(position - stream->begin) : 0;
         if (skip > stream->held)
             skip = stream->held;
-        TRY(tar_next(&stream->parser, stream->buffer + skip, stream->held - skip, stream->at_end, member, &step,
-                     &need));
+        TRY(tar_next(&stream->parser, stream->buffer + skip, stream->held - skip, stream->at_end, member,
+                     &step, &need));
         if (step == TAR_END)
             return status_set(STATUS_FAILED, "offset %llu: the shard ends before its last sample",
                               (unsigned long long)position);
@@ -131,7 +131,8 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         TRY(next_member(stream, &member, &length, &extension));
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
             strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
-            return status_set(STATUS_FAILED, "offset %llu: '%s' of %llu bytes where '%s.%s' of %llu was before",
+            return status_set(STATUS_FAILED,
+                              "offset %llu: '%s' of %llu bytes where '%s.%s' of %llu was before",
                               (unsigned long long)member.header, member.name, (unsigned long long)member.size,
                               sample->key, members[m].extension, (unsigned long long)members[m].size);
         TRY(take_data(stream, &member, slot));
@@ -175,9 +176,10 @@ static void ask_for(const struct stream *stream, const struct order_segment *seg
     close(fd);
 }
 
-/* The samples of a segment. Behind a header that is broken nothing of it can be found: all the rest is lost. */
-static enum status read_segment(struct worker *worker, struct stream *stream, const struct order_segment *segment,
-                                uint32_t arrival)
+/* The samples of a segment. Behind a header that is broken nothing of it can be found: all the rest is lost.
+ */
+static enum status read_segment(struct worker *worker, struct stream *stream,
+                                const struct order_segment *segment, uint32_t arrival)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
     enum status status = begin_segment(stream, segment);

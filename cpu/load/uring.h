@@ -6,8 +6,8 @@
 
 #include "core/variant.h"
 
-/* STATUS_OK where the kernel lets this process have a ring with these operations, else STATUS_UNAVAILABLE and the
- * reason. `operations` ends in -1. */
+/* STATUS_OK where the kernel lets this process have a ring with these operations, else STATUS_UNAVAILABLE and
+ * the reason. `operations` ends in -1. */
 enum status uring_probe(const int *operations);
 
 /* Submits what is queued and waits for at least one completion. STATUS_FAILED with the reason. */

@@ -33,8 +33,8 @@ struct workload {
     /* Names of the workload's own CSV columns, NULL-terminated. */
     const char *const *measures;
 
-    /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify too,
-     * which looks closer. */
+    /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
+     * too, which looks closer. */
     bool checks_runs;
 
     /* Checks the parameters, completes those whose default depends on others, and makes the input that

@@ -19,7 +19,8 @@ static enum status decode_png(const uint8_t *data, size_t size, uint8_t **room, 
     if (bytes > *room_bytes) {
         uint8_t *larger = realloc(*room, bytes);
         if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for an image of %u x %u", shape.width, shape.height);
+            return status_set(STATUS_FAILED, "out of memory for an image of %u x %u", shape.width,
+                              shape.height);
         *room = larger;
         *room_bytes = bytes;
     }
@@ -44,15 +45,16 @@ static bool image_type_of(const char *type, enum image_type *found)
     return false;
 }
 
-/* Arrays of (height, width), (channels, height, width) or (1 or 3, ...) values that images have. Others are no
- * images, and not touched. */
+/* Arrays of (height, width), (channels, height, width) or (1 or 3, ...) values that images have. Others are
+ * no images, and not touched. */
 static enum status decode_npy(const uint8_t *data, size_t size, struct image *image, bool *is_image)
 {
     struct npy_header header;
     enum image_type type;
     TRY(npy_header_parse(data, size, &header));
     TRY(npy_header_check(&header, size));
-    *is_image = !header.fortran && (header.axes == 2 || header.axes == 3) && image_type_of(header.type, &type);
+    *is_image =
+        !header.fortran && (header.axes == 2 || header.axes == 3) && image_type_of(header.type, &type);
     for (uint32_t i = 0; *is_image && i < header.axes; i++)
         *is_image = header.shape[i] > 0 && header.shape[i] <= INT32_MAX;
     if (!*is_image)
@@ -126,8 +128,8 @@ struct move {
 
 static struct move draw_move(const struct augment *augment, uint64_t epoch, uint32_t sample)
 {
-    struct philox_block block = philox(philox_key(augment->seed), sample, (uint32_t)epoch,
-                                       (uint32_t)(epoch >> 32), 0x10ada06u);
+    struct philox_block block =
+        philox(philox_key(augment->seed), sample, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0x10ada06u);
     uint32_t span = 2 * augment->shift + 1;
     struct move move = {(int32_t)philox_below(block.word[0], span) - (int32_t)augment->shift,
                         (int32_t)philox_below(block.word[1], span) - (int32_t)augment->shift,
@@ -136,11 +138,12 @@ static struct move draw_move(const struct augment *augment, uint64_t epoch, uint
 }
 
 /* One row of the result from row `y` + down of the image. */
-static void augment_row(const struct augment *augment, const struct image *image, struct move move, uint32_t channel,
-                        int64_t y, float *row)
+static void augment_row(const struct augment *augment, const struct image *image, struct move move,
+                        uint32_t channel, int64_t y, float *row)
 {
     int64_t source = y + move.down, width = image->width;
-    int64_t begin = move.right < 0 ? -(int64_t)move.right : 0, end = move.right > 0 ? width - move.right : width;
+    int64_t begin = move.right < 0 ? -(int64_t)move.right : 0,
+            end = move.right > 0 ? width - move.right : width;
     bool outside = source < 0 || source >= image->height || begin >= end;
     if (outside)
         begin = end = 0;

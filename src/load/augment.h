@@ -1,5 +1,5 @@
-/* What training does to an image on its way from a file: decoding, then a shift, a flip and a scale. Each is a
- * pure function, so any loader makes the same values. */
+/* What training does to an image on its way from a file: decoding, then a shift, a flip and a scale. Each is
+ * a pure function, so any loader makes the same values. */
 #ifndef FDSL_LOAD_AUGMENT_H
 #define FDSL_LOAD_AUGMENT_H
 
@@ -22,8 +22,8 @@ struct image {
 
 /* The parameters of augmentation. */
 struct augment {
-    uint32_t shift; /* pixels at most, either way along either axis; what comes in from outside is 0 */
-    bool flip;      /* every other image, left to right */
+    uint32_t shift;    /* pixels at most, either way along either axis; what comes in from outside is 0 */
+    bool flip;         /* every other image, left to right */
     float mean, scale; /* (value - mean) * scale, of values 0 to 1 for bytes */
     uint64_t seed;
 };

@@ -12,8 +12,8 @@ struct cache_pages {
     uint64_t resident, all;
 };
 
-/* Adds the pages of an open file of `bytes`: cachestat(2), or mincore(2) over a mapping on kernels before 6.5.
- * STATUS_FAILED with the reason. */
+/* Adds the pages of an open file of `bytes`: cachestat(2), or mincore(2) over a mapping on kernels
+ * before 6.5. STATUS_FAILED with the reason. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
 /* Evicts an open file: writes its dirty pages out, then asks the kernel to drop them. Pages that some process

@@ -119,8 +119,9 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     const char *extension;
     if (!key_split(found->name, &length, &extension))
         return STATUS_OK;
-    struct dataset_sample *sample =
-        dataset->sample_count > dataset->shard_first[file] ? &dataset->samples[dataset->sample_count - 1] : NULL;
+    struct dataset_sample *sample = dataset->sample_count > dataset->shard_first[file]
+                                        ? &dataset->samples[dataset->sample_count - 1]
+                                        : NULL;
     if (!sample || strlen(sample->key) != length || memcmp(sample->key, found->name, length) != 0) {
         const char *key = NULL;
         TRY(keep_name(dataset, found->name, length, &key));
@@ -190,8 +191,8 @@ static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
     }
 }
 
-/* The samples of one shard. A broken one keeps what stands before the break, less the sample that the break may
- * have cut. */
+/* The samples of one shard. A broken one keeps what stands before the break, less the sample that the break
+ * may have cut. */
 static enum status scan_shard(struct dataset *dataset, const char *name)
 {
     struct stat status_;
@@ -230,8 +231,8 @@ static bool ends_in(const char *name, const char *end)
 
 static bool is_metadata(const char *name)
 {
-    return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 || ends_in(name, ".index") ||
-           ends_in(name, ".wids.json");
+    return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 ||
+           ends_in(name, ".index") || ends_in(name, ".wids.json");
 }
 
 struct names {
@@ -393,7 +394,8 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
     return STATUS_OK;
 }
 
-/* Whether a shard is what the index says. A shorter one is looked at sample by sample where that is wanted. */
+/* Whether a shard is what the index says. A shorter one is looked at sample by sample where that is wanted.
+ */
 static enum status check_shard(struct dataset *dataset, uint32_t file)
 {
     struct stat status_;
@@ -403,10 +405,10 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
                           strerror(errno));
     uint64_t bytes = (uint64_t)status_.st_size;
     if (bytes != shard->bytes)
-        return status_set(STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes and its index says %llu",
-                          dataset->path, shard->name,
-                          (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
-                          (unsigned long long)bytes, (unsigned long long)shard->bytes);
+        return status_set(
+            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes and its index says %llu",
+            dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
+            (unsigned long long)bytes, (unsigned long long)shard->bytes);
     return STATUS_OK;
 }
 
@@ -521,7 +523,8 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = tally_whole(plain->buffer, member->size);
     if (dataset->indexed && whole != member->whole)
-        return plain_fail(plain, member->offset, "the member's data are not what its index says: flipped bits?");
+        return plain_fail(plain, member->offset,
+                          "the member's data are not what its index says: flipped bits?");
     member->whole = whole;
     member->edges = tally_edges(plain->buffer, member->size);
     return STATUS_OK;
@@ -614,8 +617,9 @@ static enum status list_samples(struct dataset *dataset)
     if (status != STATUS_OK)
         ;
     else if (several)
-        status = status_set(STATUS_USAGE, "%s holds more than one .index; keep a data set in a folder of its own",
-                            dataset->path);
+        status =
+            status_set(STATUS_USAGE, "%s holds more than one .index; keep a data set in a folder of its own",
+                       dataset->path);
     else if (index)
         status = open_indexed(dataset, index);
     else if (wids)
@@ -639,8 +643,8 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     TRY(list_samples(dataset));
     TRY(look_at_all(dataset, skip && dataset->indexed));
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some", path,
-                          path);
+        return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
+                          path, path);
     return STATUS_OK;
 }
 

@@ -1,5 +1,5 @@
-/* Latencies of system calls: a histogram whose bins are 1/32 of a power of two, so a percentile is known to 3 %.
- * It takes no memory that grows, and adding is a few instructions. */
+/* Latencies of system calls: a histogram whose bins are 1/32 of a power of two, so a percentile is known to 3
+ * %. It takes no memory that grows, and adding is a few instructions. */
 #ifndef FDSL_LOAD_LATENCY_H
 #define FDSL_LOAD_LATENCY_H
 

@@ -39,7 +39,8 @@ static const struct option_spec options[] = {
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
      "shards that shards, shards-mmap and shards-omp ask the kernel to read ahead, unless all is warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
-     "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, and "
+     "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, "
+     "and "
      "refused where they cannot be had"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "what a broken sample does: end the run, or be skipped and counted"},
@@ -47,18 +48,38 @@ static const struct option_spec options[] = {
      "decode images: png by libpng, the header of npy"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise them into float32; decodes too"},
-    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "the largest shift of --augment"},
+    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
+     "the largest shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
      "what --augment subtracts, bytes being 0 to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true, "what it then divides by"},
 };
 
-static const char *const measures[] = {
-    "timed",          "layout",        "shards",         "sample_bytes", "skipped",          "displacement",
-    "shards_a_batch", "resident_before", "resident_after", "device_bytes", "copy_bytes_per_s", "copy_share",
-    "open_p50_s",     "open_p99_s",    "open_p999_s",    "read_p50_s",   "read_p99_s",       "read_p999_s",
-    "close_p50_s",    "close_p99_s",   "close_p999_s",   "decode_s",     "augment_s",        "tally",
-    NULL};
+static const char *const measures[] = {"timed",
+                                       "layout",
+                                       "shards",
+                                       "sample_bytes",
+                                       "skipped",
+                                       "displacement",
+                                       "shards_a_batch",
+                                       "resident_before",
+                                       "resident_after",
+                                       "device_bytes",
+                                       "copy_bytes_per_s",
+                                       "copy_share",
+                                       "open_p50_s",
+                                       "open_p99_s",
+                                       "open_p999_s",
+                                       "read_p50_s",
+                                       "read_p99_s",
+                                       "read_p999_s",
+                                       "close_p50_s",
+                                       "close_p99_s",
+                                       "close_p999_s",
+                                       "decode_s",
+                                       "augment_s",
+                                       "tally",
+                                       NULL};
 enum measure {
     TIMED,
     LAYOUT,
@@ -137,8 +158,8 @@ enum status load_expect(const struct load *load, int threads, uint64_t number, s
 }
 
 /* Calls `act` with every file, open. Those that cannot be opened are skipped where that is wanted. */
-static enum status each_file(const struct load *load, enum status (*act)(void *context, int fd, uint64_t bytes),
-                             void *context)
+static enum status each_file(const struct load *load,
+                             enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
 {
     const struct dataset *dataset = load->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++) {
@@ -198,15 +219,17 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     TRY(load_resident(load, pages));
     double share = cache_share(pages);
     if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
-        return status_set(STATUS_FAILED,
-                          "--cache cold: %.1f %% of the data set stays in the page cache (a file system in memory, or "
-                          "another process uses it); use --cache any",
-                          100 * share);
+        return status_set(
+            STATUS_FAILED,
+            "--cache cold: %.1f %% of the data set stays in the page cache (a file system in memory, or "
+            "another process uses it); use --cache any",
+            100 * share);
     if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
-        return status_set(STATUS_FAILED,
-                          "--cache warm: only %.1f %% of the data set stays in the page cache: memory is too small; use "
-                          "--cache any",
-                          100 * share);
+        return status_set(
+            STATUS_FAILED,
+            "--cache warm: only %.1f %% of the data set stays in the page cache: memory is too small; use "
+            "--cache any",
+            100 * share);
     return STATUS_OK;
 }
 
@@ -298,8 +321,9 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load_traits *traits = variant->traits;
     if (load->dataset->shards ? traits->shards : traits->files)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "it reads %s, and %s holds %s", traits->shards ? "shards" : "files of a sample each",
-                      load->dataset->path, load->dataset->shards ? "shards" : "files");
+    return status_set(STATUS_USAGE, "it reads %s, and %s holds %s",
+                      traits->shards ? "shards" : "files of a sample each", load->dataset->path,
+                      load->dataset->shards ? "shards" : "files");
 }
 
 static const char *load_cache_state(const void *input)
@@ -374,7 +398,8 @@ static enum status measure_order(const struct load *load, char texts[][64])
 }
 
 /* One run more, in which every call is timed. */
-static enum status measure_calls(struct load_job *job, const struct variant *variant, void *state, char texts[][64])
+static enum status measure_calls(struct load_job *job, const struct variant *variant, void *state,
+                                 char texts[][64])
 {
     static const double quantiles[] = {0.5, 0.99, 0.999};
     struct run_time unused;
@@ -403,8 +428,8 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both see the
- * same machine. */
+/* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
+ * see the same machine. */
 static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
                                 char texts[][64])
 {
@@ -458,7 +483,8 @@ static enum status measure_run(const struct load *load, const struct variant *va
     return status;
 }
 
-static enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64])
+static enum status load_measure(const void *input, const struct variant *variant, void *state,
+                                char texts[][64])
 {
     struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
     const struct load_traits *traits = variant->traits;

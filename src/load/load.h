@@ -29,7 +29,8 @@ struct load_control {
     uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
 };
 
-/* The input: constant over all runs but for `control`. Run n reads epochs n * loops to n * loops + loops - 1. */
+/* The input: constant over all runs but for `control`. Run n reads epochs n * loops to n * loops + loops - 1.
+ */
 struct load {
     const struct dataset *dataset;
     struct load_control *control;
@@ -57,12 +58,12 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 
 /* fetch() of every load variant fills this for its latest run. */
 struct load_result {
-    struct tally tally;                  /* of what was delivered */
-    uint64_t skipped;                    /* samples that could not be read */
-    struct cache_pages before;           /* resident when the run began; 0 of 0 with LOAD_ANY before the first */
-    uint64_t device_bytes;               /* that the process had read from devices during the run */
-    double decode_s, augment_s;          /* of the run's time, where threads share it: the mean over them */
-    struct latency latency[LOAD_CALLS];  /* with control->timed_calls */
+    struct tally tally;         /* of what was delivered */
+    uint64_t skipped;           /* samples that could not be read */
+    struct cache_pages before;  /* resident when the run began; 0 of 0 with LOAD_ANY before the first */
+    uint64_t device_bytes;      /* that the process had read from devices during the run */
+    double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
+    struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
 };
 
 FDSL_C_BEGIN
@@ -70,14 +71,15 @@ FDSL_C_BEGIN
 /* The orders that `threads` threads of this rank follow. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* The tally of this rank's part of run `number`, from the plain reader. STATUS_FAILED when memory runs out. */
+/* The tally of this rank's part of run `number`, from the plain reader. STATUS_FAILED when memory runs out.
+ */
 enum status load_expect(const struct load *load, int threads, uint64_t number, struct tally *expected);
 
 /* Counts the resident pages of the whole data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
-/* Brings the page cache into the state that load->cache asks for and counts what is resident. STATUS_FAILED where
- * it does not get there: no run may be called warm or cold that is not. */
+/* Brings the page cache into the state that load->cache asks for and counts what is resident. STATUS_FAILED
+ * where it does not get there: no run may be called warm or cold that is not. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 FDSL_C_END

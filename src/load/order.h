@@ -2,10 +2,11 @@
  * worker's number, the same for every variant and for any history.
  *
  * Files: one permutation of all samples, cut into shares.
- * Shards: a permutation of the shards, their samples one after the other, cut into shares; so every epoch deals
- * the shards out anew over all workers of all ranks. Shares differ by at most one sample however many samples
- * the shards hold: a shard on a border is read by two workers, each its part. Within a share, samples are
- * shuffled in windows: of `window` consecutive ones at a time, so a reader of a stream needs no more room. */
+ * Shards: a permutation of the shards, their samples one after the other, cut into shares; so every epoch
+ * deals the shards out anew over all workers of all ranks. Shares differ by at most one sample however many
+ * samples the shards hold: a shard on a border is read by two workers, each its part. Within a share, samples
+ * are shuffled in windows: of `window` consecutive ones at a time, so a reader of a stream needs no more
+ * room. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 

@@ -1,8 +1,8 @@
-/* What was delivered, as a number: a sum over samples, so that it depends on no order, of a hash over a sample's
- * key and content. A sample left out, delivered twice, torn or under another's key changes it.
+/* What was delivered, as a number: a sum over samples, so that it depends on no order, of a hash over a
+ * sample's key and content. A sample left out, delivered twice, torn or under another's key changes it.
  *
- * There are two: over every byte, which --verify takes, and over the sizes and edges of the members, which every
- * timed run takes: hashing whole samples would be half of its time. */
+ * There are two: over every byte, which --verify takes, and over the sizes and edges of the members, which
+ * every timed run takes: hashing whole samples would be half of its time. */
 #ifndef FDSL_LOAD_TALLY_H
 #define FDSL_LOAD_TALLY_H
 
@@ -21,8 +21,8 @@ uint64_t tally_key(const char *key, size_t length);
 /* XXH3-64 of a member's data. */
 uint64_t tally_whole(const uint8_t *data, size_t size);
 
-/* XXH3-64, with its size as the seed, of a member's data up to 2 TALLY_EDGE bytes, else of its first and its last
- * TALLY_EDGE bytes. */
+/* XXH3-64, with its size as the seed, of a member's data up to 2 TALLY_EDGE bytes, else of its first and its
+ * last TALLY_EDGE bytes. */
 uint64_t tally_edges(const uint8_t *data, size_t size);
 
 /* The same where only the edges are at hand: `edges` is what the hash is over, tally_edge_bytes() of it. */
