@@ -361,10 +361,13 @@ static enum status load_verify(const void *input, const struct variant *variant,
     TRY(dataset_hash(&job->dataset));
     uint8_t *seen = calloc(job->dataset.sample_count, 1), *wanted = calloc(job->dataset.sample_count, 1);
     enum status status = seen && wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
+    uint32_t loops = job->load.loops;
+    job->load.loops = 1;
     job->control = (struct load_control){.whole = true, .seen = seen};
     if (status == STATUS_OK)
         status = variant_run(variant, state, 0, &unused);
     job->control = (struct load_control){0};
+    job->load.loops = loops;
     if (status == STATUS_OK)
         status = variant->fetch(state, &result);
     if (status == STATUS_OK)

@@ -29,7 +29,8 @@ struct load_control {
     uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
 };
 
-/* The input: constant over all runs but for `control`. Run n reads epochs n * loops to n * loops + loops - 1.
+/* The input: constant over all runs but for `control`, and `loops`, which is 1 while --verify looks. Run n
+ * reads epochs n * loops to n * loops + loops - 1.
  */
 struct load {
     const struct dataset *dataset;
