@@ -514,3 +514,134 @@ Test(load, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini 
     variant->teardown(state);
     close_job(&job);
 }
+
+/* ---- With an index ---- */
+
+static void prepare(const char *layout)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    snprintf(command, sizeof command,
+             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
+             ">/dev/null 2>&1",
+             program ? program : "./fdsl-bench", folder,
+             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
+Test(load, prepared_data_are_read_and_compared_with_their_index, .init = make_folder, .fini = remove_folder)
+{
+    uint64_t tallies[2];
+    for (int shards = 0; shards <= 1; shards++) {
+        struct job job;
+        struct tally tally;
+        prepare(shards ? "shards" : "files");
+        for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
+            void *state;
+            uint64_t wrong;
+            cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+            const struct load *load = job.input;
+            cr_assert(load->dataset->indexed);
+            const struct variant *variant =
+                start(&job, shards ? shard_variants[v] : file_variants[v], &state);
+            if (variant) {
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                             status_text());
+                cr_assert_eq(wrong, 0);
+                variant->teardown(state);
+            }
+            cr_assert_eq(load_expect(load, 1, 0, &tally), STATUS_OK);
+            close_job(&job);
+        }
+        tallies[shards] = tally.sum;
+        remove_folder();
+        make_folder();
+    }
+    cr_assert_eq(tallies[0], tallies[1], "the same samples in either layout");
+}
+
+Test(load, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct dataset dataset;
+    prepare("shards");
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
+    char shard[64];
+    snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
+    overwrite(shard, (long)(member->offset + member->size / 2), "\xff", 1);
+    cr_assert_eq(dataset_hash(&dataset), STATUS_FAILED);
+    cr_assert(strstr(status_text(), shard) && strstr(status_text(), "offset "), "%s", status_text());
+    dataset_close(&dataset);
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+    cr_assert_eq(((struct load *)job.input)->dataset->skipped, 1);
+    close_job(&job);
+}
+
+Test(load, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)
+{
+    prepare("shards");
+    cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
+    expect_refused("counter-000001.tar: the shard is missing");
+    expect_skipped(1);
+    cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
+    cr_assert_eq(chmod(folder, 0), 0);
+    if (geteuid() == 0)
+        cr_assert_eq(seteuid(65534), 0);
+    expect_refused("Permission denied");
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(0), 0);
+    cr_assert_eq(chmod(folder, 0700), 0);
+}
+
+Test(load, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    FILE *stream = fopen(in_folder("twice.tar"), "w");
+    put_member(stream, 1, 0);
+    put_member(stream, 1, 0);
+    fwrite(zeros, 1, sizeof zeros, stream);
+    fclose(stream);
+    expect_refused("twice.tar: offset 1536: sample '000001' has 'bin' twice");
+}
+
+/* ---- io_uring forbidden, as in a container ---- */
+
+#if defined(HAVE_URING) && defined(__x86_64__) && !defined(FDSL_SANITIZED)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static void forbid_uring(unsigned failure)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 425, 0, 1), /* io_uring_setup */
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | failure),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {COUNT_OF(filter), filter};
+    cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+static void expect_no_uring(unsigned failure)
+{
+    const struct resources resources = {.threads = 1};
+    forbid_uring(failure);
+    cr_assert_eq(variant_available(variant_find("shards-uring"), &resources), STATUS_UNAVAILABLE);
+    cr_assert_not_null(strstr(status_text(), "seccomp"), "%s", status_text());
+    cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
+}
+
+Test(load, forbidden_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(1 /* EPERM */);
+}
+
+Test(load, missing_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(38 /* ENOSYS */);
+}
+#endif
