@@ -12,7 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/npy.h"
 #include "core/options.h"
+#include "core/png_image.h"
 #include "core/workload.h"
 #include "load/augment.h"
 #include "load/load.h"
@@ -170,6 +172,48 @@ Test(load, augmentation_is_what_its_definition_says)
     }
     cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
     cr_assert_gt(moves, 150);
+}
+
+#ifdef HAVE_PNG
+Test(load, a_png_decodes_to_its_pixels)
+{
+    const uint8_t pixels[2 * 3 * 3] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 250, 251, 252, 253, 254, 255, 0, 10, 20};
+    const struct png_shape shape = {.width = 3, .height = 2, .channels = 3};
+    void *bytes;
+    size_t size, room_bytes = 0;
+    uint8_t *room = NULL;
+    struct image image;
+    bool is_image;
+    cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
+    cr_assert_eq(image_decode("PNG", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert(is_image && image.interleaved && image.type == IMAGE_U8);
+    cr_assert(image.channels == 3 && image.height == 2 && image.width == 3);
+    cr_assert_arr_eq(image.pixels, pixels, sizeof pixels);
+    cr_assert_eq(image_decode("png", bytes, size / 2, &room, &room_bytes, &image, &is_image), STATUS_FAILED);
+    cr_assert_eq(image_decode("cls", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert_not(is_image);
+    free(bytes);
+    free(room);
+}
+#endif
+
+Test(load, halves_are_augmented_as_their_values)
+{
+    char file[NPY_HEADER_MAX + 8];
+    size_t header = npy_header(file, "<f2", "1, 1, 4"), room_bytes = 0;
+    const uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff}; /* 1, -2, 2^-24, 65504 */
+    float values[4];
+    uint8_t *room = NULL;
+    struct image image;
+    struct augment augment = {.scale = 1};
+    bool is_image;
+    memcpy(file + header, halves, sizeof halves);
+    cr_assert_eq(
+        image_decode("npy", (const uint8_t *)file, header + 8, &room, &room_bytes, &image, &is_image),
+        STATUS_OK, "%s", status_text());
+    cr_assert(is_image && image.channels == 1 && image.height == 1 && image.width == 4);
+    image_augment(&augment, &image, 0, 0, values);
+    cr_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] == 65504);
 }
 
 /* ---- Data sets on disk ---- */

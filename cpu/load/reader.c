@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/env.h"
 #include "core/timer.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
@@ -85,6 +86,14 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                               .threads = threads,
                               .stride = stride % 4096 ? stride : stride + 64,
                               .slots = (slots + load->batch - 1) / load->batch * load->batch};
+    uint64_t wanted = (uint64_t)threads * reader->slots * reader->stride,
+             there = env_memory_available_bytes();
+    if (there && wanted > there)
+        return status_set(
+            STATUS_USAGE,
+            "the buffers need %.2f GB of memory and %.2f GB are available; lower --batch, --shuffle or "
+            "--threads",
+            1e-9 * (double)wanted, 1e-9 * (double)there);
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
     enum status status = reader->workers ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
     for (int w = 0; status == STATUS_OK && w < threads; w++)

@@ -243,6 +243,9 @@ static enum status check_combination(const struct options *given, const struct p
                           "say what to read with --data DIR; fdsl-bench --prepare DIR makes samples");
     if (parameters->cache == LOAD_COLD && parameters->loops > 1)
         return status_set(STATUS_USAGE, "--cache cold: the second epoch of a run would not be; drop --loops");
+    if (parameters->block % 4)
+        return status_set(STATUS_USAGE, "--block: %llu KiB are no whole pages; take a multiple of 4",
+                          (unsigned long long)parameters->block);
     for (size_t i = 0; !parameters->augment && i < COUNT_OF(of_augment); i++)
         if (options_given(given, of_augment[i]))
             return status_set(STATUS_USAGE, "--%s belongs to --augment; add it", of_augment[i]);
