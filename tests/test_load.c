@@ -689,3 +689,40 @@ Test(load, missing_io_uring_makes_variants_unavailable)
     expect_no_uring(38 /* ENOSYS */);
 }
 #endif
+
+/* ---- Tars that others wrote ---- */
+
+Test(load, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = remove_folder)
+{
+    static const char script[] =
+        "import tarfile,io,sys\n"
+        "for s,f in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):\n"
+        "  t=tarfile.open('%s/y-%06d.tar'%(sys.argv[1],s),'w',format=f)\n"
+        "  d=tarfile.TarInfo('folder'); d.type=tarfile.DIRTYPE; t.addfile(d)\n"
+        "  for i in range(20):\n"
+        "    for e in ('bin','cls'):\n"
+        "      m=tarfile.TarInfo('folder/'+'k'*150*(i%2)+'%d-%d.%s'%(s,i,e)); b=b'%d'%i*(i*300+1)\n"
+        "      m.size=len(b); m.mtime=0.5+i; t.addfile(m,io.BytesIO(b))\n"
+        "  t.addfile(tarfile.TarInfo('README'))\n"
+        "  t.close()\n";
+    char command[sizeof script + PATH_MAX + 64];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert_eq(system(command), 0);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, 40);
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
