@@ -4,6 +4,7 @@
 #   make bench      installs what is missing, builds, runs every variant that runs here, writes results/*.csv
 #   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
 #   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
+#   make fuzz       feeds the parsers of files to libFuzzer, a minute each (FUZZ_TIME=60); needs clang
 #   make install    PREFIX=/usr/local: the program, its man page and shell completion
 #   make clean
 #   V=1             shows the commands
@@ -46,6 +47,7 @@ HWLOC   ?= $(call found,hwloc.h,-lhwloc)
 CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
+ARCHIVE ?= $(call found,archive.h,-larchive)
 endif
 on = $(filter 1,$($(1)))
 
@@ -99,7 +101,7 @@ GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu report-parts install clean format lint tests FORCE
+.PHONY: all bench check check-gpu fuzz report-parts install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -164,6 +166,10 @@ $(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUI
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -lcriterion $(LDLIBS)
 
+# Only tests know libarchive: it reads our shards.
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: LDLIBS += $(if $(call on,ARCHIVE),-larchive)
+
 $(GPU_TEST): tests/gpu_exact.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
@@ -189,6 +195,17 @@ check-gpu: all $(GPU_TEST)
 	@scripts/check_gpu.sh
 
 tests: $(TESTS) $(GPU_TEST)
+
+# The parsers alone, with clang's coverage and sanitizers, in one program.
+FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/load/npy_header.c src/load/idx.c src/load/cifar.c \
+                src/load/index.c src/load/wids.c src/load/bytes.c src/core/png_image.c src/core/record.c src/core/status.c
+fuzz:
+	@mkdir -p $(BUILD)
+	$(say) LD $(BUILD)/fuzz-targets
+	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(CPPFLAGS) -Itests/fuzz \
+	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(LDLIBS)
+	@scripts/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
 lint:
 	@scripts/lint.sh

@@ -104,8 +104,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
 /* What can be asked without naming a variant. */
 static bool informational(const struct settings *settings)
 {
-    return settings->help || settings->version || settings->list || settings->environment ||
-           settings->prepare;
+    return settings->help || settings->version || settings->list || settings->environment;
 }
 
 /* The number'th file that the options say is to be written, or NULL beyond the last; `*name` is the option's.
@@ -218,7 +217,7 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
     if (found != STATUS_OK)
         return found;
     TRY(options_parse(&settings->options, argc, argv));
-    return informational(settings) ? STATUS_OK : derive(settings);
+    return informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 
 void settings_free(struct settings *settings)

@@ -70,8 +70,10 @@ static bool shard_is_whole(const struct folder *folder, const struct index_place
     char path[PATH_MAX];
     if (inside(folder, path, "/%s", place->name) != STATUS_OK || !has_size(path, place->bytes))
         return false;
-    strcpy(strrchr(path, '.'), ".idx");
-    return access(path, F_OK) == 0;
+    char *dot = strrchr(path, '.');
+    if (dot)
+        strcpy(dot, ".idx");
+    return dot && access(path, F_OK) == 0;
 }
 
 /* Whether all files of a place have the sizes that the index tells. */
@@ -240,10 +242,12 @@ static void remove_work(const struct folder *folder)
     }
 }
 
-static enum status look_at_index(const struct folder *folder, const char *path)
+static enum status look_at_index(const struct folder *folder)
 {
+    char path[PATH_MAX];
     struct index index;
     bool complete = true;
+    TRY(index_path(folder, path));
     enum status status = index_read(path, &index);
     if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
         status = refuse_options(folder, index.made);
@@ -263,13 +267,22 @@ bool folder_complete(const struct folder *folder)
     return index_path(folder, path) == STATUS_OK && access(path, F_OK) == 0;
 }
 
-enum status folder_claim(struct folder *folder)
+static uint64_t count_parts(const struct folder *folder)
 {
     char path[PATH_MAX];
+    uint64_t parts = 0;
+    for (uint64_t i = 0; i < folder->place_count; i++)
+        parts += folder_part_path(folder, i, path) == STATUS_OK && access(path, F_OK) == 0;
+    return parts;
+}
+
+enum status folder_claim(struct folder *folder)
+{
     TRY(make_folder(folder->path));
     TRY(lock_folder(folder));
-    TRY(index_path(folder, path));
-    return folder_complete(folder) ? look_at_index(folder, path) : go_on(folder);
+    TRY(folder_complete(folder) ? look_at_index(folder) : go_on(folder));
+    folder->part_count = count_parts(folder);
+    return STATUS_OK;
 }
 
 /* ---- Concluding ---- */
@@ -298,11 +311,8 @@ enum status folder_gather(const struct folder *folder, struct index *index)
         status = add_part(folder, i, &text);
     if (status == STATUS_OK)
         status = index_text_end(&text);
-    if (status == STATUS_OK) {
-        char *owned = text.text;
-        fclose(text.stream);
-        return index_parse(owned, text.size, index);
-    }
+    if (status == STATUS_OK)
+        return index_parse(text.text, text.size, index); /* takes the text */
     index_text_free(&text);
     return status;
 }

@@ -20,7 +20,8 @@ struct folder {
     const char *made; /* its options, in one line */
     enum index_layout layout;
     uint64_t place_count;
-    int lock; /* of rank 0, on the folder; -1 elsewhere */
+    int lock;            /* of rank 0, on the folder; -1 elsewhere */
+    uint64_t part_count; /* of rank 0: places whose parts were there when it was claimed */
 };
 
 /* The name of a place: "NAME-000003.tar", or "003". */

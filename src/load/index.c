@@ -101,14 +101,17 @@ void index_text_add_all(struct index_text *text, const struct index *index, uint
                               index->samples[i].count);
 }
 
+/* Closing a stream in memory may move its text. */
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
-    if (fflush(text->stream) != 0)
-        return OUT_OF_MEMORY;
-    TRY(sign(text->text, text->size, line));
-    fputs(line, text->stream);
-    return fflush(text->stream) == 0 && !ferror(text->stream) ? STATUS_OK : OUT_OF_MEMORY;
+    enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
+    if (status == STATUS_OK)
+        fputs(line, text->stream);
+    bool whole = !ferror(text->stream);
+    whole = fclose(text->stream) == 0 && whole;
+    text->stream = NULL;
+    return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
 }
 
 void index_text_free(struct index_text *text)

@@ -71,7 +71,8 @@ void index_text_add_place(struct index_text *text, const struct index_place *pla
 void index_text_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
 void index_text_add_all(struct index_text *text, const struct index *index, uint64_t place); /* and samples */
 
-/* Adds the last line: `text->text` is the whole index. STATUS_UNAVAILABLE without xxHash. */
+/* Adds the last line and closes the stream: `text->text`, which comes from malloc, is the whole index.
+ * STATUS_UNAVAILABLE without xxHash. */
 enum status index_text_end(struct index_text *text);
 void index_text_free(struct index_text *text);
 

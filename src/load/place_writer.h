@@ -2,6 +2,7 @@
 #ifndef FDSL_LOAD_PLACE_WRITER_H
 #define FDSL_LOAD_PLACE_WRITER_H
 
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -47,6 +48,6 @@ void place_abandon(struct place_writer *writer);
 void place_sweep(const char *folder);
 
 /* "folder/name", checked for length. */
-enum status place_path(char path[4096], const char *folder, const char *name);
+enum status place_path(char path[PATH_MAX], const char *folder, const char *name);
 
 #endif

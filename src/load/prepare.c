@@ -80,7 +80,7 @@ struct job {
     /* For who looks on */
     bool shown;
     double began_s, shown_s;
-    uint64_t samples_made, bytes_made, places_kept;
+    uint64_t samples_made;
 };
 
 /* ---- The command line ---- */
@@ -318,9 +318,7 @@ static enum status fill_place(struct job *job, struct place_writer *writer, uint
         job->samples_made += count;
         show(job, place);
     }
-    TRY(place_end(writer, job->made, part));
-    job->bytes_made += writer->bytes;
-    return STATUS_OK;
+    return place_end(writer, job->made, part);
 }
 
 /* The places of this rank: every comm_size()th. */
@@ -330,10 +328,8 @@ static enum status make_places(struct job *job)
          place += (uint64_t)comm_size()) {
         struct place_writer writer;
         char name[PATH_MAX];
-        if (folder_finished(&job->folder, place)) {
-            job->places_kept++;
+        if (folder_finished(&job->folder, place))
             continue;
-        }
         folder_place_name(&job->folder, place, name);
         enum status status = fill_place(job, &writer, place, name);
         place_abandon(&writer);
@@ -397,8 +393,8 @@ static void tell(const struct job *job, const struct index *index)
     printf("%s: %" PRIu64 " samples in %" PRIu64 " %s, %.3f MB, in %.1f s", job->folder.path,
            index->sample_count, index->place_count, index->layout == INDEX_SHARDS ? "shards" : "folders",
            1e-6 * (double)bytes, timer_now_s() - job->began_s);
-    if (job->places_kept > 0)
-        printf(" (%" PRIu64 " were there)", job->places_kept);
+    if (job->folder.part_count > 0)
+        printf(" (%" PRIu64 " were there)", job->folder.part_count);
     putchar('\n');
 }
 
@@ -436,7 +432,8 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     TRY(find_origin(job, argc, argv));
     TRY(read_options(job, argc, argv));
     if (job->parameters.help) {
-        print_help();
+        if (comm_rank() == 0)
+            print_help();
         return STATUS_OK;
     }
 #ifndef HAVE_XXHASH
