@@ -313,41 +313,58 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
+/* The bytes of a file in the working set; a shard in whole pages, and none where nothing of it is read. */
+static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
+    if (!dataset->shards)
+        return bytes;
+    bool read = dataset->shard_first[file] < dataset->shard_first[file + 1];
+    return read ? (bytes + page - 1) / page * page : 0;
+}
+
+/* Maps the shards over `memory`, one behind the other, until it is full. */
+static bool map_shards(const struct dataset *dataset, uint8_t *memory, size_t bytes)
+{
+    size_t at = 0;
+    for (uint32_t f = 0; f < dataset->file_count && at < bytes; f++) {
+        size_t length = set_bytes_of(dataset, f);
+        if (length > bytes - at)
+            length = bytes - at;
+        if (length == 0)
+            continue;
+        int fd = dataset_file_open(dataset, f, 0);
+        if (fd < 0)
+            return false;
+        void *mapping = mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0);
+        close(fd);
+        if (mapping == MAP_FAILED)
+            return false;
+        at += length;
+    }
+    return true;
+}
+
 /* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of
  * plain pages. */
 static uint8_t *working_set(const struct dataset *dataset, size_t *bytes)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), want = 0;
-    for (uint32_t f = 0; f < dataset->file_count; f++) {
-        want +=
-            dataset->shards ? (dataset->files[f].bytes + page - 1) / page * page : dataset->files[f].bytes;
-        if (want > COPY_MAX_BYTES)
-            break;
-    }
-    want = want < COPY_MAX_BYTES ? (want + page - 1) / page * page : COPY_MAX_BYTES;
-    uint8_t *memory = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), wanted = 0;
+    for (uint32_t f = 0; f < dataset->file_count && wanted < COPY_MAX_BYTES; f++)
+        wanted += set_bytes_of(dataset, f);
+    wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
+    uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
-    madvise(memory, want, MADV_NOHUGEPAGE);
-    size_t at = 0;
-    for (uint32_t f = 0; dataset->shards && f < dataset->file_count && at < want; f++) {
-        size_t length = (dataset->files[f].bytes + page - 1) / page * page;
-        int fd = dataset_file_open(dataset, f, 0);
-        if (length > want - at)
-            length = want - at;
-        if (fd < 0 || (length && mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-                                      fd, 0) == MAP_FAILED)) {
-            if (fd >= 0)
-                close(fd);
-            munmap(memory, want);
-            return NULL;
-        }
-        close(fd);
-        at += length;
+    if (dataset->shards && !map_shards(dataset, memory, wanted)) {
+        munmap(memory, wanted);
+        return NULL;
     }
-    if (!dataset->shards)
-        memset(memory, 1, want);
-    *bytes = want;
+    if (!dataset->shards) {
+        madvise(memory, wanted, MADV_NOHUGEPAGE);
+        memset(memory, 1, wanted);
+    }
+    *bytes = wanted;
     return memory;
 }
 

@@ -15,6 +15,7 @@
 #include "load/tally.h"
 #include "load/tar.h"
 
+#define WARNINGS_MAX 8    /* about what is left out, one by one */
 #define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
 
 static enum status out_of_memory(void)
@@ -84,7 +85,8 @@ static enum status leave_out(struct dataset *dataset, enum status status, uint64
 {
     if (!dataset->skip)
         return status;
-    status_warn("left out: %s", status_text());
+    if (dataset->faults++ < WARNINGS_MAX)
+        status_warn("left out: %s", status_text());
     dataset->skipped += samples;
     return STATUS_OK;
 }
@@ -642,6 +644,10 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
         return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
     TRY(list_samples(dataset));
     TRY(look_at_all(dataset, skip && dataset->indexed));
+    if (dataset->faults > WARNINGS_MAX)
+        status_warn("%s: %llu more faults like these; %llu samples are left out", path,
+                    (unsigned long long)(dataset->faults - WARNINGS_MAX),
+                    (unsigned long long)dataset->skipped);
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
                           path, path);

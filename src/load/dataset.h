@@ -47,6 +47,7 @@ struct dataset {
     uint64_t bytes, sample_bytes_max;
     uint32_t members_max; /* of a sample */
     uint64_t skipped;     /* samples left out */
+    uint64_t faults;      /* reasons for that: the first few were warned about */
     struct index index;   /* owns names where `indexed` */
     char **names;         /* owns them else */
     size_t name_count, name_capacity;
