@@ -201,6 +201,7 @@ FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/load/npy_header.c src/load/idx.c src/load/cifar.c \
                 src/load/index.c src/load/wids.c src/load/bytes.c src/core/png_image.c src/core/record.c src/core/status.c
 fuzz:
+	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)
 	$(say) LD $(BUILD)/fuzz-targets
 	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(CPPFLAGS) -Itests/fuzz \

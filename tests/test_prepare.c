@@ -35,7 +35,7 @@
 
 /* ---- Running ---- */
 
-static char folder[] = "/tmp/fdsl-prepare-XXXXXX", program[PATH_MAX], out[1 << 16];
+static char folder[] = "/tmp/fdsl-prepare-XXXXXX", root[PATH_MAX], program[PATH_MAX], out[1 << 16];
 
 /* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
  * exit status. */
@@ -68,6 +68,7 @@ static void expect_refusal(int status, const char *options, const char *words)
 static void set_up(void)
 {
     const char *given = getenv("FDSL_BENCH");
+    cr_assert_not_null(getcwd(root, sizeof root));
     cr_assert_not_null(mkdtemp(folder));
     cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
 }
@@ -235,6 +236,21 @@ Test(prepare, libarchive_agrees)
 }
 #endif
 
+/* With pyarrow a table of all samples, without it one line and exit status 4. */
+Test(prepare, parquet)
+{
+    if (run("python3 -c 1") != 0)
+        cr_skip_test("no python3 here");
+    EXPECT(0, "$P --prepare a " SMALL);
+    if (run("python3 -c 'import pyarrow'") != 0) {
+        EXPECT(4, "python3 %s/scripts/metadata_parquet.py a", root);
+        cr_assert_not_null(strstr(out, "pyarrow is missing"), "%s", out);
+        return;
+    }
+    EXPECT(0, "python3 %s/scripts/metadata_parquet.py a && test -s a/metadata.parquet", root);
+    cr_assert_not_null(strstr(out, "25 samples, 4 columns"), "%s", out);
+}
+
 /* ---- Origins ---- */
 
 #define SYNTH "--from synth --classes 3 --samples 20 --shards 2 --res 32"
@@ -313,7 +329,7 @@ Test(prepare, idx)
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\7", 11);
     EXPECT(0,
            "$P --prepare a --from idx --source x-images-idx3-ubyte --layout files && cat a/000/000002.cls");
-    cr_assert_not_null(strstr(out, "3 samples in 1 folders"), "%s", out);
+    cr_assert_not_null(strstr(out, "3 samples in 1 folder,"), "%s", out);
     cr_assert_eq(out[strlen(out) - 1], '7');
     expect_picture("a/000/000001.png", "efgh", 4);
 
@@ -403,7 +419,7 @@ Test(prepare, what_is_lost_is_made_again)
     EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
     EXPECT(0, "$P --prepare a " SMALL);
     cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
-    cr_assert_not_null(strstr(out, "(2 were there)"), "%s", out);
+    cr_assert_not_null(strstr(out, "(2 of them were there)"), "%s", out);
     EXPECT(0, "diff -r whole a && truncate -s 100 a/counter-000002.tar && rm a/counter-000000.idx");
     EXPECT(0, "$P --prepare a " SMALL " && diff -r whole a");
     EXPECT(0,

@@ -234,7 +234,7 @@ static enum status read_sample(char *line, struct index *index)
 /* The last line, checked against the text before it; `*size` becomes the size of that. */
 static enum status check_sign(const char *text, size_t *size)
 {
-    char line[128];
+    char line[128] = "";
     const char *begin = *size > 1 && text[*size - 1] == '\n' ? memrchr(text, '\n', *size - 1) : NULL;
     size_t before = begin ? (size_t)(begin + 1 - text) : 0;
     TRY(sign(text, before, line));

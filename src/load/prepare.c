@@ -390,11 +390,12 @@ static void tell(const struct job *job, const struct index *index)
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < index->place_count; i++)
         bytes += index->places[i].bytes;
-    printf("%s: %" PRIu64 " samples in %" PRIu64 " %s, %.3f MB, in %.1f s", job->folder.path,
-           index->sample_count, index->place_count, index->layout == INDEX_SHARDS ? "shards" : "folders",
-           1e-6 * (double)bytes, timer_now_s() - job->began_s);
+    printf("%s: %" PRIu64 " samples in %" PRIu64 " %s%s, %.3f MB, in %.1f s", job->folder.path,
+           index->sample_count, index->place_count, index->layout == INDEX_SHARDS ? "shard" : "folder",
+           index->place_count == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
-        printf(" (%" PRIu64 " were there)", job->folder.part_count);
+        printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
+               job->folder.part_count == 1 ? "was" : "were");
     putchar('\n');
 }
 
