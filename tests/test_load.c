@@ -619,6 +619,18 @@ Test(load, flipped_data_are_found_by_the_index, .init = make_folder, .fini = rem
     dataset_close(&dataset);
     cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
     cr_assert_eq(((struct load *)job.input)->dataset->skipped, 1);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (!variant)
+            continue;
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        cr_assert(result.skipped == 0 && result.tally.count == 39, "%s", shard_variants[v]);
+        variant->teardown(state);
+    }
     close_job(&job);
 }
 

@@ -128,7 +128,9 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         struct tar_member member;
         size_t length;
         const char *extension;
-        TRY(next_member(stream, &member, &length, &extension));
+        do /* those before were left out when the directory was opened */
+            TRY(next_member(stream, &member, &length, &extension));
+        while (member.data < members[m].offset);
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
             strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
             return status_set(STATUS_FAILED,
