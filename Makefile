@@ -45,6 +45,7 @@ JANSSON ?= $(call found,jansson.h,-ljansson)
 XXHASH  ?= $(call found,xxhash.h,-lxxhash)
 ZLIB    ?= $(call found,zlib.h,-lz)
 CRYPTO  ?= $(call found,openssl/evp.h,-lcrypto)
+URING   ?= $(call found,liburing.h,-luring)
 INIH    ?= $(call found,ini.h,-linih)
 HWLOC   ?= $(call found,hwloc.h,-lhwloc)
 # "gcc -I... -L... -lmpi" of Open MPI and of MPICH alike
@@ -61,9 +62,9 @@ endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,INIH),-linih) \
+            $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -ldl -lm
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
@@ -96,6 +97,7 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
+C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # Kernels that launch kernels: relocatable device code, linked once more by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu,$(CU_SOURCES))
@@ -122,9 +124,10 @@ report-parts:
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
-	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare)' \
+	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
 	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
+	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 

@@ -26,6 +26,7 @@ build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
 build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards
+build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files
 build may  mpicc                 libopenmpi-dev  openmpi-devel     several ranks
 build may  mpirun                openmpi-bin     openmpi           several ranks
