@@ -40,6 +40,9 @@ enum status comm_vote(enum status status, bool *stop);
 enum status comm_sum(uint64_t *values, size_t count);
 enum status comm_max(double *values, size_t count);
 
+/* Gives all ranks the `bytes` bytes that rank 0 has in `data`. */
+enum status comm_spread(void *data, size_t bytes);
+
 /* Brings `bytes` bytes of each rank to rank 0, in the order of ranks, into `all` (comm_size() * bytes; not
  * used elsewhere). */
 enum status comm_gather(const void *mine, size_t bytes, void *all);

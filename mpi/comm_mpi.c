@@ -37,6 +37,9 @@ static enum status join(void)
     int thread_level;
     MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &thread_level));
     joined = true;
+    if (thread_level < MPI_THREAD_FUNNELED)
+        return status_set(STATUS_UNAVAILABLE, "this MPI cannot live with threads; use one that was built for "
+                                              "MPI_THREAD_FUNNELED");
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
@@ -59,6 +62,13 @@ enum status comm_open(void)
             "started as one of %ld ranks (%s), but MPI knows of %d; start it with this MPI's own "
             "mpirun, or with srun --mpi=pmix",
             launcher.ranks, launcher.variable, size);
+    if (launcher.rank > 0 && size == 1)
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "started as rank %ld of several (%s), but MPI knows of no other; start it with this "
+            "MPI's own mpirun, or with srun --mpi=pmix",
+            launcher.rank, launcher.variable);
+    status_launched(rank, size); /* a launcher may have told less */
     return STATUS_OK;
 }
 
@@ -132,8 +142,8 @@ static enum status share_message(enum status mine, const struct verdict *worst)
 
 enum status comm_agree(enum status status)
 {
-    if (size == 1)
-        return status;
+    if (size == 1 || broken) /* no call would meet its like on the other ranks: comm_close() ends them */
+        return broken ? STATUS_FAILED : status;
     struct verdict mine = {(int)status, rank}, worst;
     MPI_Request request;
     MPI_TRY(MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD, &request));
@@ -176,6 +186,15 @@ enum status comm_max(double *values, size_t count)
         return STATUS_OK;
     TRY(check_count(count));
     MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values, (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
+    return STATUS_OK;
+}
+
+enum status comm_spread(void *data, size_t bytes)
+{
+    if (size == 1)
+        return STATUS_OK;
+    TRY(check_count(bytes));
+    MPI_TRY(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
     return STATUS_OK;
 }
 

@@ -35,6 +35,7 @@ y_at(px) = 1 - px / (1.0 * height)
 # The slot is what was run, with its colour and its shape of point; the group is whose and where, with its dashes:
 # 1 to 4 are devices of ours, with filled points, 5 the published points and 6 the published code on another device,
 # with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
+# 71 to 74 are of training, which shows no variants: images read are gray and made ones blue, by two models.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
 dot = format eq 'svg' ? 0.6 : 1.0 # terminals differ in what a point size is
@@ -48,6 +49,10 @@ do for [slot = 1:9] {
     set style line 50 + slot lc rgb colour[slot] lw 1.4 dt (5, 4) pt hollow[slot] ps 1.19 * dot
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
 }
+set style line 71 lc rgb colour[8] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
+set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
+set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
+set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 
 # --- Frame, title, legend, caption ---------------------------------------------------------------------------------
 set lmargin at screen x_at(left)
@@ -76,7 +81,7 @@ do for [i = 1:legends] {
         set label 200 + i legend_text[i] at screen x_at(legend_x + (style == 0.5 ? 0 : 42)), y_at(legend_y[i]) font 'DejaVu Sans,10'
     } else {
         set label 200 + i legend_text[i] at screen x_at(legend_x + 42), y_at(legend_y[i]) font 'DejaVu Sans,11'
-        if (style > 0 && style == int(style)) {
+        if (style > 0 && style - int(style) < 0.05) {
             set arrow 200 + i from screen x_at(legend_x), y_at(legend_y[i]) to screen x_at(legend_x + 34), y_at(legend_y[i]) \
                 nohead ls style
         }

@@ -1,5 +1,5 @@
 # The steps of the paper as bars of time an image, log y, with the speed-up over the first written on each.
-# Needs besides (common.gp): steps, bars (devices), bar_slot[], box (width of a bar), y_low, y_high, y_ticks, y_tick_at[], y_tick_text[].
+# Needs besides (common.gp): steps, bars (devices), bar_slot[], box (width of a bar), its y axis (y_low … y_tick_text[]).
 # Blocks of data: one a device (x, median, low, high in µs, time, speed-up), the published code's
 # points (x, µs), and the steps (x, name, batch).
 load 'plots/common.gp'

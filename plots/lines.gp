@@ -1,11 +1,6 @@
 # Time an image over a parameter, a line a series: vertices.gp, resolution.gp and batch.gp load this.
-# Needs besides (common.gp): series, series_style[], x_low, x_high, y_low, y_high, y_ticks, y_tick_at[], y_tick_text[].
-# Blocks of data: x, median, low, high (µs).
-set xrange [x_low:x_high]
-set logscale y
-set yrange [y_low:y_high]
-set ytics ()
-do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
+# Needs besides (common.gp, axes.gp): series, series_style[]. Blocks of data: x, median, low, high (µs).
+load 'plots/axes.gp'
 set ylabel 'time an image' offset character 0.5, 0
 plot for [i = 1:series] data index i - 1 using 1:2 with lines ls series_style[i], \
      for [i = 1:series] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb colour[int(series_style[i]) % 10], \

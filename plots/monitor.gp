@@ -5,7 +5,7 @@
 # variants (x, name) and the phases (x, name) of the strip on top.
 load 'plots/common.gp'
 array shade[7] = ['#7F7F7F', '#F0E442', '#E69F00', '#0072B2', '#009E73', '#CC79A7', '#FFFFFF']
-array strength[7] = [0.25, 0.45, 0.45, 0.25, 0.30, 0.30, 0]
+array strength[7] = [0.25, 0.45, 0.45, 0.13, 0.30, 0.30, 0]
 strip = 40
 gap = 12
 tall = (height - top - bottom - strip) / (1.0 * panels)

@@ -1,30 +1,45 @@
-# Images a second of all ranks together, with the line that no loss would give, log both.
-# Needs besides (common.gp): series, series_style[], x_low, x_high, y_low, y_high, y_ticks, y_tick_at[], y_tick_text[].
-# cells, cell_row[], cell_x[], cell_text[] (the efficiencies). Blocks of data: one a series (ranks, images a second,
-# low, high), then one a series with its ideal line (ranks, images a second).
+# Images a second of all ranks together, with what no loss would give, log both; a panel a kind of scaling.
+# Needs besides (common.gp, axes.gp): series, series_style[], joined[] (by a line, or points alone); panels, gap (px between them),
+# panel_title[], panel_first[], panel_last[] (of the series); cells, cell_panel[], cell_row[], cell_x[], cell_text[]
+# (the efficiencies). Blocks of data: one a series (ranks, images a second, low, high), then one a series with its
+# ideal as steps (x, y, dx, dy).
 load 'plots/common.gp'
-set xlabel 'ranks'
-set logscale y
-set yrange [y_low:y_high]
-set ytics ()
-do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
-set ylabel 'images a second' offset character 0.5, 0
-set logscale x 2
-set xtics 2
-set xrange [x_low:x_high]
+load 'plots/axes.gp'
+panel_px = (width - left - right - gap * (panels - 1)) / (1.0 * panels)
+row_y(row) = height - bottom + 72 + 17 * row # of the table, below the ticks that its columns belong to
 
-# The table of efficiencies, below the ticks that its columns belong to.
-row_y(row) = height - bottom + 72 + 17 * row
-set label 500 'efficiency' at screen x_at(left - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
-do for [i = 1:series] {
-    set arrow 500 + i from screen x_at(left - 50), y_at(row_y(i)) to screen x_at(left - 16), y_at(row_y(i)) nohead ls series_style[i]
-    set label 500 + i '' at screen x_at(left - 33), y_at(row_y(i)) point ls series_style[i]
+set multiplot
+do for [p = 1:panels] {
+    begin = left + (p - 1) * (panel_px + gap)
+    set lmargin at screen x_at(begin)
+    set rmargin at screen x_at(begin + panel_px)
+    set xlabel 'ranks'
+    if (p == 1) {
+        set ylabel 'images a second' offset character 0.5, 0
+        set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
+    } else { # the scale is that of the first
+        unset ylabel
+        set ytics ()
+        do for [i = 1:y_ticks] { set ytics add ('' y_tick_at[i] y_tick_text[i] eq '') }
+    }
+    set label 499 panel_title[p] at screen x_at(begin), y_at(top - 16) font 'DejaVu Sans,11'
+    do for [i = panel_first[p]:panel_last[p]] {
+        y = y_at(row_y(i - panel_first[p] + 1))
+        if (joined[i]) { set arrow 500 + i from screen x_at(begin - 50), y to screen x_at(begin - 16), y nohead ls series_style[i] }
+        set label 500 + i '' at screen x_at(begin - 33), y point ls series_style[i]
+    }
+    do for [i = 1:cells] {
+        if (cell_panel[i] == p) {
+            set label 600 + i cell_text[i] at first cell_x[i], screen y_at(row_y(cell_row[i])) center font 'DejaVu Sans,10'
+        }
+    }
+    plot for [i = panel_first[p]:panel_last[p]] data index series + i - 1 using 1:2:3:4 with vectors nohead lc rgb '#7F7F7F' dt (7, 4) lw 1.3, \
+         for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:(joined[i] ? $2 : 1e300) with lines ls series_style[i], \
+         for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb colour[int(series_style[i]) % 10], \
+         for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:2 with points ls series_style[i]
+    # The title, the legend and the caption are drawn once.
+    unset label
+    unset arrow
+    unset object
 }
-do for [i = 1:cells] {
-    set label 600 + i cell_text[i] at first cell_x[i], screen y_at(row_y(cell_row[i])) center font 'DejaVu Sans,10'
-}
-
-plot for [i = 1:series] data index series + i - 1 using 1:2 with lines lc rgb '#7F7F7F' dt (7, 4) lw 1.3, \
-     for [i = 1:series] data index i - 1 using 1:2 with lines ls series_style[i], \
-     for [i = 1:series] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb colour[int(series_style[i]) % 10], \
-     for [i = 1:series] data index i - 1 using 1:2 with points ls series_style[i]
+unset multiplot

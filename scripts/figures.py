@@ -19,14 +19,13 @@ import collections
 import difflib
 import math
 import pathlib
-import signal
 import sys
 
 sys.dont_write_bytecode = True
-from plot import (FORMATS, HEIGHT, ROOT, WIDTH, Failed, Plot, count_words, draw, log_range, log_ticks,  # noqa: E402
-                  micros_tick, micros_words, need_gnuplot, nice_above, short_device, shortened, shown_path, text_px,
-                  wrap)
-from rows import DEFAULTS, BadInput, Measured  # noqa: E402
+from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
+                  linear_ticks, log_range, log_ticks, micros_tick, micros_words, need_gnuplot, nice_above,
+                  short_device, shortened, shown_path, text_px, ticks_125, wrap, x_axis)
+from rows import DEFAULTS, Measured  # noqa: E402
 
 # Slots of plots/common.gp: the colour and point of a variant.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7}
@@ -41,7 +40,7 @@ PAPER = "published: PDP 2026"
 # they do not apply.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
-ERROR_BARS = "Median time of a run over its images; bars from the least to the 95th percentile."
+ERROR_BARS = "Median time of a run over its images; whiskers from the least to the 95th percentile."
 
 
 class Missing(Exception):
@@ -74,7 +73,7 @@ def preferred(row):
 
 def series_over(rows, x, free):
     """Lists of rows by rising x, one a device and variant: of the combinations of the `free` columns the one with
-    most points, and among equals the preferred. Where any list has several points, those of one are left out."""
+    most points, and among equals the preferred."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = tuple(row[column] for column in free)
@@ -85,8 +84,29 @@ def series_over(rows, x, free):
     for combinations in groups.values():
         best = max(combinations.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
         series.append([best[value] for value in sorted(best)])
-    longest = max(map(len, series), default=0)
-    return [points for points in series if len(points) > 1 or longest == 1]
+    return series
+
+
+def about_yours(candidates, drawn, columns, command):
+    """Notes on the user's rows: that there are none, or which of those that fit are not drawn, by what they do not
+    share with their line."""
+    yours = [row for row in candidates if row.source == "yours"]
+    shown = [row for row in drawn if row.source == "yours"]
+    left = [row for row in yours if not any(row is other for other in shown)]
+    if not shown:
+        return [f"no rows of yours; to measure them: {command}"]
+    if not left:
+        return []
+    texts = []
+    for variant in dict.fromkeys(row["variant"] for row in left):
+        mine = [row for row in left if row["variant"] == variant]
+        beside = [row for row in shown if row["variant"] == variant]
+        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside}
+                  for column in columns}
+        texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
+                                       for column, values in others.items() if values))
+    return [f"{len(left)} row{'s' if left[1:] else ''} of yours on no line, which keeps all else fixed: "
+            f"{'; '.join(texts)}"]
 
 
 def device_of(row):
@@ -128,27 +148,33 @@ class Devices:
             yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
 
     def caption(self):
-        """Sentences: full names, revisions, and whether images were verified."""
-        texts = []
-        for device, rows in ((device, self.rows[device]) for device in self.groups):
-            source, host, name, on_gpu = device
-            revisions = sorted({row["revision"] for row in rows})
-            threads = sorted({int(row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)) for row in rows
-                              if not on_gpu})
-            texts.append(f"{name}{', ' + threads_words(threads) if threads else ''} "
-                         f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
-                         f"revision {', '.join(revisions[:3])}{' …' if revisions[3:] else ''})")
+        """Sentences: full names, revisions, and what is to be known of the rows."""
+        texts = [self.about(device) for device in self.groups]
         shown = [row for device in self.groups for row in self.rows[device]]
-        unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
-        texts = ["; ".join(texts) + "."] if texts else []
-        if shown:
-            texts[0] += " All images verified." if not unverified else f" Not verified: {', '.join(unverified)}."
-        if self.dropped:
-            texts[0] += f" Not shown: {self.dropped} more device{'s' if self.dropped > 1 else ''}."
-        throttled = sorted({row["variant"] for row in shown if row.get("throttled")})
-        if throttled:
-            texts[0] += f" Clocks were held down: {', '.join(throttled)}."
-        return texts
+        if not texts:
+            return []
+        more = f" Not shown: {self.dropped} more device{'s' if self.dropped > 1 else ''}." if self.dropped else ""
+        return ["; ".join(texts) + "." + more
+                + (" All images verified." if all(row["verified"] == "yes" for row in shown) else "")]
+
+    def about(self, device):
+        """A device, its threads, whose rows they are, and which of them ask for care."""
+        source, host, name, on_gpu = device
+        rows = self.rows[device]
+        threads = sorted({int(threads_a_rank(row)) for row in rows if not on_gpu})
+        revisions = sorted({row["revision"] for row in rows})
+        unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
+        throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
+        return (f"{name}{', ' + threads_words(threads) if threads else ''} "
+                f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
+                f"revision {', '.join(revisions[:3])}{' …' if revisions[3:] else ''}"
+                + (f", not verified: {', '.join(unverified)}" if unverified else "")
+                + (f", clocks held down: {', '.join(throttled)}" if throttled else "") + ")")
+
+
+def threads_a_rank(row):
+    """Of a CPU's row, on average; a row of all ranks holds their sum."""
+    return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
 
 
 def threads_words(threads):
@@ -170,7 +196,8 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     """Time an image over column x: ours by device, the published points, and the published code where it was timed
     over batches."""
     plot = Plot(title)
-    ours = series_over(paper_rows(measured, IN_FIGURES, **fixed), x, free)
+    candidates = paper_rows(measured, IN_FIGURES, **fixed)
+    ours = series_over(candidates, x, free)
     devices = Devices([row for points in ours for row in points])
     add_ours(plot, devices, ours, x)
     add_published(measured, plot, figure)
@@ -180,12 +207,12 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
         raise Missing(command)
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
-                      **x_range([at for points in plot.blocks for at, *_ in points], x)}
+                      **axis_of([at for points in plot.blocks for at, *_ in points], x)}
     plot.caption = [f"{caption} {ERROR_BARS}"] + devices.caption()
     if not ours:
         plot.caption.append("No row of ours: the published points alone.")
-    if not any(points[0].source == "yours" for points in ours):
-        plot.notes.append(f"no rows of yours; to measure them: {command}")
+    shown = [row for points in ours for row in points if device_of(row) in devices.groups]
+    plot.notes += about_yours(candidates, shown, free, command)
     return plot
 
 
@@ -208,24 +235,19 @@ def add_published(measured, plot, figure):
                         [(at, *[1e3 * ms] * 3) for at, ms in points])
 
 
-def x_range(xs, x):
-    """The range of the x axis: linear for vertices, a factor around the others."""
-    if x == "vertices":
-        room = 0.05 * (max(xs) - min(xs)) or 1
-        return {"x_low": max(0, min(xs) - room), "x_high": max(xs) + room}
+def axis_of(xs, x):
+    """The x axis of a parameter: log, with ticks at the sides measured or at powers of two; of vertices linear with
+    round steps, unless they span more than a factor 20."""
     low, high = min(xs) / 1.3, max(xs) * 1.3
-    return {"x_low": low, "x_high": high, **(side_ticks(xs, low, high) if x == "res" else {})}
-
-
-def side_ticks(sides, low, high):
-    """Ticks at the sides measured; a label that would touch the one before it stays empty."""
-    px = (WIDTH - 84 - 190) / math.log(high / low)
-    at, text, last = sorted(set(sides)), [], -math.inf
-    for side in at:
-        fits = math.log(side) * px - last > 34
-        text.append(f"{side:.0f}" if fits else "")
-        last = math.log(side) * px if fits else last
-    return {"ticks": len(at), "tick_at": at, "tick_text": text}
+    if x == "res":
+        return x_axis(low, high, sorted(set(xs)))
+    if x == "batch":
+        return x_axis(low, high, [2.0**e for e in range(64) if low <= 2.0**e <= high])
+    if max(xs) > 20 * min(xs):
+        return x_axis(low, high, ticks_125(low, high))
+    room = 0.05 * (max(xs) - min(xs)) or 0.5 * max(xs)
+    low, high = max(0, min(xs) - room), max(xs) + room
+    return x_axis(low, high, linear_ticks(low, high), log=False)
 
 
 def add_published_code(measured, plot):
@@ -256,16 +278,16 @@ def batch(measured):
 
 def training(measured):
     plot = Plot("Training throughput over GPUs")
-    slots = {"LOAD+Base": 2, "BAT+Base": 6, "LOAD+Tiny": 3, "BAT+Tiny": 7}
+    styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = published_series(measured, "training")
     if not series:
         raise Missing("git checkout results/reference/published_figures.csv")
     plot.legend = [(0, PAPER)]
     for name, points in series.items():
-        plot.add_series(10 * PUBLISHED_GROUP + slots.get(name, 8), name, points)
+        plot.add_series(styles.get(name, 58), name, points)
     xs = [at for points in plot.blocks for at, _ in points]
     plot.variables = {"series": len(series), "series_style": plot.styles,
-                      "x_low": min(xs) / 1.15, "x_high": max(xs) * 1.15,
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs))),
                       "y_high": nice_above(1.05 * max(y for points in plot.blocks for _, y in points))}
     plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. The published points alone: "
                     "there are no rows of training of ours."]
@@ -292,13 +314,13 @@ def ladder(measured):
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
     box = 0.74 / len(names)
-    published = [(1.42 + i, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
+    published = [(1.46 + i, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
                                    if point["variant"] == step))
                  for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
     bar_slots = [6, 2, 5]
     for d, (device, name, whose) in enumerate(names):
         plot.legend += [(-bar_slots[d], line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
-        plot.blocks.append(ladder_bars(chosen, device, (d - (len(names) - 1) / 2) * box - 0.04))
+        plot.blocks.append(ladder_bars(chosen, device, (d - (len(names) - 1) / 2) * box))
     plot.blocks += [published, [(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)]]
     plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
     values = [value for bars in plot.blocks[:-2] for bar in bars for value in bar[1:4]]
@@ -347,6 +369,7 @@ def stages(measured):
             for (at, _), row in sorted(chosen.items(), key=lambda item: order.index(item[0][1])) if at == device]
     parts = [stage_parts(row, names) for _, row in bars]
     plot.blocks = [[(1 + b, *part[s]) for b, part in enumerate(parts) if part[s][1] > part[s][0]] for s in range(3)]
+    plot.blocks += [[(1 + b, at, words) for b, (_, row) in enumerate(bars) for at, words in thin_parts(row, names)]]
     plot.blocks += [[(1 + b, micros_words(sum(row.micros(name) or 0 for name in names)))
                      for b, (_, row) in enumerate(bars)],
                     [(1 + b, row["variant"], f"batch {row['batch']:.0f}") for b, (_, row) in enumerate(bars)]]
@@ -376,90 +399,132 @@ def add_bar_devices(plot, devices, bars):
     return lines_max
 
 
+THIN = 6  # percent of a bar: too low for a number inside
+
+
 def stage_parts(row, names):
     """(from %, to %, words) a stage; words where they fit."""
     times = [row.micros(name) or 0 for name in names]
     parts, at = [], 0
     for us in times:
         share = 100 * us / sum(times)
-        parts.append((at, at + share, micros_words(us) if share >= 6 else ""))
+        parts.append((at, at + share, micros_words(us) if share >= THIN else ""))
         at += share
     return parts
+
+
+def thin_parts(row, names):
+    """(height %, words) of the parts that are too thin for words inside: beside them, each above the one below."""
+    beside = []
+    for (low, high, _), name in zip(stage_parts(row, names), names):
+        if 0 < high - low < THIN:
+            beside.append([(low + high) / 2, micros_words(row.micros(name))])
+    for lower, upper in zip(beside, beside[1:]):
+        upper[0] = max(upper[0], lower[0] + 5)
+    return beside
 
 
 # ---- Scaling ---------------------------------------------------------------------------------------------------
 
 
+KINDS = {"weak": "weak: each rank has a batch", "strong": "strong: the ranks share a batch"}
+
+
 def scaling_key(row, kind):
-    """What the points of one series share, the kind of scaling (weak, strong) among it: with weak scaling the batch
-    of a rank, with strong that of all."""
+    """What the points of one line share, the kind of scaling (weak, strong) among it: with weak scaling the batch of
+    a rank, with strong that of all; on a CPU the threads a rank, last."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size,
-            *(row.texts[column] for column in DEFAULTS if column != "batch"))
+            *(row.texts[column] for column in DEFAULTS if column != "batch"),
+            None if row.on_gpu else threads_a_rank(row))
 
 
 def scaling(measured):
     command = "scripts/sweep.sh configs/sweep_scaling.tsv"
-    series = collections.defaultdict(dict)
-    for row in measured.rows:
-        if row["rank"] == "all" and row["efficiency"] and row["variant"] in SLOTS:
-            series[scaling_key(row, row["scaling"])].setdefault(row["ranks"], row)
-    if not series:
+    lines = collections.defaultdict(dict)
+    candidates = [row for row in measured.rows if row["rank"] == "all" and row["efficiency"]
+                  and row["variant"] in SLOTS and row["scaling"] in KINDS]
+    for row in candidates:
+        lines[scaling_key(row, row["scaling"])].setdefault(row["ranks"], row)
+    if not lines:
         raise Missing(command)
+    add_one_rank(measured, lines)
+    lines = scaling_chosen(lines)
+    devices = Devices([row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Images a second over ranks")
-    add_one_rank(measured, series)
-    series = scaling_chosen(series)
-    devices = Devices([row for points in series for row in points])
-    series = [points for points in series if device_of(points[0]) in devices.groups]
-    ideals, styles, drawn = [], [], []
-    for device, name, whose in devices.names():
-        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
-        for points in (points for points in series if device_of(points[0]) == device):
-            many = points[-1]
-            drawn.append(points)
-            styles.append(devices.style(many) + (40 if many["scaling"] == "strong" else 0))
-            per_rank = many["batch"] / many["ranks"]
-            plot.legend += [(styles[-1], f"{many['variant']}, {many['scaling']}"),
-                            (0.75, f"batch {per_rank:.0f} a rank" if many["scaling"] == "weak"
-                             else f"batch {many['batch']:.0f} in all")]
-            plot.blocks.append([scaling_point(row) for row in points])
-            alone = many["items_per_s"] / (many["ranks"] * many["efficiency"])
-            ideals.append([(n, n * alone) for n in (1, many["ranks"] * 1.15)])
-    rows = [[row["efficiency"] for row in points] for points in drawn]
-    plot.blocks += ideals
-    xs = [point[0] for block in plot.blocks for point in block]
-    low, high = log_range([value for block in plot.blocks for point in block for value in point[1:4]])
-    plot.variables = {"series": len(ideals), "series_style": styles, **log_ticks(low, high, count_words),
-                      "x_low": min(xs) / 1.2, "x_high": max(xs) * 1.12, **efficiency_cells(plot.blocks, rows)}
-    plot.axis_px = 84 + 17 * len(ideals)
-    plot.height = HEIGHT + 17 * len(ideals)
-    plot.caption = ["Gray: no loss. Percent: the efficiency that the run measured, against one rank alone. Bars from "
-                    "the 95th percentile to the least time of the slowest rank." + shared_devices(series)]
+    scaling_legend(plot, devices, lines)
+    kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
+    places = list(devices.groups)
+    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), places.index(device_of(points[0])),
+                                   SLOTS[points[0]["variant"]]))
+    plot.blocks = [[scaling_point(row) for row in points] for points in lines] + list(map(ideal, lines))
+    plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
+                      "joined": [int(same_threads(points)) for points in lines],
+                      **scaling_panels(plot, lines, kinds)}
+    plot.caption = ["Gray: no loss. Percent: the efficiency that the run measured, against one rank alone. Whiskers "
+                    "from the 95th percentile to the least time of the slowest rank." + shared_devices(lines)]
     plot.caption += devices.caption()
+    plot.notes += about_yours(candidates, [row for points in lines for row in points],
+                              ("ranks", "scaling", "batch", "threads"), command)
     return plot
 
 
-def scaling_chosen(series):
-    """A series a device, variant and kind of scaling: that with most points, then the newest."""
-    best = {}
-    for key, points in series.items():
-        rows = [points[n] for n in sorted(points)]
-        rank = (len(rows), max(row["time_utc"] for row in rows))
-        if key[:6] not in best or rank > best[key[:6]][0]:
-            best[key[:6]] = rank, rows
-    return [rows for _, rows in best.values()]
-
-
-def add_one_rank(measured, series):
-    """The row of one rank joins where it had what each of the ranks had: on a GPU always, on a CPU with as many
-    threads."""
+def add_one_rank(measured, lines):
+    """The row of one rank joins the lines with which it shares what each rank had."""
     for row in measured.rows:
         if row["ranks"] == 1:
-            for kind in ("weak", "strong"):
-                points = series.get(scaling_key(row, kind))
-                first = points[min(points)] if points else None
-                if first and (row.on_gpu or row["threads"] * first["ranks"] == first["threads"]):
+            for kind in KINDS:
+                points = lines.get(scaling_key(row, kind))
+                if points:
                     points.setdefault(1, row)
+
+
+def scaling_chosen(lines):
+    """A line a device, variant and kind of scaling: that with most points, then the newest. On a CPU that gave each
+    rank its part of the cores no two points share their threads; then all of that job are taken, and not joined."""
+    groups = collections.defaultdict(list)
+    for key, points in lines.items():
+        groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
+    chosen = []
+    for group in groups.values():
+        most, _, best = max(group, key=lambda entry: entry[:2])
+        points = dict(lines[best])
+        if most == 1:
+            for _, _, key in sorted(group, key=lambda entry: entry[1], reverse=True):
+                if key[:-1] == best[:-1]:
+                    points = {**lines[key], **points}
+        chosen.append([points[n] for n in sorted(points)])
+    return chosen
+
+
+def same_threads(points):
+    return points[0].on_gpu or len(set(map(threads_a_rank, points))) == 1
+
+
+def scaling_legend(plot, devices, lines):
+    """Device by device its variants, with what each line keeps fixed."""
+    for device, name, whose in devices.names():
+        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
+        for variant in SLOTS:
+            mine = [points for points in lines if device_of(points[0]) == device
+                    and points[-1]["variant"] == variant]
+            notes = [f"weak: batch {points[-1]['batch'] / points[-1]['ranks']:.0f} a rank"
+                     if points[-1]["scaling"] == "weak" else f"strong: batch {points[-1]['batch']:.0f} in all"
+                     for points in mine]
+            notes += dict.fromkeys(rank_threads(points) for points in mine if not device[3])
+            if mine:
+                joined = any(same_threads(points) and len(points) > 1 for points in mine)
+                plot.legend += [(devices.style(mine[0][0]) + (0 if joined else 0.1), variant)]
+                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 180, 11)]
+
+
+def rank_threads(points):
+    """'8 threads a rank', or where they differ '8 threads a rank at 2, 4 at 4'."""
+    threads = [f"{threads_a_rank(row):.3g}" for row in points]
+    first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} a rank"
+    return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
+        f"{number} at {row['ranks']:.0f}" for number, row in zip(threads[1:], points[1:]))
 
 
 def scaling_point(row):
@@ -467,16 +532,42 @@ def scaling_point(row):
     return row["ranks"], rate, row["items"] / row["time_p95_s"], row["items"] / row["time_min_s"]
 
 
-def efficiency_cells(blocks, efficiencies):
-    """The table below the plot, as arrays: a row a series, a column at each of its ranks."""
-    cells = [(1 + i, point[0], f"{100 * efficiency:.1f} %") for i, row in enumerate(efficiencies)
-             for point, efficiency in zip(blocks[i], row) if efficiency]
-    return {"cells": len(cells), "cell_row": [row for row, _, _ in cells], "cell_x": [x for _, x, _ in cells],
-            "cell_text": [text for _, _, text in cells]}
+def ideal(points):
+    """The rates that no loss would give, as steps (x, y, dx, dy): joined from one rank on where all points had the
+    same threads, else a dash at each point. That of a row is its rate over its efficiency."""
+    at = [(row["ranks"], row["items_per_s"] / row["efficiency"]) for row in points if row["efficiency"]]
+    if not same_threads(points):
+        return [(n / 1.12, rate, n * 1.12 - n / 1.12, 0) for n, rate in at]
+    at = [(1, at[0][1] / at[0][0])] + at + [(at[-1][0] * 1.15, at[-1][1] * 1.15)]
+    return [(x, y, to_x - x, to_y - y) for (x, y), (to_x, to_y) in zip(at, at[1:])]
 
 
-def shared_devices(series):
-    shared = any((row["ranks_per_device"] or 0) > 1 for points in series for row in points)
+def scaling_panels(plot, lines, kinds):
+    """Variables of the panels, one a kind of scaling; and of the table below each, a row a line, a column at each of
+    its ranks."""
+    of_kind = [[i for i, points in enumerate(lines) if points[-1]["scaling"] == kind] for kind in kinds]
+    ranks = sorted({row["ranks"] for points in lines for row in points} | {1})
+    rates = [value for block in plot.blocks[:len(lines)] for _, *values in block for value in values]
+    rates += [y for block in plot.blocks[len(lines):] for _, y, _, _ in block]
+    gap = 70
+    plot.width += max(0, len(kinds) * 58 * len(ranks) + gap * (len(kinds) - 1) - INNER_PX)
+    panel_px = (INNER_PX + plot.width - WIDTH - gap * (len(kinds) - 1)) / len(kinds)
+    cells = [(1 + p, 1 + row, point["ranks"], f"{100 * point['efficiency']:.1f} %") for p, members in enumerate(of_kind)
+             for row, i in enumerate(members) for point in lines[i] if point["efficiency"]]
+    most = max(map(len, of_kind))
+    plot.axis_px, plot.height, plot.top = 84 + 17 * most, HEIGHT + 17 * most, 72
+    return {**log_ticks(min(rates) / 1.4, max(rates) * 1.4, count_words),
+            **x_axis(1 / 1.35, max(ranks) * 1.35, ranks, panel_px),
+            "panels": len(kinds), "gap": gap, "panel_title": [KINDS[kind] for kind in kinds],
+            "panel_first": [1 + members[0] for members in of_kind],
+            "panel_last": [1 + members[-1] for members in of_kind],
+            "cells": len(cells), "cell_panel": [p for p, *_ in cells],
+            "cell_row": [row for _, row, *_ in cells],
+            "cell_x": [x for _, _, x, _ in cells], "cell_text": [words for *_, words in cells]}
+
+
+def shared_devices(lines):
+    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
     return " Some ranks shared a GPU." if shared else ""
 
 
@@ -511,13 +602,20 @@ def roofline(measured):
                 plot.legend.append((styles[-1] + 0.1, variant))
                 series.append([(operations_per_s(row) / row["bytes_per_s"], operations_per_s(row)) for row in mine])
     xs = [x for points in series for x, _ in points]
-    x_low, x_high = log_range(xs, 2)[0], log_range(xs, 8)[1]  # room on the right for the ceilings' names
     roofs = find_roofs(measured, rows)
+    ridges = [roof["operations_per_s"] / roof["bytes_per_s"] for roof in roofs.values() if roof["bytes_per_s"]]
+    # Room on the left for the slopes of memory, on the right for the ceilings' names.
+    x_low, x_high = log_range(xs + [ridge / 4 for ridge in ridges], 1.5)[0], log_range(xs, 8)[1]
     lines = [roof_line(roof, x_low, x_high) for roof in roofs.values()]
-    plot.blocks = series + lines + [[(x_high / 1.03, *name) for name in roof_names(roofs)]]
     low, high = log_range([y for points in series + lines for _, y in points], 2)
-    plot.variables = {"series": len(series), "series_style": styles, "roofs": len(lines), "x_low": x_low,
-                      "x_high": x_high, **log_ticks(low, high, count_words),
+    plot.blocks = series + lines + [roof_names(roofs, x_low, x_high, low, high)]
+    slopes = sorted((roof for roof in roofs.values() if roof["bytes_per_s"]
+                     and roof["operations_per_s"] / roof["bytes_per_s"] > 3 * x_low),
+                    key=lambda roof: -roof["bytes_per_s"])
+    plot.variables = {"series": len(series), "series_style": styles, "roofs": len(lines),
+                      **x_axis(x_low, x_high, ticks_125(x_low, x_high)), **log_ticks(low, high, count_words),
+                      "slopes": len(slopes), "slope_rate": [roof["bytes_per_s"] for roof in slopes],
+                      "slope_text": [f"{count_words(roof['bytes_per_s'])}B/s" for roof in slopes],
                       "roof_dash": [devices.groups[device] for device, _ in roofs]}
     plot.caption = ["One point a size: 76 operations a vertex and orbit over the bytes of the finished images. "
                     "Ceilings are peak rates by clock and lanes (docs/timing.md)."
@@ -547,17 +645,26 @@ def find_roofs(measured, rows):
     return roofs
 
 
-def roof_names(roofs):
-    """(y, words) above the ceilings; of those that lie together the user's alone is named, above the highest."""
-    names = []
-    for (device, threads), roof in sorted(roofs.items(), key=lambda item: item[0][0][0] != "yours"):
-        peak = roof["operations_per_s"]
-        near = next((name for name in names if abs(math.log(peak / name[0])) < 0.5), None)
-        if near:
-            near[0] = max(near[0], peak)
-        else:
-            whose = shortened(short_device(device[2]), 30) + ("" if device[3] else f", {threads_words([threads])}")
-            names.append([peak, f"{whose}: {count_words(peak)}/s"])
+def roof_names(roofs, x_low, x_high, y_low, y_high):
+    """(x, y, words, side) of the ceilings' names, right-aligned and above their line (side 1), or below it (-1) or
+    further left where they would touch another name or line."""
+    px_x, px_y = INNER_PX / math.log(x_high / x_low), 320 / math.log(y_high / y_low)
+    lines = sorted({px_y * math.log(roof["operations_per_s"]) for roof in roofs.values()}, reverse=True)
+    names, taken = [], []
+    for (device, threads), roof in sorted(roofs.items(), key=lambda item: -item[1]["operations_per_s"]):
+        whose = shortened(short_device(device[2]), 30) + ("" if device[3] else f", {threads_words([threads])}")
+        words = f"{whose}: {count_words(roof['operations_per_s'])}/s"
+        at = px_y * math.log(roof["operations_per_s"])
+        places = [(right, side) for right in range(4, int(INNER_PX / 2), 20) for side in (1, -1)]
+        def touches(place):
+            right, middle = place[0], at + 9 * place[1]
+            return any(abs(middle - other) < 15 and right < end + 8 and begin - 8 < right + text_px(words, 10)
+                       for begin, end, other in taken)
+        def crossed(place):
+            return any(line != at and abs(line - at - 9 * place[1]) < 8 for line in lines)
+        right, side = min(places, key=lambda place: (touches(place), crossed(place)))
+        taken.append((right, right + text_px(words, 10), at + 9 * side))
+        names.append((x_high * math.exp(-right / px_x), roof["operations_per_s"], words, side))
     return names
 
 
@@ -655,7 +762,7 @@ def monitor_panels(samples, panels):
         columns += [(column, scale) for column, _ in present]
         high = max(s[column] * scale for s in samples for column, _ in present if s[column] is not None)
         variables["panel_title"].append(title)
-        variables["panel_high"].append(max(least, nice_above(high)))
+        variables["panel_high"].append(nice_above(1.04 * high) if high > least else least or 1)
         variables["panel_second"].append(1 + len(columns) if len(present) > 1 else 0)
         variables["panel_first"].append(1 + len(columns) - (len(present) > 1))
         variables["names_first"].append(present[0][1])
@@ -671,8 +778,8 @@ def fitting_names(found, px_s, size):
 
 FIGURES = {
     "vertices": (vertices, "time an image over its vertices, beside the published points"),
-    "resolution": (resolution, "time an image over its side, likewise"),
-    "batch": (batch, "time an image over the batch, likewise"),
+    "resolution": (resolution, "time an image over its side, beside the published points"),
+    "batch": (batch, "time an image over the batch, beside the published points"),
     "training": (training, "published training throughput over GPUs"),
     "ladder": (ladder, "the paper's steps as bars, with the speed-up of each"),
     "stages": (stages, "noise, vertices and painting as shares of an image's time"),
@@ -721,26 +828,15 @@ def draw_all(given):
             print(f"  drawn   {shown_path(given.out / name)}.{{{','.join(FORMATS)}}}{note}")
 
 
-def main(arguments):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        given = read_arguments(arguments)
-        if given.help:
-            print(__doc__.strip())
-        elif given.list:
-            print("\n".join(f"{name:<11} {text}" for name, (_, text) in FIGURES.items()))
-        else:
-            draw_all(given)
-    except BadInput as error:
-        print(f"figures: {error}", file=sys.stderr)
-        return 2
-    except Failed as error:
-        print(f"figures: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        return 130
-    return 0
+def program(arguments):
+    given = read_arguments(arguments)
+    if given.help:
+        print(__doc__.strip())
+    elif given.list:
+        print("\n".join(f"{name:<11} {text}" for name, (_, text) in FIGURES.items()))
+    else:
+        draw_all(given)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_status("figures", lambda: program(sys.argv[1:])))

@@ -3,17 +3,24 @@
 plots/common.gp says what the variables mean.
 """
 
+import contextlib
+import errno
 import math
 import os
 import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+
+from rows import BadInput
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 800, 470
+INNER_PX = WIDTH - 84 - 190  # of a plot between its axis and its legend, at least
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------
@@ -99,6 +106,31 @@ def nice_above(value):
     return next(m * power for m in (1, 2, 4, 5, 6, 8, 10) if m * power >= value * 0.9999)
 
 
+def x_axis(low, high, at, px=INNER_PX, log=True):
+    """Variables of an x axis: its range, and ticks with their numbers; one that would touch the number before it is
+    left out."""
+    scale = (lambda x: math.log(x / low) / math.log(high / low)) if log else lambda x: (x - low) / (high - low)
+    text, end = [], -math.inf
+    for value in at:
+        half = text_px(f"{value:.9g}", 12) / 2
+        fits = scale(value) * px - half > end + 4
+        text.append(f"{value:.9g}" if fits else "")
+        end = scale(value) * px + half if fits else end
+    return {"x_low": low, "x_high": high, "x_log": int(log), "x_ticks": len(at), "x_tick_at": list(at),
+            "x_tick_text": text}
+
+
+def ticks_125(low, high):
+    """1, 2 and 5 times the powers of ten in a range."""
+    return [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5) if 0.999 * low <= m * 10.0**e <= 1.001 * high]
+
+
+def linear_ticks(low, high):
+    """Multiples of 1, 2 or 5 times a power of ten in a range, about five."""
+    step = next(step for step in ticks_125(1e-9, 1e18) if (high - low) / step <= 6)
+    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def log_ticks(low, high, words):
     """Variables of a log y axis: ticks with words at decades, and at 2 and 5 where decades are few."""
     named = (1,) if high / low > 300 else (1, 2, 5)
@@ -122,8 +154,8 @@ class Plot:
         self.notes = []
 
     def add_series(self, style, label, points):
-        """A block of data, its line style and its row of the legend."""
-        self.legend.append((style, label))
+        """A block of data, its line style and its row of the legend: a point alone has no line."""
+        self.legend.append((style if len(points) > 1 else style + 0.1, label))
         self.styles.append(style)
         self.blocks.append(points)
 
@@ -179,19 +211,30 @@ class Failed(Exception):
         self.status = status
 
 
-def write_whole(path, text):
-    """A file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def cannot_write(path, error):
+    return Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder")
+
+
+@contextlib.contextmanager
+def appears_whole(path, temporary):
+    """What is written to `temporary` meanwhile becomes `path`, whole or not at all."""
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder") from None
+        raise cannot_write(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            temporary.unlink(missing_ok=True)
+
+
+def write_whole(path, text):
+    """A file that appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with appears_whole(path, temporary):
+        temporary.write_text(text, encoding="utf-8")
 
 
 def make_folder(path):
@@ -214,24 +257,34 @@ def svg_fonts(svg):
     return svg.replace('font-family="DejaVu Sans"', family)
 
 
+ENDS = {"png": b"IEND\xaeB`\x82", "svg": b"</svg>", "pdf": b"%%EOF"}
+
+
+def is_whole(kind, path):
+    """Whether a figure is there with its end."""
+    return path.is_file() and path.read_bytes()[-16:].rstrip().endswith(ENDS[kind])
+
+
+def need_room(path):
+    """Fails as a file does that can not grow: gnuplot says nothing of a full disk."""
+    with open(path, "ab") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def run_gnuplot(name, kind, work, path):
     temporary = path.with_name(f".{name}.{os.getpid()}.{kind}")
-    try:
+    with appears_whole(path, temporary):
         done = subprocess.run(gnuplot_command(name, kind, work, temporary), cwd=ROOT, capture_output=True, text=True,
                               check=False)
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        if done.returncode or said or not temporary.is_file() or not temporary.stat().st_size:
+        if done.returncode or said or not is_whole(kind, temporary):
+            need_room(temporary)
             raise Failed(f"{path}: gnuplot failed: {said[-1].strip() if said else f'status {done.returncode}'}; "
                          f"see scripts/figures.py --commands {name}")
         if kind == "svg":
             temporary.write_text(svg_fonts(temporary.read_text("utf-8")), "utf-8")
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def draw(name, plot, out, work, formats=FORMATS, commands=False):
@@ -255,3 +308,29 @@ def need_gnuplot():
 def shown_path(path):
     """A path as the user would type it."""
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+# ---- The program -----------------------------------------------------------------------------------------------
+
+
+def exit_status(program, work):
+    """Does the work of a script. An error is one line on stderr; returns the exit status."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        work()
+        sys.stdout.flush()
+    except BadInput as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except Failed as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.status
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"{program}: stdout cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is tried once more at the end
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

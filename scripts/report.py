@@ -20,13 +20,12 @@ import html
 import pathlib
 import re
 import shlex
-import signal
 import sys
 
 sys.dont_write_bytecode = True
-from figures import FIGURES, Missing  # noqa: E402  (in this folder)
-from plot import ROOT, Failed, draw, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
-from rows import DEFAULTS, BadInput, Measured  # noqa: E402
+from figures import FIGURES, Missing, threads_a_rank  # noqa: E402  (in this folder)
+from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
+from rows import DEFAULTS, Measured  # noqa: E402
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1c20; --soft: #5c6370; --paper: #ffffff; --card: #f5f6f8; --line: #d6dae0;
@@ -44,7 +43,7 @@ p { margin: .4rem 0 } .soft, figcaption { color: var(--soft); font-size: .87rem 
 nav a { margin-right: 1.2rem } a { color: var(--mark) }
 svg [stroke="#0072b2"] { stroke: var(--blue) } svg [color="#0072b2"] { color: var(--blue) }
 figure { margin: 1.4rem 0 2rem } figcaption { margin: .5rem 0 0 1.1rem }
-figure svg { display: block; width: 100%; height: auto; max-width: 60rem }
+figure { overflow-x: auto } figure svg { display: block; width: 100%; height: auto; min-width: 44rem; max-width: 60rem }
 pre, code { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .82rem }
 pre { margin: .3rem 0 .6rem; padding: .6rem .8rem; background: var(--card); border-left: 3px solid var(--mark);
       white-space: pre-wrap; overflow-wrap: anywhere }
@@ -58,7 +57,11 @@ dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
 @media print { :root { --ink: #000; --soft: #444; --paper: #fff; --card: #f2f2f2; --line: #bbb; --mark: #0072b2;
                 --blue: #0072b2 }
   body { padding: 0; max-width: none; font-size: 10pt } nav { display: none }
-  figure, section.group { break-inside: avoid } h2, h3 { break-after: avoid } .wide { overflow: visible }
+  figure { break-inside: avoid; overflow: visible; margin: .6rem 0 } figure svg { min-width: 0; max-height: 11cm }
+  figure.tall svg { max-height: 20cm }
+  tr, pre { break-inside: avoid } h2, h3, pre, thead { break-after: avoid } .wide { overflow: visible }
+  .soft, figcaption { font-size: 7.5pt } h3 { font-size: 9pt; margin-top: .8rem }
+  pre { padding: .3rem .6rem; margin: .2rem 0 } pre, code { font-size: 7.5pt }
   table { font-size: 7.5pt } th, td { padding: .2rem .35rem } }
 """
 
@@ -85,18 +88,26 @@ def parameters(row):
     return found
 
 
+def threads_option(row):
+    """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
+    the cores differ, as they do by default and not by --threads."""
+    threads = threads_a_rank(row)
+    return None if row.on_gpu or row["variant"] == "naive" or threads != int(threads) else threads
+
+
 def command(rows):
     """The command line that makes these rows, which differ in nothing but their variants and devices."""
     first = rows[0]
-    words = ["./fdsl-bench"] if first["ranks"] == 1 else ["mpirun", "-n", f"{first['ranks']:.0f}", "./fdsl-bench"]
+    launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
+    words = launcher + ["./fdsl-bench"]
     words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))]
     for name, value in parameters(first):
         words += [name, value]
     if first["scaling"]:
         words += ["--scaling", first["scaling"]]
-    threads = {row["threads"] for row in rows if not row.on_gpu and row["variant"] != "naive"}
-    if threads and first["ranks"] == 1:
-        words += ["--threads", f"{max(threads):.0f}"]
+    threads = max(filter(None, map(threads_option, rows)), default=None)
+    if threads:
+        words += ["--threads", f"{threads:.0f}"]
     if first["verified"] == "yes":
         words += ["--verify"]
     return shlex.join(words)
@@ -107,8 +118,8 @@ def command(rows):
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
-    threads = row["threads"] if not row.on_gpu and row["variant"] != "naive" else None
-    return row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)), threads
+    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)),
+            threads_option(row))
 
 
 def grouped(rows):
@@ -235,7 +246,10 @@ def figures_section(measured, work):
             continue
         draw(name, plot, work, work, formats=("svg",))
         svg = (work / f"{name}.svg").read_text("utf-8")
-        parts.append(f"<figure>{inline_svg(name, svg)}\n<figcaption>{name}: {what}.</figcaption></figure>")
+        notes = "".join(f"<br>{text(note)}" for note in plot.notes)
+        tall = " class=tall" if plot.height > 600 else ""
+        parts.append(f"<figure{tall}>{inline_svg(name, svg)}\n<figcaption>To draw it alone: "
+                     f"<code>scripts/figures.py {name}</code>{notes}</figcaption></figure>")
     return "\n".join(parts)
 
 
@@ -276,31 +290,20 @@ def read_arguments(arguments):
     return given
 
 
-def main(arguments):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        given = read_arguments(arguments)
-        if given.help:
-            print(__doc__.strip())
-            return 0
-        need_gnuplot()
-        measured = Measured(given.results, given.reference)
-        for note in measured.notes:
-            print(f"report: {note}", file=sys.stderr)
-        contents = page(measured, given.work)
-        make_folder(given.out.parent)
-        write_whole(given.out, contents)
-        print(f"  written {shown_path(given.out)}")
-    except BadInput as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
-    except Failed as error:
-        print(f"report: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        return 130
-    return 0
+def write_report(arguments):
+    given = read_arguments(arguments)
+    if given.help:
+        print(__doc__.strip())
+        return
+    need_gnuplot()
+    measured = Measured(given.results, given.reference)
+    for note in measured.notes:
+        print(f"report: {note}", file=sys.stderr)
+    contents = page(measured, given.work)
+    make_folder(given.out.parent)
+    write_whole(given.out, contents)
+    print(f"  written {shown_path(given.out)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_status("report", lambda: write_report(sys.argv[1:])))

@@ -69,7 +69,7 @@ def read_text(path):
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}; mend or move it") from None
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{path}, line {line}: not UTF-8 text; repair or move this file") from None
@@ -87,6 +87,10 @@ def read_csv(path):
         for fields in reader:
             if header is None:
                 header = fields
+            elif fields[:1] == ["schema"]:
+                raise BadInput(f"{path}, line {line}: a second header; "
+                               + ("delete this line" if fields == header else
+                                  "its columns are others, so keep the two parts in two files"))
             elif fields and len(fields) != len(header):
                 raise BadInput(f"{path}, line {line}: {len(fields)} fields where the header has {len(header)}; "
                                "repair or delete this row")
@@ -208,8 +212,11 @@ class Measured:
 
     def __init__(self, results, reference):
         self.rows, self.monitors, self.machines, self.notes = [], [], [], []
-        for source, folder in (("yours", results), ("reference", reference)):
-            self.read_folder(source, pathlib.Path(folder))
+        for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
+            if not folder.is_dir():
+                raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
+                               "names one with CSV files")
+            self.read_folder(source, folder)
         self.rows = newest(self.rows)
         reference = pathlib.Path(reference)
         self.published = read_published(
@@ -224,8 +231,11 @@ class Measured:
             if path.name.startswith("published_"):
                 continue
             kind, rows = read_file(path)
-            if kind == "other" and path.name != "env.csv":
-                self.notes.append(f"{path}: no rows of a run, left out")
+            if kind == "other":
+                if path.name != "env.csv":
+                    self.notes.append(f"{path}: no rows of a run, left out")
+            elif not rows:
+                self.notes.append(f"{path}: a header without rows")
             elif kind == "monitor":
                 monitors.append({"source": source, "file": path, "samples": rows})
             else:

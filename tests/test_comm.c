@@ -16,6 +16,7 @@
 #define comm_vote         serial_vote
 #define comm_sum          serial_sum
 #define comm_max          serial_max
+#define comm_spread       serial_spread
 #define comm_gather       serial_gather
 #define comm_gather_local serial_gather_local
 #include "comm_serial.c"
@@ -56,6 +57,7 @@ Test(comm_serial, one_rank_agrees_with_itself)
     cr_expect(comm_vote(STATUS_FAILED, &stop) == STATUS_FAILED);
     cr_expect(comm_sum(&count, 1) == STATUS_OK && count == 7);
     cr_expect(comm_max(&value, 1) == STATUS_OK && value == 1.5);
+    cr_expect(comm_spread(&count, sizeof count) == STATUS_OK && count == 7);
     cr_expect(comm_gather(&count, sizeof count, &counts) == STATUS_OK && counts == 7);
     counts = 0;
     cr_expect(comm_gather_local(&count, sizeof count, &counts) == STATUS_OK && counts == 7);

@@ -93,14 +93,14 @@ Test(figures, all_are_drawn_in_three_formats)
     cr_assert_eq(atoi(out), 27, "temporary files are left: %s", out);
 }
 
-Test(figures, shipped_rows_are_enough_for_the_papers_figures)
+Test(figures, shipped_rows_are_enough)
 {
     shell(FIGURES BOTH);
     cr_assert_eq(status, 0, "%s", out);
-    for (const char *const *name = names; name < names + 6; name++) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char line[64];
-        snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, *name);
-        cr_assert(says(line), "%s: %s", *name, out);
+        snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, names[i]);
+        cr_assert(says(line), "%s: %s", names[i], out);
     }
 }
 
@@ -178,7 +178,7 @@ Test(figures, other_hosts_are_other_series)
 Test(figures, rows_of_single_ranks_do_not_count)
 {
     shell("cp " FIXTURES "/sweep_scaling.csv $D/results && " SELECT
-          "scaling && sed '/^$/q' $D/work/scaling.dat | "
+          "--reference $D/reference scaling && sed '/^$/q' $D/work/scaling.dat | "
           "cut -f 1,2 | tr '\\t\\n' '  '; grep cell_text $D/work/scaling.vars" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("\n1 500000 2 991000 4 1944000  "), "%s", out);
@@ -201,8 +201,10 @@ Test(figures, other_jobs_do_not_count)
 Test(figures, unverified_rows_are_named)
 {
     shell("sed 's/,yes,0$/,no,/' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
-          "--reference $D/reference ladder && grep -o 'Not verified: [a-z, ]*' $D/work/ladder.vars" BOTH);
-    cr_assert(says("Not verified: bat, fused, gbase, mem, rng"), "%s", out);
+          "ladder && grep '^array caption' $D/work/ladder.vars" BOTH);
+    cr_assert(says("not verified: bat, fused, gbase, mem, rng); NVIDIA H200 (reference rows"),
+              "of the device alone that they are of: %s", out);
+    cr_assert(!says("All images verified"), "%s", out);
 }
 
 Test(figures, the_older_schema_is_read_too)
@@ -230,6 +232,100 @@ Test(figures, the_last_run_of_a_monitor_file)
     cr_assert(says("\n8\n"), "%s", out);
 }
 
+/* Rows of omp by ranks and threads a rank, made from the fixture: 1000 images a second whatever the ranks. */
+#define ON_CPU(ranks, threads, batch, scaling)                                               \
+    "grep ',weak,.*,0.991,' " FIXTURES                                                       \
+    "/sweep_scaling.csv | sed 's/,fused,Made-up Accelerator X1,[^,]*,[^,]*,2,/,omp,Made-up " \
+    "9000,,," ranks ",/; s/,all,2,weak,1,2048,/,all," threads "," scaling ",," batch         \
+    ",/; s/,991000,/,1000,/; s/,1,2048,/,,2048,/'; "
+
+Test(figures, ranks_that_share_cores_are_not_joined)
+{
+    shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")
+              ON_CPU("4", "16", "128", "weak") "} > $D/results/a.csv; " SELECT
+                                               "--reference $D/reference scaling && cat "
+                                               "$D/work/scaling.vars $D/work/scaling.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("'8 threads a rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
+    cr_assert(says("\t1009.08174\t0.454285714\t") && says("\t1009.08174\t0.908571429\t"),
+              "no loss is a row's own rate over its efficiency: %s", out);
+}
+
+Test(figures, ranks_of_as_many_threads_are_joined)
+{
+    shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "8", "64", "weak")
+              ON_CPU("4", "16", "128", "weak") "} > $D/results/a.csv; " SELECT
+                                               "--reference $D/reference scaling && cat "
+                                               "$D/work/scaling.vars" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("'4 threads a rank'") && says("array joined[1] = [1]"), "%s", out);
+}
+
+/* The fixture's row of omp with 1000 vertices, batch 32, with these vertices and this batch. */
+#define OMP(vertices, batch)                                                                             \
+    "grep ',omp,.*,32,512,1000,' " FIXTURES "/synth.csv | sed 's/,32,512,1000,/," batch ",512," vertices \
+    ",/'; "
+
+Test(figures, yours_leave_the_reference_in_its_place)
+{
+    shell(SELECT "vertices && grep '^series = ' $D/work/vertices.vars" BOTH);
+    cr_assert(says("series = 8"), "ours and the published: %s", out);
+    shell("{ head -1 " FIXTURES "/synth.csv; " OMP("300", "32")
+              OMP("700", "32") "} > $D/results/a.csv; " SELECT
+                               "vertices && grep '^series = ' $D/work/vertices.vars" BOTH);
+    cr_assert(says("series = 9") && !says("of yours"), "%s", out);
+}
+
+Test(figures, rows_on_no_line_are_counted)
+{
+    shell("{ head -1 " FIXTURES "/synth.csv; " OMP("300", "32") OMP("700", "32") OMP("700", "8")
+              OMP("500", "16") "} > $D/results/a.csv; " FIGURES "vertices batch" BOTH);
+    cr_assert(says("vertices.{png,svg,pdf} (2 rows of yours on no line, which keeps all else fixed: omp, "
+                   "batch 8, 16)"),
+              "%s", out);
+    cr_assert(says("batch.{png,svg,pdf} (no rows of yours; to measure them:"), "%s", out);
+}
+
+Test(figures, a_point_alone_is_drawn_without_a_line)
+{
+    shell("{ head -1 " FIXTURES "/synth.csv; " OMP(
+        "300",
+        "32") "} > $D/results/a.csv; " SELECT
+              "vertices && grep '^array legend_style\\|^array legend_text' $D/work/vertices.vars" BOTH);
+    cr_assert(says("'omp, batch 32'") && says(", 12.1, ") && !says("of yours"), "%s", out);
+}
+
+Test(figures, axis_of_vertices_fits_its_range)
+{
+    shell(SELECT "vertices && grep '^array x_tick_text' $D/work/vertices.vars" BOTH);
+    cr_assert(says("['200', '400', '600', '800', '1000']"), "%s", out);
+    shell("{ head -1 " FIXTURES "/synth.csv; " OMP("1000", "32") OMP("10000", "32")
+              OMP("100000", "32") "} > $D/results/a.csv; " SELECT
+                                  "vertices && grep '^array x_tick_text' $D/work/vertices.vars" BOTH);
+    cr_assert(says("['200', '500', '1000', '2000', '5000', '10000', '20000', '50000', '100000']"), "%s", out);
+}
+
+Test(figures, ceilings_are_all_named)
+{
+    /* A second GPU near the first, and a third ceiling of memory. */
+    shell("cp " FIXTURES "/*.csv " FIXTURES "/env.json $D/results; " SELECT
+          "roofline && tail -9 $D/work/roofline.dat; grep slope_text $D/work/roofline.vars" BOTH);
+    cr_assert(says("Made-up Accelerator X1: 40 T/s\t1\n") && says("NVIDIA H200: 33.5 T/s\t-1\n"), "%s", out);
+    cr_assert(says("Intel Xeon, 1 thread: ") && says("Intel Xeon, 16 threads: "), "%s", out);
+    cr_assert(says("['4.81 TB/s', '3 TB/s']"), "%s", out);
+}
+
+Test(figures, files_from_elsewhere)
+{
+    shell("{ printf '\\357\\273\\277'; cat " FIXTURES "/synth.csv; } > $D/results/a.csv; head -1 " FIXTURES
+          "/synth.csv > $D/results/b.csv; " SELECT "--reference $D/reference ladder" BOTH
+          "&& cat $D/work/ladder.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("Made-up Accelerator X1 (rows of yours"), "a byte-order mark is no part of the header: %s",
+              out);
+    cr_assert(says("b.csv: a header without rows"), "%s", out);
+}
+
 /* ---- What is refused ---- */
 
 static const struct {
@@ -246,6 +342,9 @@ static const struct {
     {"head -3 $F | sed '3s,^synth/3,synth/2,'", "bad.csv, line 3: schema 'synth/2' after rows of 'synth/3'"},
     {"head -3 $F | sed '1s/time_median_s/median/'",
      "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
+    {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
+    {"head -3 $F; head -3 " FIXTURES "/monitor.csv",
+     "bad.csv, line 4: a second header; its columns are others"},
     {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', no number"},
     {"head -3 $F | sed '3s/,0.000576,/,-1,/'",
      "bad.csv, line 3: time_median_s is -1; repair or delete this row"},
@@ -304,6 +403,22 @@ Test(figures, folders_that_cannot_be_written)
     shell("mkdir $D/report.html; " REPORT BOTH);
     cr_expect_eq(status, 1);
     cr_expect(says("report.html cannot be written") && !says("Traceback"), "%s", out);
+    shell(FIGURES "--results /nowhere" BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results names one with CSV files\n");
+}
+
+Test(figures, no_torn_figure_where_there_is_no_room)
+{
+    shell("ulimit -f 60; " FIGURES "batch" BOTH); /* in blocks of 512 bytes: less than a PNG takes */
+    cr_expect_eq(status, 1);
+    cr_expect(says("batch.png cannot be written: File too large; free some room") && !says("Traceback"), "%s",
+              out);
+    shell("ls -A $D/out | wc -l");
+    cr_expect_eq(atoi(out), 0);
+    shell("{ " FIGURES "batch >/dev/full; } 2>&1");
+    cr_expect_eq(status, 1);
+    cr_expect_str_eq(out, "figures: stdout cannot be written: No space left on device\n");
 }
 
 /* ---- The report ---- */
@@ -315,10 +430,25 @@ Test(figures, report_stands_alone)
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c '<svg' $D/report.html");
     cr_assert_eq(atoi(out), (int)(sizeof names / sizeof *names));
-    shell("grep -o '<pre>.*--ranks\\|<pre>mpirun -n 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
-    cr_assert(says("mpirun -n 4 ./fdsl-bench --variant fused --batch 1024 --scaling weak --verify") &&
-                  says("--scaling strong") && says("128.0 GiB"),
-              "%s", out);
+    shell("grep -o '<pre>mpirun [^<]* 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
+    cr_assert(
+        says(
+            "mpirun --bind-to none -n 4 ./fdsl-bench --variant fused --batch 1024 --scaling weak --verify") &&
+            says("--scaling strong") && says("128.0 GiB"),
+        "%s", out);
+}
+
+Test(figures, report_repeats_threads)
+{
+    shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")
+              ON_CPU("2", "5", "64", "strong") "} > $D/results/a.csv; " REPORT
+                                               "--reference $D/reference; grep -o '<pre>mpirun "
+                                               "[^<]*' $D/report.html" BOTH);
+    cr_assert(
+        says("mpirun --bind-to none -n 2 ./fdsl-bench --variant omp --scaling weak --threads 8 --verify\n"),
+        "%s", out);
+    cr_assert(says("./fdsl-bench --variant omp --batch 64 --scaling strong --verify\n"),
+              "parts that differ are what they are by default: %s", out);
 }
 
 Test(figures, report_without_rows)

@@ -147,6 +147,15 @@ Test(status, rank_0_speaks_for_all, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("fdsl-bench: warning: rank 2: 95 degrees here\n");
 }
 
+Test(status, a_rank_that_may_be_alone_speaks_for_itself, .init = cr_redirect_stderr)
+{
+    status_launched(2, 0);
+    status_set(STATUS_UNAVAILABLE, "no MPI");
+    status_print();
+    fflush(stderr);
+    cr_expect_stderr_eq_str("fdsl-bench: no MPI\n");
+}
+
 Test(status, rank_0_says_what_concerns_all_without_its_number, .init = cr_redirect_stderr)
 {
     status_launched(0, 4);

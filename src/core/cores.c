@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef HAVE_HWLOC
 #include <hwloc.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
 #endif
 
 #include "comm.h"
@@ -163,6 +165,15 @@ static enum status plan_with(const struct cores_mask *masks, const struct cores_
     *plan = cores_share_out(masks, comm_local_size(), comm_local_rank(), allowed, cores, count);
     free(cores);
     return STATUS_OK;
+}
+
+bool cores_bound_by_openmp(void)
+{
+#ifdef _OPENMP
+    return omp_get_proc_bind() != omp_proc_bind_false;
+#else
+    return false;
+#endif
 }
 
 enum status cores_take(enum cores_outcome *outcome)

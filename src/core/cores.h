@@ -2,6 +2,7 @@
 #ifndef FDSL_CORE_CORES_H
 #define FDSL_CORE_CORES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "core/status.h"
@@ -34,6 +35,10 @@ struct cores_plan {
 struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);
+
+/* Whether the environment had OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY): the first
+ * one is bound before main() begins, and what a launcher gave this process can no longer be told. */
+bool cores_bound_by_openmp(void);
 
 /* Finds out the above of this process and its neighbours, and moves the calling thread, and all that it will
  * start, to its cores: for a process that has no other threads at work yet. All ranks call it. */

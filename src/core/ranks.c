@@ -147,8 +147,12 @@ static void combine(const struct row *rows, int count, const char *column, enum 
 {
     const char *first = row_get(&rows[0], column);
     char text[32] = "";
-    if (how == COMBINE_FIRST || !first || !*first)
+    if (!first || !*first)
         return;
+    if (how == COMBINE_FIRST) {
+        row_set(total, column, first, false);
+        return;
+    }
     unsigned long long sum = 0;
     double largest = -INFINITY;
     for (int i = 0; i < count; i++) {

@@ -267,10 +267,18 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     return comm_sum(wrong, 1);
 }
 
+/* What gives more samples. Where each rank knew its own median well enough, time was left. */
+static const char *remedy_for_few(const struct settings *settings, const struct result *result)
+{
+    bool settled = result->facts != NULL;
+    for (size_t i = 0; settled && i + 1 < result->row_count; i++)
+        settled = result->facts[i].settled;
+    return settings->loops ? "loops" : settled ? "min-time" : "max-time";
+}
+
 static void warn_about(const struct settings *settings, const struct result *result)
 {
     char words[128];
-    bool loops = settings->loops;
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
@@ -278,12 +286,12 @@ static void warn_about(const struct settings *settings, const struct result *res
     if (result->bench.count < STATS_INTERVAL_MIN)
         status_warn("%s: %zu samples tell nothing of the median's error; take at least %d with --%s",
                     result->variant, result->bench.count, STATS_INTERVAL_MIN,
-                    loops ? "loops" : "min-samples");
+                    settings->loops ? "loops" : "min-samples");
     else if (!result->bench.settled)
         status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
                     "--%s, or quiet the machine",
                     result->variant, result->bench.count, 100 * result->bench.time.median_error,
-                    loops ? "loops" : "max-time");
+                    remedy_for_few(settings, result));
     else if (result->bench.time.outliers * 10 > result->bench.count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, result->bench.time.outliers, result->bench.count);
@@ -349,12 +357,11 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
 }
 
 /* On rank 0: adds the row of all ranks to theirs and publishes them. */
-static enum status publish_together(struct runner *runner, struct row *rows, const struct rank_facts *facts,
-                                    double alone_s, const struct sample *samples, struct result *total)
+static enum status publish_together(struct runner *runner, const struct row *rows,
+                                    const struct rank_facts *facts, double alone_s,
+                                    const struct sample *samples, struct result *total)
 {
     size_t ranks = (size_t)runner->place.ranks;
-    for (size_t i = 1; i < ranks; i++) /* one run has one time, to know its rows by */
-        row_set(&rows[i], "time_utc", runner->env.time_utc, false);
     add_up(runner, facts, alone_s, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
@@ -414,7 +421,7 @@ static enum status time_variant(struct runner *runner, void *state, double alone
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
-    TRY(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench));
+    TRY(comm_agree(bench_measure(variant, state, &settings->limits, show_progress, runner, &result->bench)));
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
@@ -511,9 +518,9 @@ static enum status time_alone(struct runner *runner, double *alone_s)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
-    runner->throttle_reasons = 0;
     double alone_s;
     TRY(time_alone(runner, &alone_s));
+    runner->throttle_reasons = 0;
     struct result result = {.variant = entry->name,
                             .work = runner->settings->workload->work(runner->input, entry->variant)};
     void *state;
@@ -649,10 +656,11 @@ static enum status run_variants(struct runner *runner)
 
 static enum status run_all(struct runner *runner)
 {
+    enum status status = leads(runner) ? report_begin(runner->settings, &runner->report) : STATUS_OK;
+    TRY(comm_agree(status));
+    status = run_variants(runner);
     if (!leads(runner))
-        return run_variants(runner);
-    TRY(report_begin(runner->settings, &runner->report));
-    enum status status = run_variants(runner);
+        return status;
     char failure[1024];
     snprintf(failure, sizeof failure, "%s", status_text());
     enum status ended = report_end(runner->report);
@@ -707,9 +715,13 @@ static enum status take_cores(struct settings *settings, double *worst)
     return comm_max(worst, 1);
 }
 
-static void warn_about_cores(double outcome)
+static void warn_about_cores(const struct settings *settings, double outcome)
 {
-    if (outcome == CORES_CROWDED)
+    if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
+        status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY put this process on one core before it "
+                    "began, and only that one counts; unset them%s",
+                    comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
+    else if (outcome == CORES_CROWDED)
         status_warn("there are more ranks than cores: some share one; start fewer ranks");
     else if (outcome == CORES_IDLE)
         status_warn(
@@ -778,7 +790,9 @@ static enum status begin(struct runner *runner)
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
     TRY(comm_agree(prepare(runner)));
-    warn_about_cores(cores);
+    /* One run has one time, to know its rows by, the monitor's among them. */
+    TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
+    warn_about_cores(settings, cores);
     return count_sharers(runner);
 }
 

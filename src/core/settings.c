@@ -17,6 +17,11 @@ static const char *const formats[] = {"table", "csv", "json", NULL};
 static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* as enum binding */
 
+#define DIGITS(number)  DIGITS_(number)
+#define DIGITS_(number) #number
+#define MONITOR_PERIODS \
+    DIGITS(MONITOR_PERIOD_MS) "; from " DIGITS(MONITOR_PERIOD_MIN_MS) " to " DIGITS(MONITOR_PERIOD_MAX_MS)
+
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
@@ -36,8 +41,7 @@ static const struct option_spec specs[] = {
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
-     "watch the GPU and this process every MS milliseconds (100; from 10 to 60000), and append what is seen "
-     "to "
+     "watch the GPU and this process every MS milliseconds (" MONITOR_PERIODS "), and append what is seen to "
      "this CSV file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,

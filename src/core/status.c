@@ -110,6 +110,6 @@ void status_note(const char *format, ...)
 
 void status_print(void)
 {
-    if (own_rank == 0)
+    if (own_rank == 0 || rank_count == 0)
         print_line("\033[31m", "", message);
 }

@@ -35,9 +35,9 @@ const char *status_text(void);
  * TERM=dumb. */
 bool status_coloured(int fd);
 
-/* Says which of several ranks this process is, where a launcher started it. From then on rank 0 alone prints
- * errors, warnings and notes, and as what ranks print goes through the launcher, terminal or not, there are
- * neither colours nor progress. */
+/* Says which of several ranks (0: how many was not told) this process is, where a launcher started it. From
+ * then on rank 0 alone prints errors, warnings and notes, and as what ranks print goes through the launcher,
+ * terminal or not, there are neither colours nor progress. */
 void status_launched(int rank, int ranks);
 
 /* Whether progress may be shown on stderr: a terminal, and this process is the one to write there. */
@@ -53,7 +53,8 @@ void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2
 /* The same for what is no warning, on a terminal alone: nobody is looking on elsewhere. */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error line to stderr; of several ranks, rank 0 does. */
+/* Prints the recorded message as an error line to stderr; of several ranks rank 0 does, and each where the
+ * launcher did not tell how many there are, as rank 0 may not know of the others. */
 void status_print(void);
 
 #define TRY(call)                         \

@@ -1,0 +1,14 @@
+# The axes that scripts/figures.py has laid out: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[] and, where there
+# are any, y_low, y_high, y_ticks, y_tick_at[], y_tick_text[] of a log y axis. A tick without text is a minor one.
+if (x_log) {
+    set logscale x
+}
+set xrange [x_low:x_high]
+set xtics ()
+do for [i = 1:x_ticks] { set xtics add (x_tick_text[i] x_tick_at[i] x_tick_text[i] eq '') }
+if (exists('y_ticks')) {
+    set logscale y
+    set yrange [y_low:y_high]
+    set ytics ()
+    do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
+}
