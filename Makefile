@@ -7,6 +7,7 @@
 #   make check-slurm  builds, then runs a sweep as a job array under a Slurm of its own; as root
 #   make plots      draws the figures of results/*.csv and results/reference/ into results/plots/
 #   make report     writes results/report.html: figures, rows, the commands that repeat them
+#   make fuzz       feeds the parsers of files to libFuzzer, a minute each (FUZZ_TIME=60); needs clang
 #   make install    PREFIX=/usr/local: the program, its man page and shell completion
 #   make clean
 #   V=1             shows the commands
@@ -42,6 +43,9 @@ OMP     ?= $(call found,omp.h,,-fopenmp)
 PNG     ?= $(call found,png.h,-lpng)
 JANSSON ?= $(call found,jansson.h,-ljansson)
 XXHASH  ?= $(call found,xxhash.h,-lxxhash)
+ZLIB    ?= $(call found,zlib.h,-lz)
+CRYPTO  ?= $(call found,openssl/evp.h,-lcrypto)
+URING   ?= $(call found,liburing.h,-luring)
 INIH    ?= $(call found,ini.h,-linih)
 HWLOC   ?= $(call found,hwloc.h,-lhwloc)
 # "gcc -I... -L... -lmpi" of Open MPI and of MPICH alike
@@ -53,13 +57,15 @@ MPI     ?= $(call found,mpi.h,$(MPI_LIBS),$(MPI_CFLAGS))
 CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
+ARCHIVE ?= $(call found,archive.h,-larchive)
 endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,INIH),-linih) $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm
+            $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
+            $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
 EXACT    := -ffp-contract=off
@@ -91,6 +97,7 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
+C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # Kernels that launch kernels: relocatable device code, linked once more by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu,$(CU_SOURCES))
@@ -104,7 +111,7 @@ GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu check-slurm plots report report-parts install clean format lint tests FORCE
+.PHONY: all bench check check-gpu check-slurm fuzz plots report report-parts install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -114,10 +121,13 @@ report-parts:
 	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
-	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no --png and --sheet)' \
-	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json)' \
+	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
+	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
-	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images)' \
+	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
+	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
+	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
+	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
@@ -168,6 +178,10 @@ $(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUI
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -lcriterion $(LDLIBS)
 
+# Only tests know libarchive: it reads our shards.
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: LDLIBS += $(if $(call on,ARCHIVE),-larchive)
+
 $(GPU_TEST): tests/gpu_exact.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
@@ -198,6 +212,18 @@ check-slurm:
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
 tests: $(TESTS) $(GPU_TEST)
+
+# The parsers alone, with clang's coverage and sanitizers, in one program.
+FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/load/npy_header.c src/load/idx.c src/load/cifar.c \
+                src/load/index.c src/load/wids.c src/load/bytes.c src/core/png_image.c src/core/record.c src/core/status.c
+fuzz:
+	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
+	@mkdir -p $(BUILD)
+	$(say) LD $(BUILD)/fuzz-targets
+	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(CPPFLAGS) -Itests/fuzz \
+	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(LDLIBS)
+	@scripts/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
 lint:
 	@scripts/lint.sh

@@ -1,7 +1,8 @@
 # bash completion for fdsl-bench. It asks the program, so it knows what the program knows.
 _fdsl_bench()
 {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words prepare=()
+    [[ " ${COMP_WORDS[*]} " == *' --prepare '* ]] && prepare=(--prepare x)
     case $previous in
     --variant)
         # The last of a comma-separated list.
@@ -15,14 +16,21 @@ _fdsl_bench()
     --formula) mapfile -t COMPREPLY < <(compgen -W 'uji visualatom' -- "$current") ;;
     --output) mapfile -t COMPREPLY < <(compgen -W 'u8 f16 bf16 f32' -- "$current") ;;
     --channels) mapfile -t COMPREPLY < <(compgen -W '1 3' -- "$current") ;;
-    --layout) mapfile -t COMPREPLY < <(compgen -W 'nchw nhwc' -- "$current") ;;
+    --layout)
+        words='nchw nhwc'
+        ((${#prepare[@]})) && words='files shards'
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+        ;;
+    --from) mapfile -t COMPREPLY < <(compgen -W 'counter synth idx cifar' -- "$current") ;;
+    --encode) mapfile -t COMPREPLY < <(compgen -W 'png npy' -- "$current") ;;
+    --dtype) mapfile -t COMPREPLY < <(compgen -W 'f16 u8 f32' -- "$current") ;;
     --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
-    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy)
+    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;
-    --png) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    --png | --prepare) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     *)
-        words=$(fdsl-bench --help 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*')
+        words=$(fdsl-bench "${prepare[@]}" --help 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*')
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
         ;;
     esac

@@ -24,6 +24,9 @@ build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and pla
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
+build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
+build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards
+build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files
 build may  mpicc                 libopenmpi-dev  openmpi-devel     several ranks
 build may  mpirun                openmpi-bin     openmpi           several ranks
@@ -31,6 +34,7 @@ cuda  may  g++                   g++             gcc-c++           host side of 
 check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
+check may  archive.h             libarchive-dev  libarchive-devel  tar files read by others
 check may  python3               python3         python3           command-line tests
 check-slurm must sbatch    slurm-client    slurm             commands of Slurm
 check-slurm must slurmctld slurmctld       slurm-slurmctld   its controller

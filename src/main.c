@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "launcher.h"
+#include "load/prepare.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
@@ -32,12 +33,12 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-static enum status dispatch(struct settings *settings)
+static enum status dispatch(struct settings *settings, int argc, char *argv[])
 {
     if (settings_informational(settings))
         return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
     TRY(comm_open());
-    return runner_run(settings);
+    return settings->prepare ? prepare_run(argc, argv) : runner_run(settings);
 }
 
 /* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. */
@@ -64,7 +65,7 @@ int main(int argc, char *argv[])
     if (status == STATUS_OK)
         status = settings_read(&settings, argc, argv);
     if (status == STATUS_OK)
-        status = dispatch(&settings);
+        status = dispatch(&settings, argc, argv);
     status = conclude(status);
     comm_close();
     if (status != STATUS_OK)

@@ -11,6 +11,8 @@ static enum status timed_run(const struct variant *variant, void *state, uint64_
                              struct sample *sample)
 {
     struct run_time time = {.device_s = -1.0};
+    if (variant->ready)
+        TRY(variant->ready(state, number));
     double begin_s = timer_now_s();
     TRY(variant->run(state, number, &time));
     sample->wall_s = timer_now_s() - begin_s;

@@ -450,6 +450,39 @@ bool options_given(const struct options *options, const char *name)
     return false;
 }
 
+/* ---- Before the parse ---- */
+
+/* Whether these letters are the option's name, or begin it and no other one's. */
+static bool means_option(const struct option_spec *specs, size_t count, const char *letters, size_t length,
+                         const char *name)
+{
+    size_t matches = 0;
+    if (length == 0 || strncmp(letters, name, length) != 0)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        matches += strncmp(letters, specs[i].name, length) == 0;
+    return matches == 1 || name[length] == '\0';
+}
+
+const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
+                         const char *name)
+{
+    const char *value = NULL;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strncmp(argv[i], "--", 2) != 0)
+            continue;
+        const char *letters = argv[i] + 2;
+        size_t length = strcspn(letters, "=");
+        if (!means_option(specs, count, letters, length, name))
+            continue;
+        if (letters[length] == '=')
+            value = letters + length + 1;
+        else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+            value = argv[i + 1];
+    }
+    return value;
+}
+
 /* ---- --help ---- */
 
 static void print_wrapped(FILE *stream, const char *text)

@@ -39,10 +39,10 @@ struct option_table {
     void *values;
 };
 
-#define OPTION_TABLES_MAX 2
+#define OPTION_TABLES_MAX 3
 
 struct options {
-    struct option_table tables[OPTION_TABLES_MAX]; /* the core's, then the workload's */
+    struct option_table tables[OPTION_TABLES_MAX]; /* the core's, then those of what runs */
     size_t table_count;
     bool *given; /* a flag a spec, tables in order: was it on the command line? */
 };
@@ -55,6 +55,11 @@ struct options {
  * one out of range. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
+
+/* The value of an option before the parse, or NULL: what the tables are may depend on it. Understands
+ * `--name value`, `--name=value` and beginnings of the name that begin no other one in `specs`. */
+const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
+                         const char *name);
 
 /* Whether the option was on the command line. */
 bool options_given(const struct options *options, const char *name);

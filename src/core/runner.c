@@ -143,9 +143,9 @@ static enum status make_row(const struct runner *runner, const struct result *re
     time_fields(result, row);
     for (size_t i = 0; workload->measures[i].column; i++)
         row_text(row, workload->measures[i].column, measures ? measures[i] : "");
-    row_text(row, "cache", "");
+    row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
     row_text(row, "verified", result->verified ? "yes" : "no");
-    if (result->verified)
+    if (result->verified || workload->checks_runs)
         row_count(row, "wrong", result->wrong);
     else
         row_number(row, "wrong", "");
@@ -243,8 +243,8 @@ static enum status make_first(struct runner *runner, void *state, struct result 
     const struct variant *variant = runner->entry->variant;
     struct run_time unused;
     if (settings->verify)
-        TRY(variant->run(state, 1, &unused));
-    TRY(variant->run(state, 0, &unused));
+        TRY(variant_run(variant, state, 1, &unused));
+    TRY(variant_run(variant, state, 0, &unused));
     result->runs_before = settings->verify ? 2 : 1;
     if (!settings->verify)
         return STATUS_OK;
@@ -814,6 +814,19 @@ static enum status count_sharers(struct runner *runner)
     return status;
 }
 
+static enum status take_scaling(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    if (settings->workload->shares_items) {
+        if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
+            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s share its %s; leave it out",
+                              settings->workload->name, settings->workload->item);
+        settings->scaling = SCALING_STRONG;
+    }
+    runner->place.strong = settings->scaling == SCALING_STRONG;
+    return STATUS_OK;
+}
+
 /* All that needs an agreement before the first variant; `*input` is to be closed, also after a failure. */
 static enum status begin(struct runner *runner)
 {
@@ -822,6 +835,7 @@ static enum status begin(struct runner *runner)
     TRY(comm_agree(
         check_no_device(settings, runner->place.ranks))); /* --best-gpu may choose another on each rank */
     TRY(check_alike(settings));
+    TRY(comm_agree(take_scaling(runner)));
     env_share_memory(comm_local_size());
     TRY(take_cores(settings, &cores));
     take_device(settings);
@@ -841,8 +855,7 @@ enum status runner_run(struct settings *settings)
 {
     struct runner runner = {.settings = settings,
                             .place = {.rank = (uint64_t)comm_rank(),
-                                      .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size(),
-                                      .strong = settings->scaling == SCALING_STRONG},
+                                      .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()},
                             .progress = status_shows_progress()};
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)

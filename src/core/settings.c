@@ -29,6 +29,8 @@ static const struct option_spec specs[] = {
      "what to run: names from --list, or all"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
      "whose variants 'all' means (default: synth)"},
+    {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
+     "write a dataset into this folder, and measure nothing; --prepare DIR --help shows its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list every variant, and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
@@ -79,6 +81,7 @@ void settings_help(FILE *stream)
     fputs("fdsl-bench - is it faster to make training images on the GPU than to read them?\n"
           "\n"
           "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+          "       fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
           "       fdsl-bench --list [-v] | --env | --version | --help\n"
           "\n"
           "examples:\n"
@@ -88,6 +91,7 @@ void settings_help(FILE *stream)
           "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
           "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
           "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
+          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
           "\n"
           "options:\n",
           stream);
@@ -102,39 +106,10 @@ void settings_help(FILE *stream)
           stream);
 }
 
-/* Whether these letters are the option's name, or begin it and no other one's. */
-static bool means_option(const char *letters, size_t length, const char *name)
-{
-    size_t matches = 0;
-    if (length == 0 || strncmp(letters, name, length) != 0)
-        return false;
-    for (size_t i = 0; i < COUNT_OF(specs); i++)
-        matches += strncmp(letters, specs[i].name, length) == 0;
-    return matches == 1 || name[length] == '\0';
-}
-
-/* The value of an option before the real parse, which needs to know the workload's table. */
-static const char *peek(int argc, char *argv[], const char *name)
-{
-    const char *value = NULL;
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        if (strncmp(argv[i], "--", 2) != 0)
-            continue;
-        const char *letters = argv[i] + 2;
-        size_t length = strcspn(letters, "=");
-        if (!means_option(letters, length, name))
-            continue;
-        if (letters[length] == '=')
-            value = letters + length + 1;
-        else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
-            value = argv[i + 1];
-    }
-    return value;
-}
-
 static enum status find_workload(struct settings *settings, int argc, char *argv[])
 {
-    const char *workload_name = peek(argc, argv, "workload"), *variants = peek(argc, argv, "variant");
+    const char *workload_name = options_peek(specs, COUNT_OF(specs), argc, argv, "workload");
+    const char *variants = options_peek(specs, COUNT_OF(specs), argc, argv, "variant");
     if (workload_name && !workload_find(workload_name)) {
         const char *names[16];
         size_t count = 0;
@@ -323,6 +298,9 @@ static enum status derive(struct settings *settings)
 enum status settings_read(struct settings *settings, int argc, char *argv[])
 {
     *settings = (struct settings){0};
+    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* its name in full */
+    if (settings->prepare)                                            /* its options are its own */
+        return STATUS_OK;
     enum status found = find_workload(settings, argc, argv);
     if (!settings->workload)
         return found;
@@ -339,7 +317,7 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
     if (settings->help || settings->version)
         return STATUS_OK;
     TRY(choose_device(settings));
-    return settings_informational(settings) ? STATUS_OK : derive(settings);
+    return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 
 void settings_free(struct settings *settings)

@@ -17,7 +17,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples;
+    const char *variant_names, *workload_name, *out, *samples, *prepare;
     const char *monitor; /* once read, the file alone */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* that --dry-run checks for; 0: those that there are */
@@ -38,7 +38,8 @@ struct settings {
 };
 
 /* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,
- * --list or --env is given nothing else need be. The caller frees, also after a failure. */
+ * --list or --env is given nothing else need be; where --prepare is, nothing else is read: load/prepare.h
+ * does that. The caller frees, also after a failure. */
 enum status settings_read(struct settings *settings, int argc, char *argv[]);
 void settings_free(struct settings *settings);
 

@@ -13,6 +13,21 @@
 #else
 #define WITH_OPENMP(symbol) NULL
 #endif
+#if defined(HAVE_XXHASH)
+#define WITH_XXHASH(symbol) &symbol
+#else
+#define WITH_XXHASH(symbol) NULL
+#endif
+#if defined(HAVE_XXHASH) && defined(_OPENMP)
+#define WITH_XXHASH_OPENMP(symbol) &symbol
+#else
+#define WITH_XXHASH_OPENMP(symbol) NULL
+#endif
+#if defined(HAVE_XXHASH) && defined(HAVE_URING)
+#define WITH_XXHASH_URING(symbol) &symbol
+#else
+#define WITH_XXHASH_URING(symbol) NULL
+#endif
 #if defined(HAVE_CUDA)
 #define WITH_CUDA(symbol) &symbol
 #else
@@ -59,11 +74,24 @@ const struct variant_entry *variant_find(const char *name)
     return NULL;
 }
 
+/* What a build lacks, in words. */
+static const char *needs_in_words(const char *needs)
+{
+    static const char *const words[][2] = {{"OPENMP", "OpenMP"},
+                                           {"XXHASH", "xxHash"},
+                                           {"XXHASH_OPENMP", "xxHash or no OpenMP"},
+                                           {"XXHASH_URING", "xxHash or no liburing"}};
+    for (size_t i = 0; i < COUNT_OF(words); i++)
+        if (strcmp(needs, words[i][0]) == 0)
+            return words[i][1];
+    return needs;
+}
+
 enum status variant_available(const struct variant_entry *entry, const struct resources *resources)
 {
     if (!entry->variant)
         return status_set(STATUS_UNAVAILABLE, "not built: this build has no %s",
-                          strcmp(entry->needs, "OPENMP") == 0 ? "OpenMP" : entry->needs);
+                          needs_in_words(entry->needs));
     return entry->variant->probe ? entry->variant->probe(resources) : STATUS_OK;
 }
 

@@ -42,6 +42,9 @@ struct variant {
      * nothing is left allocated. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
+    /* Before each run, untimed: what the run must find, such as an empty page cache. May be NULL. */
+    enum status (*ready)(void *state, uint64_t number);
+
     /* The only timed part; blocks until the results are complete. Run number n works on inputs that are a
      * pure function of n, so stale results of an earlier run can never pass for fresh ones. */
     enum status (*run)(void *state, uint64_t number, struct run_time *time);
@@ -52,6 +55,15 @@ struct variant {
     /* Frees the state. */
     void (*teardown)(void *state);
 };
+
+/* A run that nobody times. */
+static inline enum status variant_run(const struct variant *variant, void *state, uint64_t number,
+                                      struct run_time *time)
+{
+    if (variant->ready)
+        TRY(variant->ready(state, number));
+    return variant->run(state, number, time);
+}
 
 /* A line of the table. `variant` is NULL where this build leaves it out; `needs` says for what. */
 struct variant_entry {

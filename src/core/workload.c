@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-extern const struct workload workload_synth;
+extern const struct workload workload_synth, workload_load;
 
-const struct workload *const workload_table[] = {&workload_synth, NULL};
+const struct workload *const workload_table[] = {&workload_synth, &workload_load, NULL};
 
 const struct workload *workload_find(const char *name)
 {

@@ -47,6 +47,13 @@ struct workload {
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
 
+    /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
+     * too, which looks closer. */
+    bool checks_runs;
+
+    /* Ranks share a run's items, however many they are, so scaling is always strong. */
+    bool shares_items;
+
     /* Checks the parameters, completes those whose default depends on others, and makes the input that
      * variants work on, as at `place`. The caller closes it. */
     enum status (*open)(const struct options *options, void *parameters, const struct place *place,
@@ -64,6 +71,9 @@ struct workload {
     /* Whether the variant can make what `input` asks for: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the variant as "it". May be NULL: always. */
     enum status (*accepts)(const void *input, const struct variant *variant);
+
+    /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
+    const char *(*cache)(const void *input);
 
     /* The work of one run of the variant on `input`. */
     struct work (*work)(const void *input, const struct variant *variant);

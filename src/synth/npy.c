@@ -5,16 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/npy.h"
 #include "core/record.h"
-
-#define MAGIC       "\x93NUMPY\x01" /* of version 1.0; a zero byte follows */
-#define MAGIC_BYTES 8
-#define ALIGNMENT   64 /* of the values in the file */
-#define SHAPE_BYTES 128
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "values are written as they are in memory, and called little-endian"
-#endif
 
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
 {
@@ -25,32 +17,24 @@ enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
 
-/* Begins a file of an array of this type and shape ("2, 3"). Blanks fill the header up. */
+/* Begins a file of an array of this type and shape ("2, 3"). */
 static enum status begin_array(struct file_writer *writer, const char *path, const char *type,
                                const char *shape)
 {
-    char header[4 * ALIGNMENT] = MAGIC, *text = header + MAGIC_BYTES + 2;
-    int length = snprintf(text, sizeof header - MAGIC_BYTES - 2,
-                          "{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", type, shape);
-    size_t used = MAGIC_BYTES + 2 + (size_t)length + 1;
-    size_t bytes = (used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, text_bytes = bytes - MAGIC_BYTES - 2;
-    header[MAGIC_BYTES] = (char)(text_bytes & 0xFF);
-    header[MAGIC_BYTES + 1] = (char)(text_bytes >> 8);
-    memset(text + length, ' ', text_bytes - (size_t)length);
-    header[bytes - 1] = '\n';
+    char header[NPY_HEADER_MAX];
     TRY(file_begin(writer, path));
-    return file_add(writer, header, bytes);
+    return file_add(writer, header, npy_header(header, type, shape));
 }
 
 /* The shape of the images, "256, 3, 224, 224". */
-static void shape_of(const struct synth *synth, char shape[SHAPE_BYTES])
+static void shape_of(const struct synth *synth, char shape[NPY_SHAPE_MAX])
 {
     const struct synth_output *output = &synth->output;
     if (output->layout == OUTPUT_NCHW)
-        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
+        snprintf(shape, NPY_SHAPE_MAX, "%" PRIu64 ", %u, %u, %u", synth->batch, output->channels, output->res,
                  output->res);
     else
-        snprintf(shape, SHAPE_BYTES, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
+        snprintf(shape, NPY_SHAPE_MAX, "%" PRIu64 ", %u, %u, %u", synth->batch, output->res, output->res,
                  output->channels);
 }
 
@@ -58,7 +42,7 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
 {
     static const char *const types[] = {
         [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
-    char shape[SHAPE_BYTES];
+    char shape[NPY_SHAPE_MAX];
     shape_of(synth, shape);
     return begin_array(writer, path, types[synth->output.type], shape);
 }
@@ -108,7 +92,7 @@ static void tell(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [OUTPUT_U8] = "uint8", [OUTPUT_F16] = "float16", [OUTPUT_BF16] = "uint16", [OUTPUT_F32] = "float32"};
-    char shape[SHAPE_BYTES], labels_path[PATH_MAX];
+    char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX];
     shape_of(synth, shape);
     if (npy_labels_path(path, labels_path) == STATUS_OK)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],

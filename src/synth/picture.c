@@ -9,7 +9,6 @@
 #include <libgen.h>
 #include <limits.h>
 #include <math.h>
-#include <png.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +16,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/png_image.h"
 #include "core/record.h"
 #include "core/timer.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */
 #define SHEET_GROUND        64u /* the border's gray */
-#define PIXELS_MAX          (UINT32_C(1) << 31)
 #define PROGRESS_PERIOD_S   0.1
 #define INDEX_NAME          "index.tsv"
 #define OUT_OF_MEMORY(path) status_set(STATUS_FAILED, "%s: out of memory", path)
@@ -73,25 +72,15 @@ static enum status make_folder(const char *folder)
 
 /* ---- One PNG ---- */
 
-/* libpng's simplified interface catches its own long jumps and frees what it holds. The flag only leaves the
- * colour-space chunk out: the file carries the pixels and nothing else. */
 enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height)
 {
-    if (width == 0 || height == 0 || width > INT32_MAX || (uint64_t)width * height > PIXELS_MAX)
-        return status_set(STATUS_USAGE, "%s: %" PRIu32 " x %" PRIu32 " pixels do not fit a PNG file", path,
-                          width, height);
-    png_image image = {.version = PNG_IMAGE_VERSION,
-                       .width = width,
-                       .height = height,
-                       .format = PNG_FORMAT_GRAY,
-                       .flags = PNG_IMAGE_FLAG_COLORSPACE_NOT_sRGB};
-    png_alloc_size_t count = PNG_IMAGE_PNG_SIZE_MAX(image);
-    void *bytes = malloc(count);
-    if (!bytes)
-        return OUT_OF_MEMORY(path);
-    enum status status = png_image_write_to_memory(&image, bytes, &count, 0, pixels, 0, NULL)
-                             ? file_write_atomic(path, bytes, count)
-                             : status_set(STATUS_FAILED, "%s: libpng: %s", path, image.message);
+    const struct png_shape shape = {width, height, 1};
+    void *bytes;
+    size_t size;
+    enum status status = png_encode(pixels, &shape, &bytes, &size);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", path);
+    status = file_write_atomic(path, bytes, size);
     free(bytes);
     return status;
 }

@@ -1,0 +1,148 @@
+/* `files` and `files-omp`: a file a member, opened, read and closed one by one in random order, by one thread
+ * or by all. What most loaders do, with nothing but the three calls. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "reader.h"
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Ends the timing of a call that began at `*begin_ns`, and begins that of the next. */
+static void lap(struct worker *worker, enum load_call call, uint64_t *begin_ns)
+{
+    if (!worker->load->control->timed_calls)
+        return;
+    uint64_t now = now_ns();
+    if (*begin_ns)
+        latency_add(&worker->latency[call], now - *begin_ns);
+    *begin_ns = now;
+}
+
+static enum status read_member(struct worker *worker, const struct dataset_member *member, uint8_t *bytes)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const char *name = dataset->files[member->file].name;
+    uint64_t begin_ns = 0;
+    lap(worker, LOAD_OPEN, &begin_ns);
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
+    lap(worker, LOAD_OPEN, &begin_ns);
+    ssize_t count = read(fd, bytes, member->size + 1); /* one more: its end is where it should be */
+    lap(worker, LOAD_READ, &begin_ns);
+    int failure = count < 0 ? errno : 0;
+    close(fd);
+    lap(worker, LOAD_CLOSE, &begin_ns);
+    if (failure)
+        return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name, strerror(failure));
+    if ((uint64_t)count != member->size)
+        return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
+                          dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);
+    return STATUS_OK;
+}
+
+static enum status read_sample(struct worker *worker, uint32_t number, uint8_t *slot)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    for (uint32_t m = 0; m < sample->members; m++) {
+        const struct dataset_member *member = &dataset->members[sample->member + m];
+        TRY(read_member(worker, member, slot));
+        slot += member->size;
+    }
+    return STATUS_OK;
+}
+
+static enum status files_epoch(struct worker *worker)
+{
+    uint32_t batch = worker->load->batch, count = worker->order.count;
+    for (uint32_t turn = 0; turn < count; turn++) {
+        uint32_t slot = turn % batch, number = worker->order.samples[turn];
+        enum status status = read_sample(worker, number, worker->slots + slot * worker->reader->stride);
+        worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
+        if (status != STATUS_OK)
+            TRY(worker_lose(worker, number, status));
+        if (slot == batch - 1 || turn == count - 1)
+            TRY(worker_deliver(worker, 0, slot + 1));
+    }
+    return STATUS_OK;
+}
+
+static enum status open_with(const void *input, int threads, void **state)
+{
+    struct reader *reader = calloc(1, sizeof *reader);
+    if (!reader)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = reader_open(reader, input, threads, ((const struct load *)input)->batch);
+    if (status != STATUS_OK)
+        free(reader);
+    else
+        *state = reader;
+    return status;
+}
+
+static enum status files_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    return open_with(input, 1, state);
+}
+
+static enum status files_omp_setup(const struct resources *resources, const void *input, void **state)
+{
+    return open_with(input, resources->threads, state);
+}
+
+static enum status files_ready(void *state, uint64_t number)
+{
+    return reader_ready(state, number);
+}
+
+static enum status files_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return reader_run(state, number, files_epoch);
+}
+
+static enum status files_fetch(void *state, void *result)
+{
+    return reader_fetch(state, result);
+}
+
+static void files_teardown(void *state)
+{
+    reader_close(state);
+    free(state);
+}
+
+static const struct load_traits traits = {
+    .files = true, .calls = true, .timed = "order+open+read+close", .copy = reader_copy};
+
+const struct variant variant_files = {
+    .platform = "cpu",
+    .traits = &traits,
+    .setup = files_setup,
+    .ready = files_ready,
+    .run = files_run,
+    .fetch = files_fetch,
+    .teardown = files_teardown,
+};
+
+const struct variant variant_files_omp = {
+    .platform = "cpu",
+    .threaded = true,
+    .traits = &traits,
+    .setup = files_omp_setup,
+    .ready = files_ready,
+    .run = files_run,
+    .fetch = files_fetch,
+    .teardown = files_teardown,
+};

@@ -1,0 +1,262 @@
+/* `files-uring`: one thread keeps --depth files in flight, each a chain of open, read and close that the
+ * kernel works off alone. The open file never gets a number of this process: it stands in a table of the
+ * ring. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reader.h"
+#include "uring.h"
+
+enum { CALLS = 3 }; /* of a chain */
+
+/* A file in flight. */
+struct chain {
+    uint32_t sample, member, slot;
+    int32_t results[CALLS];
+    uint8_t left; /* completions still to come */
+};
+
+struct files_uring {
+    struct reader reader; /* first: variants share its functions */
+    struct io_uring ring;
+    bool has_ring;
+    struct chain *chains; /* depth of them */
+    uint32_t *idle;       /* a stack of those that are free */
+    uint32_t idle_count;
+    uint16_t *pending;     /* by slot: members that are not read yet */
+    uint32_t turn, member; /* which comes next */
+    uint64_t place;        /* of it in its slot */
+    uint32_t window;       /* slots: batches that may be under way at once */
+};
+
+/* ---- Submission ---- */
+
+static enum status queue_chain(struct worker *worker, struct files_uring *uring, uint32_t sample,
+                               uint32_t slot)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_member *member = &dataset->members[dataset->samples[sample].member + uring->member];
+    uint32_t index = uring->idle[--uring->idle_count];
+    uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->place;
+    struct io_uring_sqe *opening = io_uring_get_sqe(&uring->ring), *reading = io_uring_get_sqe(&uring->ring),
+                        *closing = io_uring_get_sqe(&uring->ring);
+    if (!opening || !reading || !closing)
+        return status_set(STATUS_FAILED, "io_uring: its queue is full");
+    uring->chains[index] =
+        (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
+    io_uring_prep_openat_direct(opening, dataset->directory, dataset->files[member->file].name, O_RDONLY, 0,
+                                index);
+    io_uring_prep_read(reading, (int)index, bytes, (unsigned)member->size, 0);
+    io_uring_prep_close_direct(closing, index);
+    opening->flags |= IOSQE_IO_LINK;
+    reading->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* closed, however the read ends */
+    io_uring_sqe_set_data64(opening, (uint64_t)index * CALLS);
+    io_uring_sqe_set_data64(reading, (uint64_t)index * CALLS + 1);
+    io_uring_sqe_set_data64(closing, (uint64_t)index * CALLS + 2);
+    return STATUS_OK;
+}
+
+/* Queues files while chains are idle and their batches have room. Turns before `delivered` are out of their
+ * slots. */
+static enum status submit(struct worker *worker, struct files_uring *uring)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    while (uring->idle_count && uring->turn < worker->order.count &&
+           uring->turn < worker->delivered + uring->window) {
+        uint32_t slot = uring->turn % uring->window, number = worker->order.samples[uring->turn];
+        const struct dataset_sample *sample = &dataset->samples[number];
+        if (uring->member == 0) {
+            worker->held[slot] = number;
+            uring->pending[slot] = (uint16_t)sample->members;
+            uring->place = 0;
+        }
+        TRY(queue_chain(worker, uring, number, slot));
+        uring->place += dataset->members[sample->member + uring->member].size;
+        if (++uring->member == sample->members) {
+            uring->member = 0;
+            uring->turn++;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* ---- Completion ---- */
+
+static enum status chain_done(struct worker *worker, struct files_uring *uring, const struct chain *chain)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_member *member =
+        &dataset->members[dataset->samples[chain->sample].member + chain->member];
+    const char *name = dataset->files[member->file].name;
+    enum status status = STATUS_OK;
+    uring->pending[chain->slot]--;
+    if (chain->results[0] < 0)
+        status = status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name,
+                            strerror(-chain->results[0]));
+    else if (chain->results[1] < 0)
+        status = status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
+                            strerror(-chain->results[1]));
+    else if ((uint64_t)chain->results[1] != member->size)
+        status = status_set(STATUS_FAILED, "%s/%s: offset %d: the file's size has changed from %llu bytes",
+                            dataset->path, name, chain->results[1], (unsigned long long)member->size);
+    if (status == STATUS_OK || worker->held[chain->slot] == READER_LOST) /* a sample is lost once */
+        return STATUS_OK;
+    worker->held[chain->slot] = READER_LOST;
+    return worker_lose(worker, chain->sample, status);
+}
+
+static enum status reap(struct worker *worker, struct files_uring *uring)
+{
+    struct io_uring_cqe *cqe;
+    while (io_uring_peek_cqe(&uring->ring, &cqe) == 0) {
+        uint64_t data = io_uring_cqe_get_data64(cqe);
+        uint32_t index = (uint32_t)(data / CALLS);
+        struct chain *chain = &uring->chains[index];
+        chain->results[data % CALLS] = cqe->res;
+        io_uring_cqe_seen(&uring->ring, cqe);
+        if (--chain->left > 0)
+            continue;
+        uring->idle[uring->idle_count++] = index;
+        TRY(chain_done(worker, uring, chain));
+    }
+    return STATUS_OK;
+}
+
+/* Delivers the batches that are whole, in order. */
+static enum status deliver(struct worker *worker, const struct files_uring *uring)
+{
+    uint32_t batch = worker->load->batch, count = worker->order.count;
+    while (worker->delivered < uring->turn) {
+        uint32_t left = count - worker->delivered, size = left < batch ? left : batch;
+        uint32_t slot = worker->delivered % uring->window;
+        if (uring->turn - worker->delivered < size)
+            return STATUS_OK;
+        for (uint32_t i = slot; i < slot + size; i++)
+            if (uring->pending[i])
+                return STATUS_OK;
+        TRY(worker_deliver(worker, slot, size));
+        worker->delivered += size;
+    }
+    return STATUS_OK;
+}
+
+static enum status read_all(struct worker *worker, struct files_uring *uring)
+{
+    while (worker->delivered < worker->order.count) {
+        TRY(submit(worker, uring));
+        TRY(uring_wait(&uring->ring));
+        TRY(reap(worker, uring));
+        TRY(deliver(worker, uring));
+    }
+    return STATUS_OK;
+}
+
+static enum status files_uring_epoch(struct worker *worker)
+{
+    struct files_uring *uring = (struct files_uring *)worker->reader;
+    uint32_t depth = worker->load->depth;
+    uring->turn = uring->member = 0;
+    enum status status = read_all(worker, uring);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    char reason[1024];
+    strncpy(reason, status_text(), sizeof reason - 1);
+    reason[sizeof reason - 1] = '\0';
+    while (uring->idle_count < depth && uring_wait(&uring->ring) == STATUS_OK) /* still in flight */
+        while (reap(worker, uring) != STATUS_OK)
+            ;
+    return status_set(status, "%s", reason);
+}
+
+/* ---- The variant ---- */
+
+static enum status files_uring_probe(const struct resources *resources)
+{
+    static const int operations[] = {IORING_OP_OPENAT, IORING_OP_READ, IORING_OP_CLOSE, -1};
+    (void)resources;
+    return uring_probe(operations);
+}
+
+static void files_uring_teardown(void *state)
+{
+    struct files_uring *uring = state;
+    if (uring->has_ring)
+        io_uring_queue_exit(&uring->ring);
+    free(uring->chains);
+    free(uring->idle);
+    free(uring->pending);
+    reader_close(&uring->reader);
+    free(uring);
+}
+
+static enum status open_ring(struct files_uring *uring, const struct load *load)
+{
+    uring->chains = calloc(load->depth, sizeof *uring->chains);
+    uring->idle = calloc(load->depth, sizeof *uring->idle);
+    uring->pending = calloc(uring->window, sizeof *uring->pending);
+    if (!uring->chains || !uring->idle || !uring->pending)
+        return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --depth", load->depth);
+    for (uint32_t i = 0; i < load->depth; i++)
+        uring->idle[uring->idle_count++] = i;
+    int failure = io_uring_queue_init(load->depth * CALLS, &uring->ring, 0);
+    if (failure < 0)
+        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s; lower --depth",
+                          load->depth * CALLS, strerror(-failure));
+    uring->has_ring = true;
+    failure = io_uring_register_files_sparse(&uring->ring, load->depth);
+    if (failure < 0)
+        return status_set(STATUS_UNAVAILABLE, "io_uring: no table of %u files: %s (it takes Linux 5.19)",
+                          load->depth, strerror(-failure));
+    return STATUS_OK;
+}
+
+static enum status files_uring_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    const struct load *load = input;
+    struct files_uring *uring = calloc(1, sizeof *uring);
+    if (!uring)
+        return status_set(STATUS_FAILED, "out of memory");
+    /* Batches under way: enough for `depth` files, and one that is being delivered. */
+    uring->window = (load->depth / load->batch + 2) * load->batch;
+    enum status status = reader_open(&uring->reader, load, 1, uring->window);
+    if (status == STATUS_OK)
+        status = open_ring(uring, load);
+    if (status != STATUS_OK)
+        files_uring_teardown(uring);
+    else
+        *state = uring;
+    return status;
+}
+
+static enum status files_uring_ready(void *state, uint64_t number)
+{
+    return reader_ready(state, number);
+}
+
+static enum status files_uring_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return reader_run(state, number, files_uring_epoch);
+}
+
+static enum status files_uring_fetch(void *state, void *result)
+{
+    return reader_fetch(state, result);
+}
+
+static const struct load_traits traits = {
+    .files = true, .timed = "order+open+read+close", .copy = reader_copy};
+
+const struct variant variant_files_uring = {
+    .platform = "cpu",
+    .traits = &traits,
+    .probe = files_uring_probe,
+    .setup = files_uring_setup,
+    .ready = files_uring_ready,
+    .run = files_uring_run,
+    .fetch = files_uring_fetch,
+    .teardown = files_uring_teardown,
+};

@@ -1,0 +1,406 @@
+#include "reader.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "core/env.h"
+#include "core/timer.h"
+
+#define HUGE_BYTES     ((size_t)2 << 20)
+#define COPY_MAX_BYTES ((size_t)2 << 30) /* of a working set that is copied to learn the bandwidth */
+
+/* ---- Memory ---- */
+
+static size_t in_huge_pages(size_t bytes)
+{
+    return (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+}
+
+void *buffer_open(size_t bytes)
+{
+    size_t wanted = in_huge_pages(bytes);
+    void *buffer = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED)
+        return NULL;
+    madvise(buffer, wanted, MADV_HUGEPAGE); /* advice: without huge pages it is slower, and right */
+    memset(buffer, 0, wanted);
+    return buffer;
+}
+
+void buffer_close(void *buffer, size_t bytes)
+{
+    if (buffer)
+        munmap(buffer, in_huge_pages(bytes));
+}
+
+static void close_worker(const struct reader *reader, struct worker *worker)
+{
+    order_close(&worker->order);
+    buffer_close(worker->slots, reader->slots * reader->stride);
+    free(worker->held);
+    free(worker->latency);
+    free(worker->decoded);
+    free(worker->values);
+}
+
+static void forget_set(struct reader *reader)
+{
+    if (reader->set)
+        munmap(reader->set, reader->set_bytes);
+    reader->set = NULL;
+}
+
+void reader_close(struct reader *reader)
+{
+    for (int w = 0; reader->workers && w < reader->threads; w++)
+        close_worker(reader, &reader->workers[w]);
+    free(reader->workers);
+    reader->workers = NULL;
+    forget_set(reader);
+}
+
+static enum status open_worker(struct reader *reader, struct worker *worker)
+{
+    struct order_plan plan = load_plan(reader->load, reader->threads);
+    *worker = (struct worker){.load = reader->load, .reader = reader};
+    TRY(order_open(&plan, &worker->order));
+    worker->slots = buffer_open(reader->slots * reader->stride);
+    worker->held = calloc(reader->slots, sizeof *worker->held);
+    worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
+    if (worker->slots && worker->held && worker->latency)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "out of memory for %u samples of %zu bytes; lower --batch or --shuffle",
+                      reader->slots, reader->stride);
+}
+
+enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots)
+{
+    /* A byte more than a sample, so that a file that grew shows; and no power of two, so that the slots of a
+     * batch do not fall into the same sets of a cache. */
+    size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
+    *reader = (struct reader){.load = load,
+                              .threads = threads,
+                              .stride = stride % 4096 ? stride : stride + 64,
+                              .slots = (slots + load->batch - 1) / load->batch * load->batch};
+    uint64_t wanted = (uint64_t)threads * reader->slots * reader->stride,
+             there = env_memory_available_bytes();
+    if (there && wanted > there)
+        return status_set(
+            STATUS_USAGE,
+            "the buffers need %.2f GB of memory and %.2f GB are available; lower --batch, --shuffle or "
+            "--threads",
+            1e-9 * (double)wanted, 1e-9 * (double)there);
+    reader->workers = calloc((size_t)threads, sizeof *reader->workers);
+    enum status status = reader->workers ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    for (int w = 0; status == STATUS_OK && w < threads; w++)
+        status = open_worker(reader, &reader->workers[w]);
+    if (status != STATUS_OK)
+        reader_close(reader);
+    return status;
+}
+
+uint32_t reader_stream_slots(const struct load *load)
+{
+    uint64_t window = load->window < load->dataset->sample_count ? load->window : load->dataset->sample_count;
+    return (uint32_t)(window > 1 ? window + load->batch : load->batch);
+}
+
+/* ---- A run ---- */
+
+enum status reader_ready(struct reader *reader, uint64_t number)
+{
+    const struct load *load = reader->load;
+    if (load->cache == LOAD_COLD)
+        forget_set(reader); /* mapped pages cannot be evicted */
+    if (load->cache == LOAD_COLD || !reader->settled)
+        TRY(load_settle_cache(load, &reader->result.before));
+    reader->settled = true;
+    if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
+        TRY(load_expect(load, reader->threads, number, &reader->expected));
+    reader->expects = true;
+    reader->device_bytes = cache_device_bytes();
+    return STATUS_OK;
+}
+
+static void clear(struct worker *worker)
+{
+    worker->tally = worker->lost = (struct tally){0};
+    worker->decode_s = worker->augment_s = 0;
+    worker->status = STATUS_OK;
+    if (worker->load->control->timed_calls)
+        memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
+}
+
+static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
+                       enum status (*read)(struct worker *worker))
+{
+    struct order_plan plan = load_plan(worker->load, worker->reader->threads);
+    worker->epoch = epoch;
+    worker->delivered = 0;
+    order_make(&plan, epoch, number, &worker->order);
+    worker->status = read(worker);
+    if (worker->status != STATUS_OK) /* the message is this thread's */
+        snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+}
+
+/* Sums up the workers, and holds what they delivered against what the plain reader read. */
+static enum status finish(struct reader *reader, uint64_t number)
+{
+    struct load_result *result = &reader->result;
+    const struct load *load = reader->load;
+    struct tally all = {0};
+    result->tally = (struct tally){0};
+    result->decode_s = result->augment_s = 0;
+    for (int w = 0; w < reader->threads; w++) {
+        const struct worker *worker = &reader->workers[w];
+        tally_merge(&result->tally, &worker->tally);
+        tally_merge(&all, &worker->lost);
+        result->decode_s += worker->decode_s / reader->threads;
+        result->augment_s += worker->augment_s / reader->threads;
+    }
+    result->skipped = all.count;
+    tally_merge(&all, &result->tally);
+    if (load->control->whole || (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
+                                 all.sum == reader->expected.sum))
+        return STATUS_OK;
+    return status_set(STATUS_WRONG,
+                      "run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
+                      "(hash %016llx) are right",
+                      (unsigned long long)number, (unsigned long long)all.count,
+                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
+                      (unsigned long long)reader->expected.count, (unsigned long long)reader->expected.bytes,
+                      (unsigned long long)reader->expected.sum);
+}
+
+enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
+{
+    const struct load *load = reader->load;
+    int threads = reader->threads;
+    for (int w = 0; w < threads; w++)
+        clear(&reader->workers[w]);
+    for (uint32_t i = 0; i < load->epochs; i++) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+        for (int w = 0; w < threads; w++)
+            read_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,
+                       number * load->epochs + i, epoch);
+        for (int w = 0; w < threads; w++)
+            if (reader->workers[w].status != STATUS_OK)
+                return status_set(reader->workers[w].status, "%s", reader->workers[w].failure);
+    }
+    return finish(reader, number);
+}
+
+/* ---- Delivery ---- */
+
+/* Decodes and augments one sample. */
+static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
+{
+    const struct load *load = worker->load;
+    const struct dataset_sample *sample = &load->dataset->samples[number];
+    const struct dataset_member *members = &load->dataset->members[sample->member];
+    for (uint32_t m = 0; m < sample->members; data += members[m++].size) {
+        struct image image;
+        bool is_image;
+        double begin_s = timer_now_s();
+        enum status status = image_decode(members[m].extension, data, members[m].size, &worker->decoded,
+                                          &worker->decoded_bytes, &image, &is_image);
+        double decoded_s = timer_now_s();
+        worker->decode_s += decoded_s - begin_s;
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s: offset %llu: sample '%s'", load->dataset->path,
+                                 load->dataset->files[members[m].file].name,
+                                 (unsigned long long)members[m].offset, sample->key);
+        if (!is_image || !load->augment)
+            continue;
+        size_t count = (size_t)image.channels * image.height * image.width;
+        if (count > worker->values_count) {
+            free(worker->values);
+            worker->values_count = count;
+            worker->values = malloc(count * sizeof *worker->values);
+            if (!worker->values) {
+                worker->values_count = 0;
+                return status_set(STATUS_FAILED, "out of memory for an image of %zu values", count);
+            }
+        }
+        image_augment(&load->augmentation, &image, worker->epoch, number, worker->values);
+        worker->augment_s += timer_now_s() - decoded_s;
+    }
+    return STATUS_OK;
+}
+
+#define MEMBERS_MAX 64 /* as dataset_open() allows */
+
+/* With --verify: every byte, sample by sample. */
+static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    uint64_t hashes[MEMBERS_MAX];
+    for (uint32_t m = 0; m < sample->members; m++) {
+        uint64_t size = dataset->members[sample->member + m].size;
+        hashes[m] = tally_whole(data, size);
+        data += size;
+    }
+    uint64_t hash = tally_sample(sample->key_hash, hashes, sample->members);
+    uint8_t *seen = &worker->load->control->seen[number];
+    if (hash == sample->whole && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
+        __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
+    tally_add(&worker->tally, hash, sample->bytes);
+}
+
+static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
+{
+    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    uint64_t hashes[MEMBERS_MAX];
+    for (uint32_t m = 0; m < sample->members; m++) {
+        uint64_t size = dataset->members[sample->member + m].size;
+        hashes[m] = tally_edges(data, size);
+        data += size;
+    }
+    tally_add(&worker->tally, tally_sample(sample->key_hash, hashes, sample->members), sample->bytes);
+}
+
+enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
+{
+    const struct load *load = worker->load;
+    for (uint32_t i = slot; i < slot + count; i++) {
+        const uint8_t *data = worker->slots + i * worker->reader->stride;
+        uint32_t number = worker->held[i];
+        if (number == READER_LOST)
+            continue;
+        if (load->decode)
+            TRY(prepare(worker, number, data));
+        (load->control->whole ? check_whole : check_edges)(worker, number, data);
+    }
+    return STATUS_OK;
+}
+
+uint8_t *worker_slot(struct worker *worker, uint32_t arrival)
+{
+    uint32_t slot = worker->order.places[arrival] % worker->reader->slots;
+    return worker->slots + slot * worker->reader->stride;
+}
+
+enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost)
+{
+    const struct load *load = worker->load;
+    uint32_t slots = worker->reader->slots, arrived = arrival + 1, count = worker->order.count;
+    worker->held[worker->order.places[arrival] % slots] = lost ? READER_LOST : sample;
+    if (load->window > 1 && arrived % load->window != 0 && arrived != count)
+        return STATUS_OK;
+    /* A window is complete: all turns before its end are filled. */
+    while (worker->delivered + load->batch <= arrived || (arrived == count && worker->delivered < count)) {
+        uint32_t left = arrived - worker->delivered, batch = left < load->batch ? left : load->batch;
+        TRY(worker_deliver(worker, worker->delivered % slots, batch));
+        worker->delivered += batch;
+    }
+    return STATUS_OK;
+}
+
+enum status worker_lose(struct worker *worker, uint32_t sample, enum status status)
+{
+    const struct dataset_sample *lost = &worker->load->dataset->samples[sample];
+    if (!worker->load->skip || status != STATUS_FAILED)
+        return status;
+    tally_add(&worker->lost, lost->edges, lost->bytes);
+    return STATUS_OK;
+}
+
+/* ---- Copy bandwidth ---- */
+
+/* The bytes of a file in the working set; a shard in whole pages, and none where nothing of it is read. */
+static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
+    if (!dataset->shards)
+        return bytes;
+    bool read = dataset->shard_first[file] < dataset->shard_first[file + 1];
+    return read ? (bytes + page - 1) / page * page : 0;
+}
+
+/* Maps the shards over `memory`, one behind the other, until it is full. */
+static bool map_shards(const struct dataset *dataset, uint8_t *memory, size_t bytes)
+{
+    size_t at = 0;
+    for (uint32_t f = 0; f < dataset->file_count && at < bytes; f++) {
+        size_t length = set_bytes_of(dataset, f);
+        if (length > bytes - at)
+            length = bytes - at;
+        if (length == 0)
+            continue;
+        int fd = dataset_file_open(dataset, f, 0);
+        if (fd < 0)
+            return false;
+        void *mapping = mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0);
+        close(fd);
+        if (mapping == MAP_FAILED)
+            return false;
+        at += length;
+    }
+    return true;
+}
+
+/* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of
+ * plain pages. */
+static uint8_t *working_set(const struct dataset *dataset, size_t *bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), wanted = 0;
+    for (uint32_t f = 0; f < dataset->file_count && wanted < COPY_MAX_BYTES; f++)
+        wanted += set_bytes_of(dataset, f);
+    wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
+    uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    if (dataset->shards && !map_shards(dataset, memory, wanted)) {
+        munmap(memory, wanted);
+        return NULL;
+    }
+    if (!dataset->shards) {
+        madvise(memory, wanted, MADV_NOHUGEPAGE);
+        memset(memory, 1, wanted);
+    }
+    *bytes = wanted;
+    return memory;
+}
+
+enum status reader_copy(void *state, double *bytes_per_s)
+{
+    struct reader *reader = state;
+    int threads = reader->threads;
+    size_t batch = reader->load->batch * reader->stride;
+    if (!reader->set)
+        reader->set = working_set(reader->load->dataset, &reader->set_bytes);
+    if (!reader->set)
+        return status_set(STATUS_FAILED, "cannot map the working set to learn the copy bandwidth");
+    const uint8_t *memory = reader->set;
+    size_t bytes = reader->set_bytes;
+    double begin_s = timer_now_s();
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    for (int w = 0; w < threads; w++) {
+        size_t end = bytes * ((size_t)w + 1) / (size_t)threads;
+        for (size_t at = bytes * (size_t)w / (size_t)threads; at < end; at += batch) {
+            size_t length = end - at < batch ? end - at : batch;
+            memcpy(reader->workers[w].slots, memory + at, length);
+            __asm__ volatile("" : : "r"(reader->workers[w].slots) : "memory");
+        }
+    }
+    *bytes_per_s = (double)bytes / (timer_now_s() - begin_s);
+    return STATUS_OK;
+}
+
+enum status reader_fetch(struct reader *reader, struct load_result *result)
+{
+    reader->result.device_bytes = cache_device_bytes() - reader->device_bytes;
+    for (int call = 0; call < LOAD_CALLS; call++) {
+        reader->result.latency[call] = (struct latency){0};
+        for (int w = 0; w < reader->threads; w++)
+            latency_merge(&reader->result.latency[call], &reader->workers[w].latency[call]);
+    }
+    *result = reader->result;
+    return STATUS_OK;
+}

@@ -1,0 +1,93 @@
+/* What the load variants share: threads, each with its order, its buffer and its tally, and the delivery of
+ * whole batches. A variant adds how a sample gets from its file into a slot. */
+#ifndef FDSL_CPU_LOAD_READER_H
+#define FDSL_CPU_LOAD_READER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/variant.h"
+#include "load/load.h"
+
+#define READER_LOST UINT32_MAX /* in worker->held: the slot's sample could not be read */
+
+struct reader;
+
+/* One thread. Its buffer is slots of reader->stride bytes; a batch is `batch` slots in a row. */
+struct worker {
+    const struct load *load;
+    struct reader *reader;
+    struct order order; /* of the epoch under way */
+    uint64_t epoch;
+    uint8_t *slots;
+    uint32_t *held;     /* the number of the sample in each slot */
+    uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
+
+    struct tally tally, lost; /* delivered; expected of those that could not be read */
+    struct latency *latency;  /* LOAD_CALLS of them */
+    double decode_s, augment_s;
+    uint8_t *decoded; /* room of image_decode() */
+    size_t decoded_bytes;
+    float *values; /* of an augmented image */
+    size_t values_count;
+
+    void *own; /* the variant's */
+    enum status status;
+    char failure[1024];
+};
+
+struct reader {
+    const struct load *load;
+    int threads;
+    size_t stride;
+    uint32_t slots; /* a worker's */
+    struct worker *workers;
+    struct tally expected; /* of the run that comes next */
+    bool expects, settled; /* `expected` is known; the page cache was brought into its state */
+    uint64_t device_bytes; /* read by this process before the run */
+    uint8_t *set;          /* the working set as memory, for reader_copy() */
+    size_t set_bytes;
+    struct load_result result;
+};
+
+/* Sets up `threads` workers with buffers of at least `slots` slots each, in whole batches. STATUS_FAILED with
+ * nothing left allocated. */
+enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots);
+void reader_close(struct reader *reader);
+
+/* The slots that samples arriving in the order of shards need, so that each is written once, where it is
+ * delivered. */
+uint32_t reader_stream_slots(const struct load *load);
+
+/* Before a run, untimed: the page cache, and what the run must deliver. */
+enum status reader_ready(struct reader *reader, uint64_t number);
+
+/* The run: `epoch` reads what worker->order says. STATUS_WRONG where what was delivered is not what the plain
+ * reader read. */
+enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker));
+
+/* fetch() of the variants. */
+enum status reader_fetch(struct reader *reader, struct load_result *result);
+
+/* One copy of the working set by the same threads into the same buffers, a batch at a time: the wall for any
+ * loader. The set is the shards, mapped from the page cache, or as many bytes of plain memory. */
+enum status reader_copy(void *state, double *bytes_per_s);
+
+/* A batch is whole: `count` samples from slot number `slot` on. */
+enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
+
+/* The slot where the arrival belongs, and the end of its filling. Batches are delivered as they become whole.
+ */
+uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
+enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
+
+/* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
+ */
+enum status worker_lose(struct worker *worker, uint32_t sample, enum status status);
+
+/* Memory in huge pages where there are some, touched. NULL when there is none. */
+void *buffer_open(size_t bytes);
+void buffer_close(void *buffer, size_t bytes);
+
+#endif

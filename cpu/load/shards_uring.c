@@ -1,0 +1,345 @@
+/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight, into buffers that the kernel
+ * knows, and around the page cache (O_DIRECT) unless that is to be warm. Ranges are aligned to pages; the
+ * blocks of a shard are taken in order, and those of the next shard are under way before the last one ends.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "reader.h"
+#include "uring.h"
+
+#define ALIGNMENT 4096u /* of offsets, lengths and buffers: enough for any device */
+
+/* A read in flight, or done and waiting for those before it. */
+struct block {
+    uint64_t offset;
+    uint32_t segment;
+    uint32_t wanted; /* bytes that the file has there */
+    int32_t result;
+    bool done;
+};
+
+struct shards_uring {
+    struct reader reader; /* first: variants share its functions */
+    struct io_uring ring;
+    bool has_ring;
+    uint8_t *buffers;     /* depth of block_bytes each */
+    struct block *blocks; /* a ring: block number n is blocks[n % depth] */
+    int *fds;             /* by segment of the epoch */
+    uint64_t submitted, taken;
+
+    /* Where the next block begins. */
+    uint32_t segment;
+    uint64_t offset, end;
+};
+
+/* ---- What to read ---- */
+
+static const struct dataset_member *last_member(const struct dataset *dataset, uint32_t sample)
+{
+    return &dataset->members[dataset->samples[sample].member + dataset->samples[sample].members - 1];
+}
+
+/* The aligned range of a segment. */
+static void segment_range(const struct dataset *dataset, const struct order_segment *segment, uint64_t *begin,
+                          uint64_t *end)
+{
+    const struct dataset_member *last = last_member(dataset, segment->first + segment->count - 1);
+    *begin = dataset->members[dataset->samples[segment->first].member].offset / ALIGNMENT * ALIGNMENT;
+    *end = last->offset + last->size;
+}
+
+static enum status open_segment(struct shards_uring *uring, const struct order *order)
+{
+    const struct load *load = uring->reader.load;
+    const struct order_segment *segment = &order->segments[uring->segment];
+    segment_range(load->dataset, segment, &uring->offset, &uring->end);
+    uring->fds[uring->segment] =
+        dataset_file_open(load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT);
+    if (uring->fds[uring->segment] >= 0)
+        return STATUS_OK;
+    if (load->cache != LOAD_WARM && errno == EINVAL)
+        return status_prefix(STATUS_FAILED, "this file system has no O_DIRECT; use --cache warm");
+    return STATUS_FAILED;
+}
+
+/* Queues reads until `depth` blocks are in flight or waiting. A short range costs no read of its own: it is
+ * read whole. */
+static enum status submit(struct shards_uring *uring, const struct order *order)
+{
+    const struct load *load = uring->reader.load;
+    while (uring->submitted - uring->taken < load->depth && uring->segment < order->segment_count) {
+        if (uring->fds[uring->segment] < 0)
+            TRY(open_segment(uring, order));
+        uint32_t index = (uint32_t)(uring->submitted % load->depth);
+        uint64_t left = uring->end - uring->offset;
+        uint32_t wanted = left < load->block_bytes ? (uint32_t)left : load->block_bytes;
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring); /* the ring has room for `depth` */
+        if (!sqe)
+            return status_set(STATUS_FAILED, "io_uring: its queue is full");
+        uring->blocks[index] =
+            (struct block){.offset = uring->offset, .segment = uring->segment, .wanted = wanted};
+        io_uring_prep_read_fixed(sqe, uring->fds[uring->segment],
+                                 uring->buffers + (size_t)index * load->block_bytes,
+                                 (wanted + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, uring->offset, 0);
+        io_uring_sqe_set_data64(sqe, index);
+        uring->submitted++;
+        uring->offset += wanted;
+        if (uring->offset == uring->end)
+            uring->segment++;
+    }
+    return STATUS_OK;
+}
+
+/* ---- Completion ---- */
+
+static void reap(struct shards_uring *uring)
+{
+    struct io_uring_cqe *cqe;
+    while (io_uring_peek_cqe(&uring->ring, &cqe) == 0) {
+        struct block *block = &uring->blocks[io_uring_cqe_get_data64(cqe)];
+        block->result = cqe->res;
+        block->done = true;
+        io_uring_cqe_seen(&uring->ring, cqe);
+    }
+}
+
+/* The block that is next in order, complete. A read may have come short without being at the end: the rest is
+ * read at once. */
+static enum status await(struct shards_uring *uring, const struct order *order, struct block **next)
+{
+    const struct load *load = uring->reader.load;
+    uint32_t index = (uint32_t)(uring->taken % load->depth);
+    struct block *block = *next = &uring->blocks[index];
+    TRY(submit(uring, order));
+    reap(uring);
+    while (!block->done) {
+        TRY(uring_wait(&uring->ring));
+        reap(uring);
+    }
+    uint8_t *buffer = uring->buffers + (size_t)index * load->block_bytes;
+    while (block->result >= 0 && (uint32_t)block->result < block->wanted) {
+        uint32_t have = (uint32_t)block->result / ALIGNMENT * ALIGNMENT;
+        ssize_t count = pread(uring->fds[block->segment], buffer + have, load->block_bytes - have,
+                              (off_t)(block->offset + have));
+        if (count < 0)
+            block->result = -errno;
+        else if (have + (uint32_t)count <= (uint32_t)block->result)
+            break; /* the file ends here */
+        else
+            block->result = (int32_t)(have + (uint32_t)count);
+    }
+    return STATUS_OK;
+}
+
+/* ---- Samples ---- */
+
+/* The sample that is being put together. */
+struct cursor {
+    uint32_t arrival, sample, member;
+    uint64_t done;  /* bytes of the member */
+    uint8_t *place; /* where the next byte goes; NULL before the sample's first */
+    bool lost;
+};
+
+static enum status block_fault(const struct shards_uring *uring, const struct order *order,
+                               const struct block *block, const struct cursor *cursor)
+{
+    const struct dataset *dataset = uring->reader.load->dataset;
+    int32_t result = block->result;
+    uint64_t offset = block->offset + (result > 0 ? (uint64_t)result : 0);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
+                      dataset->files[order->segments[block->segment].shard].name, (unsigned long long)offset,
+                      dataset->samples[cursor->sample].key,
+                      result < 0 ? strerror(-result) : "the file ends inside of it");
+}
+
+/* Copies from a block what it has of the segment's samples, up to sample number `end`. */
+static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes,
+                              uint32_t end, struct cursor *cursor)
+{
+    struct shards_uring *uring = (struct shards_uring *)worker->reader;
+    const struct dataset *dataset = worker->load->dataset;
+    uint64_t have = block->result < 0 ? 0 : (uint64_t)block->result;
+    uint64_t stop = block->offset + block->wanted; /* beyond: later blocks */
+    while (cursor->sample < end) {
+        const struct dataset_sample *sample = &dataset->samples[cursor->sample];
+        const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
+        uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
+        if (left > 0 && from >= stop)
+            return STATUS_OK;
+        if (!cursor->place)
+            cursor->place = worker_slot(worker, cursor->arrival);
+        size_t count = (size_t)(left < stop - from ? left : stop - from);
+        if (count > 0 && from + count > block->offset + have) {
+            if (!cursor->lost)
+                TRY(worker_lose(worker, cursor->sample, block_fault(uring, &worker->order, block, cursor)));
+            cursor->lost = true;
+        } else if (count > 0)
+            memcpy(cursor->place, bytes + (from - block->offset), count);
+        cursor->place += count;
+        cursor->done += count;
+        if (cursor->done < member->size)
+            return STATUS_OK;
+        cursor->done = 0;
+        if (++cursor->member < sample->members)
+            continue;
+        TRY(worker_arrived(worker, cursor->arrival, cursor->sample, cursor->lost));
+        *cursor = (struct cursor){.arrival = cursor->arrival + 1, .sample = cursor->sample + 1};
+    }
+    return STATUS_OK;
+}
+
+static enum status take_all(struct worker *worker)
+{
+    struct shards_uring *uring = (struct shards_uring *)worker->reader;
+    const struct order *order = &worker->order;
+    struct cursor cursor = {0};
+    for (uint32_t s = 0; s < order->segment_count; s++) {
+        uint32_t end = order->segments[s].first + order->segments[s].count;
+        cursor = (struct cursor){.arrival = cursor.arrival, .sample = order->segments[s].first};
+        while (cursor.sample < end) {
+            struct block *block;
+            TRY(await(uring, order, &block));
+            const uint8_t *bytes =
+                uring->buffers + (size_t)(block - uring->blocks) * worker->load->block_bytes;
+            TRY(take_block(worker, block, bytes, end, &cursor));
+            uring->taken++;
+        }
+        close(uring->fds[s]);
+        uring->fds[s] = -1;
+    }
+    return STATUS_OK;
+}
+
+/* After a failure reads are still in flight into our buffers. */
+static void drain(struct shards_uring *uring)
+{
+    for (; uring->taken < uring->submitted; uring->taken++)
+        while (!uring->blocks[uring->taken % uring->reader.load->depth].done) {
+            if (uring_wait(&uring->ring) != STATUS_OK)
+                return;
+            reap(uring);
+        }
+}
+
+static enum status uring_epoch(struct worker *worker)
+{
+    struct shards_uring *uring = (struct shards_uring *)worker->reader;
+    uring->submitted = uring->taken = 0;
+    uring->segment = 0;
+    enum status status = take_all(worker);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    char reason[1024];
+    strncpy(reason, status_text(), sizeof reason - 1);
+    reason[sizeof reason - 1] = '\0';
+    drain(uring);
+    for (uint32_t s = 0; s < worker->order.segment_count; s++)
+        if (uring->fds[s] >= 0) {
+            close(uring->fds[s]);
+            uring->fds[s] = -1;
+        }
+    return status_set(status, "%s", reason);
+}
+
+/* ---- The variant ---- */
+
+static enum status uring_variant_probe(const struct resources *resources)
+{
+    static const int operations[] = {IORING_OP_READ_FIXED, -1};
+    (void)resources;
+    return uring_probe(operations);
+}
+
+static void uring_teardown(void *state)
+{
+    struct shards_uring *uring = state;
+    if (uring->has_ring)
+        io_uring_queue_exit(&uring->ring);
+    if (uring->reader.load)
+        buffer_close(uring->buffers, (size_t)uring->reader.load->depth * uring->reader.load->block_bytes);
+    free(uring->blocks);
+    free(uring->fds);
+    reader_close(&uring->reader);
+    free(uring);
+}
+
+static enum status open_ring(struct shards_uring *uring, const struct load *load)
+{
+    size_t bytes = (size_t)load->depth * load->block_bytes;
+    struct iovec whole = {.iov_len = bytes};
+    uring->buffers = buffer_open(bytes);
+    uring->blocks = calloc(load->depth, sizeof *uring->blocks);
+    uring->fds = malloc(load->dataset->file_count * sizeof *uring->fds);
+    if (!uring->buffers || !uring->blocks || !uring->fds)
+        return status_set(STATUS_FAILED, "out of memory for %u blocks of %u bytes; lower --depth or --block",
+                          load->depth, load->block_bytes);
+    for (uint32_t f = 0; f < load->dataset->file_count; f++)
+        uring->fds[f] = -1;
+    whole.iov_base = uring->buffers;
+    int failure = io_uring_queue_init(load->depth, &uring->ring, 0);
+    if (failure < 0)
+        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s", load->depth,
+                          strerror(-failure));
+    uring->has_ring = true;
+    failure = io_uring_register_buffers(&uring->ring, &whole, 1);
+    if (failure < 0)
+        return status_set(STATUS_FAILED,
+                          "io_uring: cannot register %zu bytes: %s; lower --depth or --block%s", bytes,
+                          strerror(-failure), failure == -ENOMEM ? ", or raise ulimit -l" : "");
+    return STATUS_OK;
+}
+
+static enum status uring_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    const struct load *load = input;
+    struct shards_uring *uring = calloc(1, sizeof *uring);
+    if (!uring)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = reader_open(&uring->reader, load, 1, reader_stream_slots(load));
+    if (status == STATUS_OK)
+        status = open_ring(uring, load);
+    if (status != STATUS_OK)
+        uring_teardown(uring);
+    else
+        *state = uring;
+    return status;
+}
+
+static enum status uring_ready(void *state, uint64_t number)
+{
+    return reader_ready(state, number);
+}
+
+static enum status uring_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return reader_run(state, number, uring_epoch);
+}
+
+static enum status uring_fetch(void *state, void *result)
+{
+    return reader_fetch(state, result);
+}
+
+static const struct load_traits traits = {
+    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy};
+
+const struct variant variant_shards_uring = {
+    .platform = "cpu",
+    .traits = &traits,
+    .probe = uring_variant_probe,
+    .setup = uring_setup,
+    .ready = uring_ready,
+    .run = uring_run,
+    .fetch = uring_fetch,
+    .teardown = uring_teardown,
+};

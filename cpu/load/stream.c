@@ -1,0 +1,278 @@
+/* `shards`: one thread reads each shard from its begin to its end with read(2) and takes the samples from the
+ * tar headers as they come by: no index is used, and nothing is ever sought. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "load/key.h"
+#include "load/tar.h"
+#include "reader.h"
+
+/* A shard on its way through the buffer. */
+struct stream {
+    struct reader reader; /* first: variants share its functions */
+    struct tar_parser parser;
+    int fd;
+    uint32_t file;
+    uint8_t *buffer;
+    size_t buffer_bytes;
+    uint64_t begin; /* the offset in the shard of the buffer's first byte */
+    size_t held;    /* bytes in the buffer */
+    bool at_end;
+};
+
+static enum status broken(const struct stream *stream, enum status status)
+{
+    const struct dataset *dataset = stream->reader.load->dataset;
+    return status_prefix(status, "%s/%s", dataset->path, dataset->files[stream->file].name);
+}
+
+/* Makes `need` bytes from offset `from` on available in the buffer, or as many as there are: what is before
+ * them goes. */
+static enum status fill(struct stream *stream, uint64_t from, size_t need)
+{
+    size_t gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
+    if (need > stream->buffer_bytes)
+        return status_set(STATUS_FAILED, "offset %llu: a header of %zu bytes; raise --block",
+                          (unsigned long long)from, need);
+    memmove(stream->buffer, stream->buffer + gone, stream->held - gone);
+    stream->held -= gone;
+    stream->begin += gone;
+    while (!stream->at_end && stream->begin + stream->held < from + need) {
+        ssize_t count = read(stream->fd, stream->buffer + stream->held, stream->buffer_bytes - stream->held);
+        if (count < 0)
+            return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
+                              (unsigned long long)(stream->begin + stream->held), strerror(errno));
+        stream->at_end = count == 0;
+        stream->held += (size_t)count;
+        if (from > stream->begin) { /* padding and members that belong to no sample */
+            gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
+            memmove(stream->buffer, stream->buffer + gone, stream->held - gone);
+            stream->held -= gone;
+            stream->begin += gone;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* The next member that belongs to a sample, and its extension. */
+static enum status next_member(struct stream *stream, struct tar_member *member, size_t *key_length,
+                               const char **extension)
+{
+    enum tar_step step = TAR_MORE;
+    size_t need = TAR_BLOCK_BYTES;
+    for (;;) {
+        uint64_t position = stream->parser.position;
+        if (position < stream->begin || position + need > stream->begin + stream->held)
+            TRY(fill(stream, position, need));
+        size_t skip = position > stream->begin ? (size_t)(position - stream->begin) : 0;
+        if (skip > stream->held)
+            skip = stream->held;
+        TRY(tar_next(&stream->parser, stream->buffer + skip, stream->held - skip, stream->at_end, member,
+                     &step, &need));
+        if (step == TAR_END)
+            return status_set(STATUS_FAILED, "offset %llu: the shard ends before its last sample",
+                              (unsigned long long)position);
+        if (step == TAR_MEMBER) {
+            if (key_split(member->name, key_length, extension))
+                return STATUS_OK;
+            need = TAR_BLOCK_BYTES;
+        }
+    }
+}
+
+/* The data of a member: what is in the buffer, and the rest straight into the slot. */
+static enum status take_data(struct stream *stream, const struct tar_member *member, uint8_t *slot)
+{
+    uint64_t from = member->data;
+    size_t left = member->size;
+    if (from < stream->begin + stream->held) {
+        size_t ready = (size_t)(stream->begin + stream->held - from);
+        if (ready > left)
+            ready = left;
+        memcpy(slot, stream->buffer + (from - stream->begin), ready);
+        slot += ready;
+        from += ready;
+        left -= ready;
+    }
+    if (left > 0 && left < stream->buffer_bytes / 4) { /* small: with what follows it */
+        TRY(fill(stream, from, left));
+        if (from + left > stream->begin + stream->held)
+            return status_set(STATUS_FAILED, "offset %llu: the shard ends inside of a member",
+                              (unsigned long long)(stream->begin + stream->held));
+        memcpy(slot, stream->buffer + (from - stream->begin), left);
+        return STATUS_OK;
+    }
+    while (left > 0) {
+        ssize_t count = read(stream->fd, slot, left);
+        if (count <= 0)
+            return status_set(STATUS_FAILED, "offset %llu: %s", (unsigned long long)from,
+                              count < 0 ? strerror(errno) : "the shard ends inside of a member");
+        slot += count;
+        from += (uint64_t)count;
+        left -= (size_t)count;
+        stream->begin = from;
+        stream->held = 0;
+    }
+    return STATUS_OK;
+}
+
+static enum status read_sample(struct stream *stream, const struct dataset_sample *sample, uint8_t *slot)
+{
+    const struct dataset_member *members = &stream->reader.load->dataset->members[sample->member];
+    for (uint32_t m = 0; m < sample->members; m++) {
+        struct tar_member member;
+        size_t length;
+        const char *extension;
+        do /* those before were left out when the directory was opened */
+            TRY(next_member(stream, &member, &length, &extension));
+        while (member.data < members[m].offset);
+        if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
+            strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
+            return status_set(STATUS_FAILED,
+                              "offset %llu: '%s' of %llu bytes where '%s.%s' of %llu was before",
+                              (unsigned long long)member.header, member.name, (unsigned long long)member.size,
+                              sample->key, members[m].extension, (unsigned long long)members[m].size);
+        TRY(take_data(stream, &member, slot));
+        slot += member.size;
+    }
+    return STATUS_OK;
+}
+
+/* Begins a shard at its first byte, or in its middle behind the sample before. */
+static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
+{
+    const struct dataset *dataset = stream->reader.load->dataset;
+    uint64_t position = 0;
+    stream->file = segment->shard;
+    if (segment->first > dataset->shard_first[segment->shard]) {
+        const struct dataset_sample *before = &dataset->samples[segment->first - 1];
+        const struct dataset_member *last = &dataset->members[before->member + before->members - 1];
+        position = last->offset + last->size + tar_padding(last->size);
+    }
+    stream->fd = dataset_file_open(dataset, segment->shard, 0);
+    if (stream->fd < 0)
+        return STATUS_FAILED;
+    posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* advice alone */
+    if (position && lseek(stream->fd, (off_t)position, SEEK_SET) < 0)
+        return status_set(STATUS_FAILED, "%s/%s: cannot seek: %s", dataset->path,
+                          dataset->files[segment->shard].name, strerror(errno));
+    tar_open(&stream->parser, dataset->files[segment->shard].bytes);
+    stream->parser.position = stream->begin = position;
+    stream->held = 0;
+    stream->at_end = false;
+    return STATUS_OK;
+}
+
+/* Asks the kernel for the shard of a segment to come. */
+static void ask_for(const struct stream *stream, const struct order_segment *segment)
+{
+    int fd = dataset_file_open(stream->reader.load->dataset, segment->shard, 0);
+    if (fd < 0)
+        return; /* said when it is read */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    close(fd);
+}
+
+/* The samples of a segment. Behind a header that is broken nothing of it can be found: all the rest is lost.
+ */
+static enum status read_segment(struct worker *worker, struct stream *stream,
+                                const struct order_segment *segment, uint32_t arrival)
+{
+    const struct dataset *dataset = stream->reader.load->dataset;
+    enum status status = begin_segment(stream, segment);
+    bool lost = status != STATUS_OK;
+    for (uint32_t i = 0; i < segment->count; i++, arrival++) {
+        uint32_t number = segment->first + i;
+        if (!lost) {
+            status = read_sample(stream, &dataset->samples[number], worker_slot(worker, arrival));
+            if (status != STATUS_OK)
+                broken(stream, status);
+            lost = status != STATUS_OK;
+        }
+        if (lost)
+            TRY(worker_lose(worker, number, status));
+        TRY(worker_arrived(worker, arrival, number, lost));
+    }
+    return STATUS_OK;
+}
+
+static enum status stream_epoch(struct worker *worker)
+{
+    struct stream *stream = (struct stream *)worker->reader;
+    const struct order *order = &worker->order;
+    uint32_t arrival = 0, asked = 1, prefetch = worker->load->cache == LOAD_WARM ? 0 : worker->load->prefetch;
+    for (uint32_t s = 0; s < order->segment_count; s++) {
+        for (; asked < order->segment_count && asked <= s + prefetch; asked++)
+            ask_for(stream, &order->segments[asked]);
+        enum status status = read_segment(worker, stream, &order->segments[s], arrival);
+        if (stream->fd >= 0)
+            close(stream->fd);
+        stream->fd = -1;
+        TRY(status);
+        arrival += order->segments[s].count;
+    }
+    return STATUS_OK;
+}
+
+static void stream_teardown(void *state)
+{
+    struct stream *stream = state;
+    buffer_close(stream->buffer, stream->buffer_bytes);
+    reader_close(&stream->reader);
+    free(stream);
+}
+
+static enum status stream_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    const struct load *load = input;
+    struct stream *stream = calloc(1, sizeof *stream);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory");
+    stream->fd = -1;
+    stream->buffer_bytes = load->block_bytes;
+    stream->buffer = buffer_open(stream->buffer_bytes);
+    enum status status = reader_open(&stream->reader, load, 1, reader_stream_slots(load));
+    if (status == STATUS_OK && !stream->buffer)
+        status = status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",
+                            stream->buffer_bytes);
+    if (status != STATUS_OK)
+        stream_teardown(stream);
+    else
+        *state = stream;
+    return status;
+}
+
+static enum status stream_ready(void *state, uint64_t number)
+{
+    return reader_ready(state, number);
+}
+
+static enum status stream_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return reader_run(state, number, stream_epoch);
+}
+
+static enum status stream_fetch(void *state, void *result)
+{
+    return reader_fetch(state, result);
+}
+
+static const struct load_traits traits = {
+    .shards = true, .timed = "order+open+read+parse+copy", .copy = reader_copy};
+
+const struct variant variant_shards = {
+    .platform = "cpu",
+    .traits = &traits,
+    .setup = stream_setup,
+    .ready = stream_ready,
+    .run = stream_run,
+    .fetch = stream_fetch,
+    .teardown = stream_teardown,
+};

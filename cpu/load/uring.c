@@ -1,0 +1,38 @@
+#include "uring.h"
+
+#include <errno.h>
+#include <string.h>
+
+enum status uring_probe(const int *operations)
+{
+    struct io_uring ring;
+    int failure = io_uring_queue_init(4, &ring, 0);
+    if (failure < 0)
+        return status_set(STATUS_UNAVAILABLE, "no io_uring here: %s%s", strerror(-failure),
+                          failure == -EPERM
+                              ? " (a seccomp filter, as containers have, or kernel.io_uring_disabled)"
+                          : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter)"
+                                               : "");
+    struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);
+    enum status status = STATUS_OK;
+    if (!probe)
+        status =
+            status_set(STATUS_UNAVAILABLE, "io_uring does not tell what it can do: the kernel is too old");
+    for (; status == STATUS_OK && *operations >= 0; operations++)
+        if (!io_uring_opcode_supported(probe, *operations))
+            status = status_set(STATUS_UNAVAILABLE, "this kernel's io_uring lacks operation %d", *operations);
+    io_uring_free_probe(probe);
+    io_uring_queue_exit(&ring);
+    return status;
+}
+
+enum status uring_wait(struct io_uring *ring)
+{
+    int result;
+    do
+        result = io_uring_submit_and_wait(ring, 1);
+    while (result == -EINTR);
+    if (result < 0)
+        return status_set(STATUS_FAILED, "io_uring: %s", strerror(-result));
+    return STATUS_OK;
+}

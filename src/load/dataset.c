@@ -1,0 +1,670 @@
+#include "load/dataset.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "load/key.h"
+#include "load/tally.h"
+#include "load/tar.h"
+
+#define WARNINGS_MAX 8    /* about what is left out, one by one */
+#define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+
+static enum status out_of_memory(void)
+{
+    return status_set(STATUS_FAILED, "out of memory for the list of samples");
+}
+
+/* Makes room for one more in an array of `size` bytes an element. */
+static enum status grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
+{
+    void **place = array;
+    if (count < *capacity)
+        return STATUS_OK;
+    if (count >= UINT32_MAX / 2)
+        return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
+    uint32_t wanted = *capacity ? 2 * *capacity : 1024;
+    void *larger = realloc(*place, wanted * size);
+    if (!larger)
+        return out_of_memory();
+    *place = larger;
+    *capacity = wanted;
+    return STATUS_OK;
+}
+
+static enum status keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
+{
+    if (dataset->name_count == dataset->name_capacity) {
+        size_t wanted = dataset->name_capacity ? 2 * dataset->name_capacity : 1024;
+        char **larger = realloc(dataset->names, wanted * sizeof *larger);
+        if (!larger)
+            return out_of_memory();
+        dataset->names = larger;
+        dataset->name_capacity = wanted;
+    }
+    char *copy = strndup(name, length);
+    if (!copy)
+        return out_of_memory();
+    dataset->names[dataset->name_count++] = copy;
+    *kept = copy;
+    return STATUS_OK;
+}
+
+static enum status add_file(struct dataset *dataset, const char *name, uint64_t bytes)
+{
+    TRY(grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
+    dataset->files[dataset->file_count++] = (struct dataset_file){name, bytes};
+    return STATUS_OK;
+}
+
+static enum status add_member(struct dataset *dataset, struct dataset_member member)
+{
+    TRY(grow(&dataset->members, dataset->member_count, &dataset->member_capacity, sizeof *dataset->members));
+    dataset->members[dataset->member_count++] = member;
+    return STATUS_OK;
+}
+
+static enum status add_sample(struct dataset *dataset, const char *key)
+{
+    TRY(grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity, sizeof *dataset->samples));
+    dataset->samples[dataset->sample_count++] =
+        (struct dataset_sample){.key = key, .member = dataset->member_count};
+    return STATUS_OK;
+}
+
+/* What was just recorded as a failure leaves `samples` samples out, or ends everything. */
+static enum status leave_out(struct dataset *dataset, enum status status, uint64_t samples)
+{
+    if (!dataset->skip)
+        return status;
+    if (dataset->faults++ < WARNINGS_MAX)
+        status_warn("left out: %s", status_text());
+    dataset->skipped += samples;
+    return STATUS_OK;
+}
+
+int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
+{
+    const char *name = dataset->files[file].name;
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | flags);
+    if (fd < 0)
+        status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(errno),
+                   errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+    return fd;
+}
+
+/* ---- Shards without an index: their headers ---- */
+
+/* One shard under the scanner. */
+struct scan {
+    struct dataset *dataset;
+    int fd;
+    uint8_t window[WINDOW_BYTES];
+    uint8_t *large; /* for what needs more than the window; owned */
+    struct tar_parser parser;
+};
+
+/* Adds a member that the parser found to its sample: the latest, or a new one. */
+static enum status scan_member(struct scan *scan, const struct tar_member *found)
+{
+    struct dataset *dataset = scan->dataset;
+    uint32_t file = dataset->file_count - 1;
+    size_t length;
+    const char *extension;
+    if (!key_split(found->name, &length, &extension))
+        return STATUS_OK;
+    struct dataset_sample *sample = dataset->sample_count > dataset->shard_first[file]
+                                        ? &dataset->samples[dataset->sample_count - 1]
+                                        : NULL;
+    if (!sample || strlen(sample->key) != length || memcmp(sample->key, found->name, length) != 0) {
+        const char *key = NULL;
+        TRY(keep_name(dataset, found->name, length, &key));
+        TRY(add_sample(dataset, key));
+        sample = &dataset->samples[dataset->sample_count - 1];
+    }
+    for (uint32_t m = 0; m < sample->members; m++)
+        if (strcasecmp(dataset->members[sample->member + m].extension, extension) == 0)
+            return status_set(STATUS_FAILED, "offset %llu: sample '%s' has '%s' twice",
+                              (unsigned long long)found->header, sample->key, extension);
+    struct dataset_member member = {.offset = found->data, .size = found->size, .file = file};
+    TRY(keep_name(dataset, extension, strlen(extension), &member.extension));
+    TRY(add_member(dataset, member));
+    sample->members++;
+    return STATUS_OK;
+}
+
+/* Bytes of the shard from the parser's position on, at least `need` where there are as many. */
+static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
+                              size_t *available)
+{
+    uint64_t left = scan->parser.position < shard_bytes ? shard_bytes - scan->parser.position : 0;
+    uint8_t *place = scan->window;
+    size_t wanted = need > sizeof scan->window ? need : sizeof scan->window;
+    if (wanted > left)
+        wanted = (size_t)left;
+    if (wanted > sizeof scan->window) {
+        free(scan->large);
+        place = scan->large = malloc(wanted);
+        if (!place)
+            return out_of_memory();
+    }
+    ssize_t count = pread(scan->fd, place, wanted, (off_t)scan->parser.position);
+    if (count < 0 || (size_t)count < wanted)
+        return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
+                          (unsigned long long)scan->parser.position,
+                          count < 0 ? strerror(errno) : "the file has become shorter");
+    *bytes = place;
+    *available = wanted;
+    return STATUS_OK;
+}
+
+static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
+{
+    size_t need = TAR_BLOCK_BYTES;
+    uint64_t at = 0; /* where `bytes` begin */
+    const uint8_t *bytes = NULL;
+    size_t available = 0;
+    tar_open(&scan->parser, shard_bytes);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        uint64_t skipped = scan->parser.position - at;
+        if (!bytes || skipped + need > available) {
+            TRY(scan_bytes(scan, shard_bytes, need, &bytes, &available));
+            at = scan->parser.position;
+            skipped = 0;
+        }
+        TRY(tar_next(&scan->parser, bytes + skipped, available - (size_t)skipped,
+                     at + available >= shard_bytes, &member, &step, &need));
+        if (step == TAR_END)
+            return STATUS_OK;
+        if (step == TAR_MEMBER) {
+            TRY(scan_member(scan, &member));
+            need = TAR_BLOCK_BYTES;
+        }
+    }
+}
+
+/* The samples of one shard. A broken one keeps what stands before the break, less the sample that the break
+ * may have cut. */
+static enum status scan_shard(struct dataset *dataset, const char *name)
+{
+    struct stat status_;
+    TRY(add_file(dataset, name, 0));
+    uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
+    dataset->shard_first[file] = first;
+    struct scan scan = {.dataset = dataset, .fd = dataset_file_open(dataset, file, 0)};
+    if (scan.fd < 0)
+        return leave_out(dataset, STATUS_FAILED, 0);
+    enum status status = STATUS_OK;
+    if (fstat(scan.fd, &status_) != 0 || !S_ISREG(status_.st_mode))
+        status = status_set(STATUS_FAILED, "it is no regular file");
+    else {
+        dataset->files[file].bytes = (uint64_t)status_.st_size;
+        status = scan_open_shard(&scan, (uint64_t)status_.st_size);
+        if (status == STATUS_OK && dataset->sample_count == first)
+            status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
+    }
+    close(scan.fd);
+    free(scan.large);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    if (dataset->sample_count > first)
+        dataset->sample_count--;
+    status_prefix(status, "%s/%s", dataset->path, name);
+    return leave_out(dataset, status, 1);
+}
+
+/* ---- Names in the directory ---- */
+
+static bool ends_in(const char *name, const char *end)
+{
+    size_t length = strlen(name), end_length = strlen(end);
+    return length > end_length && strcmp(name + length - end_length, end) == 0;
+}
+
+static bool is_metadata(const char *name)
+{
+    return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 ||
+           ends_in(name, ".index") || ends_in(name, ".wids.json");
+}
+
+struct names {
+    const char **items;
+    uint32_t count, capacity;
+};
+
+/* Adds the regular files under `folder` ("" or ending in a slash). */
+static enum status list_folder(struct dataset *dataset, const char *folder, bool deep, struct names *names)
+{
+    int fd = openat(dataset->directory, *folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    if (!stream)
+        return status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
+                          strerror(errno));
+    enum status status = STATUS_OK;
+    for (struct dirent *entry; status == STATUS_OK && (entry = readdir(stream));) {
+        char path[PATH_MAX];
+        struct stat status_;
+        if (entry->d_name[0] == '.')
+            continue;
+        if (snprintf(path, sizeof path - 1, "%s%s", folder, entry->d_name) >= (int)sizeof path - 1 ||
+            fstatat(dirfd(stream), entry->d_name, &status_, 0) != 0)
+            status = status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name,
+                                strerror(errno));
+        else if (S_ISDIR(status_.st_mode) && deep)
+            status = list_folder(dataset, strcat(path, "/"), true, names);
+        else if (S_ISREG(status_.st_mode)) {
+            status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
+            if (status == STATUS_OK)
+                status = keep_name(dataset, path, strlen(path), &names->items[names->count++]);
+        }
+    }
+    closedir(stream);
+    return status;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Files by key, then by extension. Those without a key come first. */
+static int by_key(const void *a, const void *b)
+{
+    const char *left = *(const char *const *)a, *right = *(const char *const *)b, *left_end, *right_end;
+    size_t left_length = 0, right_length = 0;
+    if (!key_split(left, &left_length, &left_end))
+        left_length = 0;
+    if (!key_split(right, &right_length, &right_end))
+        right_length = 0;
+    int order = memcmp(left, right, left_length < right_length ? left_length : right_length);
+    if (order == 0 && left_length != right_length)
+        order = left_length < right_length ? -1 : 1;
+    return order ? order : strcmp(left, right);
+}
+
+/* ---- Where the list comes from ---- */
+
+static enum status shards_room(struct dataset *dataset, size_t shards)
+{
+    dataset->shards = true;
+    dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
+    return dataset->shard_first ? STATUS_OK : out_of_memory();
+}
+
+static enum status open_shards(struct dataset *dataset, const struct names *names)
+{
+    TRY(shards_room(dataset, names->count));
+    for (uint32_t i = 0; i < names->count; i++)
+        if (ends_in(names->items[i], ".tar"))
+            TRY(scan_shard(dataset, names->items[i]));
+    dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* The shards that a list of wids names, of which none may be missing. */
+static enum status open_wids(struct dataset *dataset, const char *name)
+{
+    char path[2 * PATH_MAX];
+    struct wids wids = {0};
+    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
+    enum status status = wids_read(path, &wids);
+    if (status == STATUS_OK)
+        status = shards_room(dataset, wids.count);
+    for (size_t i = 0; status == STATUS_OK && i < wids.count; i++) {
+        const char *kept = NULL;
+        uint32_t before = dataset->sample_count;
+        status = keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &kept);
+        if (status == STATUS_OK)
+            status = scan_shard(dataset, kept);
+        if (status == STATUS_OK && !dataset->skip && dataset->sample_count - before != wids.shards[i].samples)
+            status = status_set(STATUS_FAILED, "%s/%s: the shard holds %u samples and %s says %llu",
+                                dataset->path, kept, dataset->sample_count - before, name,
+                                (unsigned long long)wids.shards[i].samples);
+    }
+    if (status == STATUS_OK)
+        dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    wids_free(&wids);
+    return status;
+}
+
+static enum status add_named_file(struct dataset *dataset, const char *name)
+{
+    size_t length;
+    const char *extension, *key = NULL;
+    if ((!strchr(name, '/') && is_metadata(name)) || !key_split(name, &length, &extension))
+        return STATUS_OK;
+    struct dataset_sample *sample =
+        dataset->sample_count ? &dataset->samples[dataset->sample_count - 1] : NULL;
+    if (!sample || strlen(sample->key) != length || memcmp(sample->key, name, length) != 0) {
+        TRY(keep_name(dataset, name, length, &key));
+        TRY(add_sample(dataset, key));
+        sample = &dataset->samples[dataset->sample_count - 1];
+    }
+    TRY(add_file(dataset, name, 0));
+    sample->members++;
+    return add_member(dataset, (struct dataset_member){.extension = extension,
+                                                       .size = UINT64_MAX, /* the file's, once it is open */
+                                                       .file = dataset->file_count - 1});
+}
+
+static enum status open_files(struct dataset *dataset)
+{
+    struct names names = {0};
+    enum status status = list_folder(dataset, "", true, &names);
+    if (names.count)
+        qsort(names.items, names.count, sizeof *names.items, by_key);
+    for (uint32_t i = 0; status == STATUS_OK && i < names.count; i++)
+        status = add_named_file(dataset, names.items[i]);
+    free(names.items);
+    return status;
+}
+
+/* One sample of our index. */
+static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
+{
+    const struct index *index = &dataset->index;
+    TRY(add_sample(dataset, sample->key));
+    for (uint64_t m = 0; m < sample->count; m++) {
+        const struct index_member *from = &index->members[sample->first + m];
+        struct dataset_member member = {.extension = from->extension,
+                                        .offset = from->offset,
+                                        .size = from->size,
+                                        .whole = from->hash,
+                                        .file = (uint32_t)sample->place};
+        if (!dataset->shards) {
+            char path[PATH_MAX];
+            const char *kept = NULL;
+            snprintf(path, sizeof path, "%s/%s.%s", index->places[sample->place].name, sample->key,
+                     from->extension);
+            TRY(keep_name(dataset, path, strlen(path), &kept));
+            TRY(add_file(dataset, kept, from->size));
+            member.file = dataset->file_count - 1;
+        }
+        TRY(add_member(dataset, member));
+        dataset->samples[dataset->sample_count - 1].members++;
+    }
+    return STATUS_OK;
+}
+
+/* Whether a shard is what the index says. A shorter one is looked at sample by sample where that is wanted.
+ */
+static enum status check_shard(struct dataset *dataset, uint32_t file)
+{
+    struct stat status_;
+    const struct dataset_file *shard = &dataset->files[file];
+    if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
+        return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
+                          strerror(errno));
+    uint64_t bytes = (uint64_t)status_.st_size;
+    if (bytes != shard->bytes)
+        return status_set(
+            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes and its index says %llu",
+            dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
+            (unsigned long long)bytes, (unsigned long long)shard->bytes);
+    return STATUS_OK;
+}
+
+static enum status open_indexed(struct dataset *dataset, const char *name)
+{
+    char path[2 * PATH_MAX];
+    struct index *index = &dataset->index;
+    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
+    TRY(index_read(path, index));
+    dataset->indexed = true;
+    if (index->layout == INDEX_SHARDS)
+        TRY(shards_room(dataset, index->place_count));
+    for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
+        TRY(add_file(dataset, index->places[p].name, index->places[p].bytes));
+        if (check_shard(dataset, (uint32_t)p) != STATUS_OK)
+            TRY(leave_out(dataset, STATUS_FAILED, 0));
+        dataset->shard_first[p] = (uint32_t)index->places[p].first;
+    }
+    for (uint64_t i = 0; i < index->sample_count; i++)
+        TRY(add_indexed(dataset, &index->samples[i]));
+    if (dataset->shards)
+        dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* ---- The plain reader ---- */
+
+/* It keeps the latest file open, as the next sample of a shard is in it. */
+struct plain {
+    struct dataset *dataset;
+    int fd;
+    uint32_t file;
+    uint8_t *buffer; /* owned */
+    uint64_t buffer_bytes;
+};
+
+static void plain_close(struct plain *plain)
+{
+    if (plain->fd >= 0)
+        close(plain->fd);
+    free(plain->buffer);
+}
+
+static enum status plain_fail(const struct plain *plain, uint64_t offset, const char *reason)
+{
+    const struct dataset *dataset = plain->dataset;
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
+                      dataset->files[plain->file].name, (unsigned long long)offset, reason);
+}
+
+static enum status plain_turn_to(struct plain *plain, struct dataset_member *member)
+{
+    struct dataset *dataset = plain->dataset;
+    if (plain->fd >= 0 && plain->file == member->file)
+        return STATUS_OK;
+    struct stat status_;
+    if (plain->fd >= 0)
+        close(plain->fd);
+    plain->file = member->file;
+    plain->fd = dataset_file_open(dataset, member->file, 0);
+    if (plain->fd < 0)
+        return STATUS_FAILED;
+    if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
+        return plain_fail(plain, 0, "it is no regular file");
+    dataset->files[member->file].bytes = (uint64_t)status_.st_size;
+    if (dataset->shards)
+        return STATUS_OK;
+    if (member->size == UINT64_MAX)
+        member->size = (uint64_t)status_.st_size;
+    if (member->size != (uint64_t)status_.st_size)
+        return plain_fail(plain, member->size, "the file's size is not what its index says");
+    return STATUS_OK;
+}
+
+static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
+{
+    while (size > 0) {
+        ssize_t count = pread(plain->fd, bytes, size, (off_t)offset);
+        if (count < 0)
+            return plain_fail(plain, offset, strerror(errno));
+        if (count == 0)
+            return plain_fail(plain, offset, "the file ends inside of a member");
+        bytes += count;
+        size -= (uint64_t)count;
+        offset += (uint64_t)count;
+    }
+    return STATUS_OK;
+}
+
+static enum status plain_edges(struct plain *plain, struct dataset_member *member)
+{
+    uint8_t edges[2 * TALLY_EDGE];
+    size_t bytes = tally_edge_bytes(member->size), head = bytes < member->size ? bytes / 2 : bytes;
+    TRY(plain_read(plain, edges, head, member->offset));
+    TRY(plain_read(plain, edges + head, bytes - head, member->offset + member->size - (bytes - head)));
+    member->edges = tally_edges_only(edges, member->size);
+    return STATUS_OK;
+}
+
+static enum status plain_whole(struct plain *plain, struct dataset_member *member)
+{
+    struct dataset *dataset = plain->dataset;
+    if (member->size > plain->buffer_bytes) {
+        free(plain->buffer);
+        plain->buffer_bytes = member->size;
+        plain->buffer = malloc(member->size);
+        if (!plain->buffer) {
+            plain->buffer_bytes = 0;
+            return plain_fail(plain, member->offset, "the member is larger than memory");
+        }
+    }
+    TRY(plain_read(plain, plain->buffer, member->size, member->offset));
+    uint64_t whole = tally_whole(plain->buffer, member->size);
+    if (dataset->indexed && whole != member->whole)
+        return plain_fail(plain, member->offset,
+                          "the member's data are not what its index says: flipped bits?");
+    member->whole = whole;
+    member->edges = tally_edges(plain->buffer, member->size);
+    return STATUS_OK;
+}
+
+#define MEMBERS_MAX 64 /* of a sample: more extensions than any data set has */
+
+static enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
+{
+    struct dataset *dataset = plain->dataset;
+    uint64_t edges[MEMBERS_MAX], wholes[MEMBERS_MAX];
+    sample->bytes = 0;
+    if (sample->members > MEMBERS_MAX)
+        return status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
+                          sample->key, sample->members, MEMBERS_MAX);
+    for (uint32_t m = 0; m < sample->members; m++) {
+        struct dataset_member *member = &dataset->members[sample->member + m];
+        TRY(plain_turn_to(plain, member));
+        TRY((whole ? plain_whole : plain_edges)(plain, member));
+        sample->bytes += member->size;
+        edges[m] = member->edges;
+        wholes[m] = member->whole;
+    }
+    sample->key_hash = tally_key(sample->key, strlen(sample->key));
+    sample->edges = tally_sample(sample->key_hash, edges, sample->members);
+    sample->whole = tally_sample(sample->key_hash, wholes, sample->members);
+    return STATUS_OK;
+}
+
+/* Looks at every sample, at its edges or at every byte. Those left out are closed up. */
+static enum status look_at_all(struct dataset *dataset, bool whole)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    uint32_t kept = 0, shard = 0;
+    enum status status = STATUS_OK;
+    dataset->bytes = dataset->sample_bytes_max = 0;
+    for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
+        struct dataset_sample *sample = &dataset->samples[i];
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
+            dataset->shard_first[shard] = kept;
+        status = plain_sample(&plain, sample, whole);
+        if (status != STATUS_OK) {
+            status = leave_out(dataset, status, 1);
+            continue;
+        }
+        dataset->bytes += sample->bytes;
+        if (sample->bytes > dataset->sample_bytes_max)
+            dataset->sample_bytes_max = sample->bytes;
+        if (sample->members > dataset->members_max)
+            dataset->members_max = sample->members;
+        dataset->samples[kept++] = *sample;
+    }
+    plain_close(&plain);
+    if (status != STATUS_OK)
+        return status;
+    for (; dataset->shards && shard <= dataset->file_count; shard++)
+        dataset->shard_first[shard] = kept;
+    dataset->sample_count = kept;
+    dataset->hashed = whole;
+    return STATUS_OK;
+}
+
+enum status dataset_hash(struct dataset *dataset)
+{
+    return dataset->hashed ? STATUS_OK : look_at_all(dataset, true);
+}
+
+/* ---- Opening ---- */
+
+/* The one name that ends so, or NULL; `*several` tells of more. */
+static const char *the_one(const struct names *names, const char *end, bool *several)
+{
+    const char *found = NULL;
+    for (uint32_t i = 0; i < names->count; i++)
+        if (ends_in(names->items[i], end)) {
+            *several = found != NULL;
+            found = names->items[i];
+        }
+    return found;
+}
+
+static enum status list_samples(struct dataset *dataset)
+{
+    struct names names = {0};
+    bool several = false, unused = false;
+    enum status status = list_folder(dataset, "", false, &names);
+    if (status == STATUS_OK && names.count)
+        qsort(names.items, names.count, sizeof *names.items, by_text);
+    const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);
+    if (status != STATUS_OK)
+        ;
+    else if (several)
+        status =
+            status_set(STATUS_USAGE, "%s holds more than one .index; keep a data set in a folder of its own",
+                       dataset->path);
+    else if (index)
+        status = open_indexed(dataset, index);
+    else if (wids)
+        status = open_wids(dataset, wids);
+    else if (the_one(&names, ".tar", &unused))
+        status = open_shards(dataset, &names);
+    else
+        status = open_files(dataset);
+    free(names.items);
+    return status;
+}
+
+enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
+{
+    *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
+    if (!dataset->path)
+        return out_of_memory();
+    dataset->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dataset->directory < 0)
+        return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
+    TRY(list_samples(dataset));
+    TRY(look_at_all(dataset, skip && dataset->indexed));
+    if (dataset->faults > WARNINGS_MAX)
+        status_warn("%s: %llu more faults like these; %llu samples are left out", path,
+                    (unsigned long long)(dataset->faults - WARNINGS_MAX),
+                    (unsigned long long)dataset->skipped);
+    if (dataset->sample_count == 0)
+        return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
+                          path, path);
+    return STATUS_OK;
+}
+
+void dataset_close(struct dataset *dataset)
+{
+    if (dataset->directory >= 0)
+        close(dataset->directory);
+    for (size_t i = 0; i < dataset->name_count; i++)
+        free(dataset->names[i]);
+    free(dataset->names);
+    free(dataset->files);
+    free(dataset->members);
+    free(dataset->samples);
+    free(dataset->shard_first);
+    index_free(&dataset->index);
+    free(dataset->path);
+}

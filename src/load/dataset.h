@@ -1,0 +1,71 @@
+/* A directory as samples: what it holds and where every member lies. Found out before any timing, from our
+ * index where there is one, else from the headers of the shards or the names of the files; then a plain
+ * reader looks at every sample once, so that what the variants deliver can be compared with it. */
+#ifndef FDSL_LOAD_DATASET_H
+#define FDSL_LOAD_DATASET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "load/index.h"
+
+/* A shard, or a file of one member. */
+struct dataset_file {
+    const char *name; /* relative to the directory */
+    uint64_t bytes;
+};
+
+struct dataset_member {
+    const char *extension;
+    uint64_t offset, size; /* of its data in the file */
+    uint64_t edges;        /* tally_edges() of it */
+    uint64_t whole;        /* tally_whole() of it; from the index, and from dataset_hash() */
+    uint32_t file;
+};
+
+struct dataset_sample {
+    const char *key;
+    uint64_t key_hash;     /* tally_key() */
+    uint64_t edges, whole; /* tally_sample() of its members, likewise */
+    uint64_t bytes;        /* of its members together */
+    uint32_t member, members;
+};
+
+struct dataset {
+    char *path;
+    int directory; /* open */
+    bool shards, indexed;
+    bool hashed; /* `whole` is known of all samples */
+    bool skip;   /* what cannot be read is left out with a warning */
+    struct dataset_file *files;
+    struct dataset_member *members;
+    struct dataset_sample *samples; /* those of a shard stand together, in its order */
+    uint32_t file_count, member_count, sample_count;
+    uint32_t *shard_first; /* the first sample of each file, and behind the last; NULL without shards */
+    uint64_t bytes, sample_bytes_max;
+    uint32_t members_max; /* of a sample */
+    uint64_t skipped;     /* samples left out */
+    uint64_t faults;      /* reasons for that: the first few were warned about */
+    struct index index;   /* owns names where `indexed` */
+    char **names;         /* owns them else */
+    size_t name_count, name_capacity;
+    uint32_t file_capacity, member_capacity, sample_capacity; /* while it grows */
+};
+
+/* Opens a directory. `skip`: samples and shards that are broken are left out, with a warning and in
+ * dataset->skipped; then every byte is compared with the index, if there is one. Else the first of them is
+ * STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples. The caller closes
+ * it, also after a failure. */
+enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
+void dataset_close(struct dataset *dataset);
+
+/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, where the
+ * index has another hash. */
+enum status dataset_hash(struct dataset *dataset);
+
+/* Opens file number `file`, read only, with further open flags. Negative, with a message, when it cannot. */
+int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+
+#endif

@@ -1,0 +1,88 @@
+/* The workload `load`: the samples of a directory, read into batches. Its input, as every variant sees it. */
+#ifndef FDSL_LOAD_LOAD_H
+#define FDSL_LOAD_LOAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "load/augment.h"
+#include "load/cache.h"
+#include "load/dataset.h"
+#include "load/latency.h"
+#include "load/order.h"
+#include "load/tally.h"
+
+/* The state of the page cache that a run begins with. */
+enum load_cache {
+    LOAD_WARM, /* everything in it: read once before, and counted */
+    LOAD_COLD, /* nothing in it: evicted before every run, and counted */
+    LOAD_ANY   /* as it comes */
+};
+
+/* What the workload asks of a run beyond its results. Changed between runs. */
+struct load_control {
+    bool whole;       /* tallies are over every byte, and samples are checked one by one */
+    bool timed_calls; /* open, read and close are timed each */
+    uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
+};
+
+/* The input: constant over all runs but for `control`, and `epochs`, which is 1 while --verify looks. Run n
+ * reads epochs n * epochs to n * epochs + epochs - 1.
+ */
+struct load {
+    const struct dataset *dataset;
+    struct load_control *control;
+    uint64_t seed;
+    uint32_t batch, window, epochs;
+    uint32_t rank, ranks;
+    uint32_t depth;       /* requests in flight of the variants with io_uring */
+    uint32_t block_bytes; /* of a request to a shard */
+    uint32_t prefetch;    /* shards that the kernel is asked to read ahead */
+    enum load_cache cache;
+    bool skip, decode, augment;
+    struct augment augmentation;
+};
+
+struct load_traits {
+    bool shards, files; /* which layout it reads */
+    bool calls;         /* it makes open, read and close calls that can be timed */
+    const char *timed;  /* what a run's time includes, for the column `timed` */
+
+    /* One copy of the working set into the same buffers by the same threads, in bytes a second. */
+    enum status (*copy)(void *state, double *bytes_per_s);
+};
+
+enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
+
+/* fetch() of every load variant fills this for its latest run. */
+struct load_result {
+    struct tally tally;         /* of what was delivered */
+    uint64_t skipped;           /* samples that could not be read */
+    struct cache_pages before;  /* resident when the run began; 0 of 0 with LOAD_ANY before the first */
+    uint64_t device_bytes;      /* that the process had read from devices during the run */
+    double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
+    struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
+};
+
+FDSL_C_BEGIN
+
+/* The orders that `threads` threads of this rank follow. */
+struct order_plan load_plan(const struct load *load, int threads);
+
+/* The tally of this rank's part of run `number`, from the plain reader. STATUS_FAILED when memory runs out.
+ */
+enum status load_expect(const struct load *load, int threads, uint64_t number, struct tally *expected);
+
+/* Counts the resident pages of the whole data set. */
+enum status load_resident(const struct load *load, struct cache_pages *pages);
+
+/* Brings the page cache into the state that load->cache asks for and counts what is resident. STATUS_FAILED
+ * where it does not get there: no run may be called warm or cold that is not. */
+enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
+
+FDSL_C_END
+
+#endif

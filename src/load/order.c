@@ -1,0 +1,184 @@
+#include "load/order.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/philox.h"
+
+/* What a draw is for: the streams of one epoch. */
+enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW };
+
+/* Shuffles items[0 .. count) with the draws `from`, `from` + 1, ... of the epoch's stream (Fisher and Yates;
+ * a Philox block is four draws). */
+static void shuffle(const struct order_plan *plan, uint64_t epoch, enum purpose purpose, uint32_t from,
+                    uint32_t *items, uint32_t count)
+{
+    struct philox_key key = philox_key(plan->seed);
+    struct philox_block block = {{0}};
+    for (uint32_t i = count; i-- > 1;) {
+        uint32_t draw = from + i;
+        if (i == count - 1 || draw % 4 == 3)
+            block = philox(key, draw / 4, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0x10ad0000u + purpose);
+        uint32_t j = philox_below(philox_word(block, draw), i + 1), item = items[i];
+        items[i] = items[j];
+        items[j] = item;
+    }
+}
+
+static void count_up(uint32_t *items, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        items[i] = i;
+}
+
+void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end)
+{
+    *begin = (uint32_t)((uint64_t)plan->samples * worker / plan->workers);
+    *end = (uint32_t)((uint64_t)plan->samples * (worker + 1) / plan->workers);
+}
+
+enum status order_open(const struct order_plan *plan, struct order *order)
+{
+    size_t share = plan->samples / plan->workers + 1;
+    size_t deck = plan->shards ? (plan->shards > plan->window ? plan->shards : plan->window) : plan->samples;
+    *order = (struct order){0};
+    order->samples = malloc(share * sizeof *order->samples);
+    order->deck = malloc((deck + 1) * sizeof *order->deck);
+    if (plan->shards) {
+        order->places = malloc(share * sizeof *order->places);
+        order->segments = malloc(plan->shards * sizeof *order->segments);
+    }
+    if (order->samples && order->deck && (!plan->shards || (order->places && order->segments)))
+        return STATUS_OK;
+    order_close(order);
+    return status_set(STATUS_FAILED, "out of memory for the order of %u samples", plan->samples);
+}
+
+void order_close(struct order *order)
+{
+    free(order->samples);
+    free(order->places);
+    free(order->segments);
+    free(order->deck);
+    *order = (struct order){0};
+}
+
+/* The share's segments of the shards as they are dealt. */
+static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
+                        struct order *order)
+{
+    uint32_t position = 0; /* of the shard's first sample in the epoch */
+    count_up(order->deck, plan->shards);
+    shuffle(plan, epoch, DEAL_SHARDS, 0, order->deck, plan->shards);
+    order->segment_count = 0;
+    for (uint32_t i = 0; i < plan->shards && position < end; i++) {
+        uint32_t shard = order->deck[i], first = plan->shard_first[shard];
+        uint32_t behind = position + (plan->shard_first[shard + 1] - first);
+        uint32_t from = position > begin ? position : begin, to = behind < end ? behind : end;
+        if (from < to)
+            order->segments[order->segment_count++] =
+                (struct order_segment){shard, first + (from - position), to - from};
+        position = behind;
+    }
+}
+
+/* The turns of the share's samples: windows of them, each shuffled. */
+static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
+{
+    uint32_t window = plan->window > 1 ? plan->window : 1;
+    if (window == 1) {
+        count_up(order->places, order->count);
+        return;
+    }
+    for (uint32_t first = 0; first < order->count; first += window) {
+        uint32_t count = order->count - first < window ? order->count - first : window;
+        count_up(order->deck, count);
+        shuffle(plan, epoch, WINDOW, begin + first, order->deck, count);
+        for (uint32_t i = 0; i < count; i++)
+            order->places[first + i] = first + order->deck[i];
+    }
+}
+
+void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order)
+{
+    uint32_t begin, end;
+    order_share(plan, worker, &begin, &end);
+    order->count = end - begin;
+    if (!plan->shards) {
+        count_up(order->deck, plan->samples);
+        shuffle(plan, epoch, DEAL_FILES, 0, order->deck, plan->samples);
+        memcpy(order->samples, order->deck + begin, order->count * sizeof *order->samples);
+        return;
+    }
+    deal_shards(plan, epoch, begin, end, order);
+    mix_windows(plan, epoch, begin, order);
+    uint32_t arrival = 0;
+    for (uint32_t s = 0; s < order->segment_count; s++)
+        for (uint32_t i = 0; i < order->segments[s].count; i++)
+            order->samples[order->places[arrival++]] = order->segments[s].first + i;
+}
+
+/* ---- Quality ---- */
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return (left > right) - (left < right);
+}
+
+static uint32_t shard_of(const struct order_plan *plan, uint32_t sample)
+{
+    uint32_t low = 0, high = plan->shards; /* shard_first[low] <= sample < shard_first[high] */
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        *(plan->shard_first[middle] <= sample ? &low : &high) = middle;
+    }
+    return low;
+}
+
+static double mean_displacement(const uint32_t *sorted, const struct order *order)
+{
+    double sum = 0;
+    for (uint32_t turn = 0; turn < order->count; turn++) {
+        const uint32_t *found =
+            bsearch(&order->samples[turn], sorted, order->count, sizeof *sorted, by_number);
+        double rank = (double)(found - sorted);
+        sum += rank > turn ? rank - turn : turn - rank;
+    }
+    return order->count ? sum / order->count / order->count : 0;
+}
+
+/* Mean shards in a full batch; `seen` has room for one mark a shard, all 0. */
+static double shards_in_batch(const struct order_plan *plan, const struct order *order, uint32_t batch,
+                              uint32_t *seen)
+{
+    uint32_t batches = order->count / batch;
+    double sum = 0;
+    for (uint32_t b = 0; b < batches; b++)
+        for (uint32_t i = 0; i < batch; i++) {
+            uint32_t *mark = &seen[shard_of(plan, order->samples[(size_t)b * batch + i])];
+            sum += *mark != b + 1;
+            *mark = b + 1;
+        }
+    return batches ? sum / batches : 0;
+}
+
+enum status order_measure(const struct order_plan *plan, const struct order *order, uint32_t batch,
+                          struct order_quality *quality)
+{
+    uint32_t *sorted = malloc((order->count + 1) * sizeof *sorted);
+    uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
+    enum status status = STATUS_OK;
+    if (!sorted || !seen)
+        status = status_set(STATUS_FAILED, "out of memory to measure how %u samples are mixed", order->count);
+    else {
+        memcpy(sorted, order->samples, order->count * sizeof *sorted);
+        qsort(sorted, order->count, sizeof *sorted, by_number);
+        quality->displacement = mean_displacement(sorted, order);
+        quality->shards = plan->shards ? shards_in_batch(plan, order, batch, seen) : 0;
+    }
+    free(sorted);
+    free(seen);
+    return status;
+}

@@ -1,0 +1,12 @@
+/* --prepare DIR: writes a dataset, as shards or as files, from an origin. */
+#ifndef FDSL_LOAD_PREPARE_H
+#define FDSL_LOAD_PREPARE_H
+
+#include "core/status.h"
+
+/* Does what the command line, which has --prepare, asks for; with several ranks, each makes its places, and
+ * the bytes are the same for any number of them. What is finished stays: the same command after a failure or
+ * a kill goes on from there. STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with one line. */
+enum status prepare_run(int argc, char *argv[]);
+
+#endif

@@ -1,0 +1,156 @@
+/* What the fuzzer feeds, one function a format: each takes bytes and must neither crash nor look beyond them,
+ * and aborts where an answer contradicts itself. fuzz.c gives one of them to libFuzzer (make fuzz),
+ * test_fuzz.c feeds all that is kept in tests/fuzz/. */
+#ifndef FDSL_TESTS_FUZZ_TARGETS_H
+#define FDSL_TESTS_FUZZ_TARGETS_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/png_image.h"
+#include "load/cifar.h"
+#include "load/idx.h"
+#include "load/index.h"
+#include "load/key.h"
+#include "load/npy_header.h"
+#include "load/tar.h"
+
+/* Two readers of one shard: all of it at once, and no more than each step needs. They must agree. */
+static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
+{
+    static struct tar_parser whole, sparing;
+    size_t window = 0;
+    tar_open(&whole, size);
+    tar_open(&sparing, TAR_SIZE_UNKNOWN);
+    for (;;) {
+        struct tar_member a = {0}, b = {0};
+        enum tar_step step_a, step_b;
+        size_t need, at = (size_t)whole.position, key_length;
+        const char *extension;
+        enum status status_a = tar_next(&whole, data + at, size - at, true, &a, &step_a, &need), status_b;
+        for (window = 0;;) {
+            if (sparing.position > size) /* a member beyond the end, which the one that knows it refuses */
+                return;
+            at = (size_t)sparing.position;
+            size_t available = size - at < window ? size - at : window;
+            uint8_t *exact = malloc(available + 1); /* so that a look beyond shows */
+            if (!exact)
+                return;
+            memcpy(exact, data + at, available);
+            status_b = tar_next(&sparing, exact, available, available == size - at, &b, &step_b, &need);
+            free(exact);
+            if (status_b != STATUS_OK || step_b != TAR_MORE)
+                break;
+            if (need <= window && available == window && at == (size_t)sparing.position)
+                abort(); /* asked for what it had */
+            window = need;
+        }
+        if (status_a != STATUS_OK)
+            return;
+        if (status_b != STATUS_OK || step_a != step_b || step_a == TAR_MORE)
+            abort();
+        if (step_a == TAR_END)
+            return;
+        if (a.data != b.data || a.size != b.size || a.header != b.header || strcmp(a.name, b.name) != 0 ||
+            a.size > size - a.data)
+            abort();
+        if (key_split(a.name, &key_length, &extension) && a.name[key_length] != '.')
+            abort();
+    }
+}
+
+/* Once more with every block's checksum made right: no fuzzer gets past one by itself. */
+static inline void fuzz_tar(const uint8_t *data, size_t size)
+{
+    uint8_t *copy = malloc(size + 1);
+    fuzz_tar_as_it_is(data, size);
+    if (!copy)
+        return;
+    memcpy(copy, data, size);
+    for (size_t at = 0; size - at >= TAR_BLOCK_BYTES; at += TAR_BLOCK_BYTES) {
+        unsigned sum = 0, any = 0;
+        for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
+            any |= copy[at + i];
+        memset(copy + at + 148, any ? ' ' : 0, 8);
+        for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
+            sum += copy[at + i];
+        if (any)
+            snprintf((char *)copy + at + 148, 7, "%06o", sum);
+    }
+    fuzz_tar_as_it_is(copy, size);
+    free(copy);
+}
+
+static inline void fuzz_npy(const uint8_t *data, size_t size)
+{
+    struct npy_header header;
+    if (npy_header_parse(data, size, &header) == STATUS_OK && header.data > size)
+        abort();
+}
+
+static inline void fuzz_idx(const uint8_t *data, size_t size)
+{
+    struct idx idx;
+    uint64_t values = 1;
+    if (idx_parse(data, size, &idx) != STATUS_OK)
+        return;
+    for (uint32_t i = 0; i < idx.axes; i++)
+        values *= idx.shape[i];
+    if (idx.values + values != data + size)
+        abort();
+}
+
+static inline void fuzz_cifar(const uint8_t *data, size_t size)
+{
+    struct cifar cifar;
+    if (cifar_parse(data, size, &cifar) == STATUS_OK &&
+        cifar_image(&cifar, cifar.count - 1) + CIFAR_IMAGE_BYTES != data + size)
+        abort();
+}
+
+/* Large pictures are only slow. */
+static inline void fuzz_png(const uint8_t *data, size_t size)
+{
+    struct png_shape shape;
+    if (png_shape(data, size, &shape) != STATUS_OK)
+        return;
+    size_t bytes = (size_t)shape.width * shape.height * shape.channels;
+    uint8_t *pixels = bytes <= 1 << 20 ? malloc(bytes) : NULL;
+    if (pixels)
+        (void)png_decode(data, size, pixels, bytes, &shape);
+    free(pixels);
+}
+
+static inline void fuzz_wids(const uint8_t *data, size_t size)
+{
+    struct wids wids;
+    (void)wids_parse((const char *)data, size, &wids);
+    wids_free(&wids);
+}
+
+/* Our own index: the bytes are the lines before the last, which is made for them; else no fuzzer would get
+ * past the hash. */
+static inline void fuzz_index(const uint8_t *data, size_t size)
+{
+    struct index_text text;
+    struct index index;
+    if (index_text_begin(&text, INDEX_SHARDS, "x") != STATUS_OK)
+        return;
+    fwrite(data, 1, size, text.stream);
+    fputc('\n', text.stream);
+    if (index_text_end(&text) == STATUS_OK) {
+        (void)index_parse(text.text, text.size, &index);
+        index_free(&index);
+    } else
+        index_text_free(&text);
+}
+
+static const struct {
+    const char *name;
+    void (*feed)(const uint8_t *data, size_t size);
+} fuzz_targets[] = {{"tar", fuzz_tar}, {"npy", fuzz_npy},   {"idx", fuzz_idx},    {"cifar", fuzz_cifar},
+                    {"png", fuzz_png}, {"wids", fuzz_wids}, {"index", fuzz_index}};
+
+#endif

@@ -1,0 +1,336 @@
+/* .npy headers, IDX, CIFAR-10, our index, that of wids, and PNG in memory. */
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+#include "core/npy.h"
+#include "core/png_image.h"
+#include "load/cifar.h"
+#include "load/counter.h"
+#include "load/idx.h"
+#include "load/index.h"
+#include "load/npy_header.h"
+
+static void expect_text(const char *words)
+{
+    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+}
+
+/* ---- .npy ---- */
+
+static enum status parse_npy(const char *dictionary, int version, struct npy_header *header)
+{
+    uint8_t bytes[512] = "\x93NUMPY";
+    size_t length = strlen(dictionary), begin = version == 1 ? 10 : 12;
+    bytes[6] = (uint8_t)version;
+    bytes[8] = (uint8_t)length;
+    memcpy(bytes + begin, dictionary, length);
+    return npy_header_parse(bytes, begin + length, header);
+}
+
+Test(npy, our_own_header)
+{
+    char bytes[NPY_HEADER_MAX];
+    struct npy_header header;
+    size_t length = npy_header(bytes, "<f2", "3, 8, 64, 64");
+    cr_assert_eq(length % 64, 0);
+    cr_assert_eq(npy_header_parse((uint8_t *)bytes, length, &header), STATUS_OK, "%s", status_text());
+    cr_assert_str_eq(header.type, "<f2");
+    cr_assert(header.value_bytes == 2 && !header.fortran && header.axes == 4 && header.shape[1] == 8);
+    cr_assert(header.values == 98304 && header.data == length);
+    cr_assert_eq(npy_header_check(&header, length + 196608), STATUS_OK);
+    cr_assert_eq(npy_header_check(&header, length + 196607), STATUS_FAILED);
+}
+
+Test(npy, what_others_write)
+{
+    struct npy_header header;
+    cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': True, 'shape': (), }   \n", 1, &header),
+                 STATUS_OK);
+    cr_assert(header.fortran && header.axes == 0 && header.values == 1);
+    cr_assert_eq(parse_npy("{\"shape\": (5L,), 'descr':'|b1','fortran_order':False}", 2, &header), STATUS_OK);
+    cr_assert(header.values == 5 && header.value_bytes == 1);
+    cr_assert_eq(parse_npy("{'descr': '>c16', 'fortran_order': False, 'shape': (0, 3), }", 3, &header),
+                 STATUS_OK);
+    cr_assert(header.values == 0 && header.value_bytes == 16);
+}
+
+Test(npy, what_is_refused)
+{
+    static const char *const dictionaries[] = {
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", /* pickles */
+        "{'descr': '|O8', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<f3', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<f4', 'fortran_order': Maybe, 'shape': (1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1, }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }",
+        "{'descr': '<f4', 'fortran_order': False, }",
+        "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } x",
+        "",
+    };
+    struct npy_header header;
+    for (size_t i = 0; i < COUNT_OF(dictionaries); i++)
+        cr_assert_eq(parse_npy(dictionaries[i], 1, &header), STATUS_FAILED, "%s", dictionaries[i]);
+    cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", 4, &header),
+                 STATUS_FAILED);
+    cr_assert_eq(npy_header_parse((const uint8_t *)"\x93NUMPY\1\0\xff\xff{}  ", 14, &header), STATUS_FAILED);
+    expect_text("longer than");
+}
+
+/* ---- IDX and CIFAR-10 ---- */
+
+Test(idx, images_and_labels)
+{
+    struct idx idx;
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7", 11, &idx), STATUS_OK);
+    cr_assert(idx.axes == 1 && idx.shape[0] == 3 && idx.values[2] == 7);
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\3\0\0\0\1\0\0\0\2\0\0\0\2abcd", 20, &idx), STATUS_OK);
+    cr_assert(idx.axes == 3 && idx.shape[2] == 2 && idx.values[3] == 'd');
+}
+
+Test(idx, faults)
+{
+    struct idx idx;
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
+    expect_text("11 bytes, by its header; it has 10");
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x0d\1\0\0\0\0", 8, &idx), STATUS_FAILED);
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\0", 4, &idx), STATUS_FAILED);
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\2\xff\xff\xff\xff\xff\xff\xff\xff", 12, &idx),
+                 STATUS_FAILED);
+    cr_assert_eq(idx_parse((const uint8_t *)"", 0, &idx), STATUS_FAILED);
+    cr_assert_eq(idx_read("/nowhere/x", &idx), STATUS_FAILED);
+    idx_free(&idx);
+}
+
+#ifdef HAVE_ZLIB
+Test(idx, gzipped_and_cut)
+{
+    char path[] = "/tmp/fdsl-idx-XXXXXX";
+    struct idx idx;
+    cr_assert(close(mkstemp(path)) == 0);
+    gzFile file = gzopen(path, "wb");
+    cr_assert(gzwrite(file, "\0\0\x08\1\0\0\0\3\5\6\7", 11) == 11 && gzclose(file) == Z_OK);
+    cr_assert_eq(idx_read(path, &idx), STATUS_OK, "%s", status_text());
+    cr_assert_eq(idx.values[1], 6);
+    idx_free(&idx);
+    for (off_t size = 3; size < 25; size++) {
+        cr_assert_eq(truncate(path, 25 - size + 2), 0);
+        cr_assert_eq(idx_read(path, &idx), STATUS_FAILED, "cut to %d", (int)(25 - size + 2));
+        expect_text(path);
+        idx_free(&idx);
+    }
+    unlink(path);
+}
+#endif
+
+Test(cifar, records)
+{
+    static uint8_t bytes[2 * CIFAR_RECORD_BYTES] = {3};
+    struct cifar cifar;
+    bytes[CIFAR_RECORD_BYTES] = 9;
+    bytes[CIFAR_RECORD_BYTES + 1] = 200;
+    cr_assert_eq(cifar_parse(bytes, sizeof bytes, &cifar), STATUS_OK);
+    cr_assert(cifar.count == 2 && cifar_label(&cifar, 1) == 9 && *cifar_image(&cifar, 1) == 200);
+    cr_assert_eq(cifar_parse(bytes, sizeof bytes - 1, &cifar), STATUS_FAILED);
+    cr_assert_eq(cifar_parse(bytes, 0, &cifar), STATUS_FAILED);
+    bytes[0] = 10;
+    cr_assert_eq(cifar_parse(bytes, sizeof bytes, &cifar), STATUS_FAILED);
+    expect_text("record 0 has label 10");
+}
+
+/* ---- The counter ---- */
+
+Test(counter, values_are_a_pure_function)
+{
+    uint8_t few[5], many[64];
+    uint16_t halves[100];
+    float reals[10];
+    counter_fill(7, 3, COUNTER_U8, sizeof few, few);
+    counter_fill(7, 3, COUNTER_U8, sizeof many, many);
+    cr_assert_eq(memcmp(few, many, sizeof few), 0);
+    counter_fill(7, 4, COUNTER_U8, sizeof few, few);
+    cr_assert_neq(memcmp(few, many, sizeof few), 0);
+    counter_fill(8, 3, COUNTER_U8, sizeof few, few);
+    cr_assert_neq(memcmp(few, many, sizeof few), 0);
+    counter_fill(0, 0, COUNTER_F16, COUNT_OF(halves), halves);
+    for (size_t i = 0; i < COUNT_OF(halves); i++)
+        cr_assert_eq(halves[i] & 0xFC00, 0x3C00);
+    counter_fill(0, 0, COUNTER_F32, COUNT_OF(reals), reals);
+    for (size_t i = 0; i < COUNT_OF(reals); i++)
+        cr_assert(reals[i] >= 0 && reals[i] < 1);
+}
+
+/* ---- Indexes ---- */
+
+#ifdef HAVE_XXHASH
+static const struct index_member two_members[] = {{"cls", 512, 1, 0x0123456789abcdef}, {"png", 1536, 100, 5}};
+
+/* Two shards with a sample each. */
+static char *index_text(size_t *size)
+{
+    struct index_text text;
+    const struct index_place places[] = {
+        {.name = "x-000000.tar", .bytes = 4096, .md5 = "0123456789abcdef0123456789abcdef"},
+        {.name = "x-000001.tar", .bytes = 4096, .md5 = ""}};
+    cr_assert_eq(index_text_begin(&text, INDEX_SHARDS, "some options"), STATUS_OK);
+    for (int i = 0; i < 2; i++) {
+        index_text_add_place(&text, &places[i]);
+        index_text_add_sample(text.stream, i ? "000001" : "000000", two_members, 2);
+    }
+    cr_assert_eq(index_text_end(&text), STATUS_OK, "%s", status_text());
+    *size = text.size;
+    return text.text;
+}
+
+Test(index, is_read_as_it_was_written)
+{
+    size_t size;
+    struct index index;
+    char *text = index_text(&size), path[] = "/tmp/fdsl-index-XXXXXX";
+    cr_assert_eq(index_parse(text, size, &index), STATUS_OK, "%s", status_text());
+    cr_assert(index.layout == INDEX_SHARDS && index.place_count == 2 && index.sample_count == 2 &&
+              index.member_count == 4);
+    cr_assert_str_eq(index.made, "some options");
+    cr_assert_str_eq(index.places[1].name, "x-000001.tar");
+    cr_assert_str_eq(index.places[1].md5, "");
+    cr_assert(index.places[1].first == 1 && index.places[1].count == 1 && index.places[1].bytes == 4096);
+    cr_assert_str_eq(index.samples[1].key, "000001");
+    cr_assert(index.samples[1].place == 1 && index.samples[1].first == 2 && index.samples[1].count == 2);
+    cr_assert_str_eq(index.members[3].extension, "png");
+    cr_assert(index.members[2].hash == 0x0123456789abcdef && index.members[3].size == 100);
+
+    struct index again;
+    cr_assert(close(mkstemp(path)) == 0);
+    cr_assert_eq(index_save(path, &index, 1, 1), STATUS_OK, "%s", status_text());
+    cr_assert_eq(index_read(path, &again), STATUS_OK, "%s", status_text());
+    cr_assert(again.place_count == 1 && again.sample_count == 1);
+    cr_assert_str_eq(again.samples[0].key, "000001");
+    index_free(&again);
+    index_free(&index);
+    unlink(path);
+}
+
+Test(index, any_changed_or_missing_byte_is_refused)
+{
+    size_t size;
+    char *text = index_text(&size);
+    for (size_t i = 0; i <= size; i++) {
+        struct index index;
+        char *copy = malloc(size + 1);
+        memcpy(copy, text, size + 1);
+        if (i < size)
+            copy[i] ^= 1;
+        cr_assert_eq(index_parse(copy, size, &index) == STATUS_OK, i == size, "byte %zu", i);
+        index_free(&index);
+        copy = calloc(1, i + 1);
+        memcpy(copy, text, i);
+        cr_assert_eq(index_parse(copy, i, &index) == STATUS_OK, i == size, "cut to %zu", i);
+        index_free(&index);
+    }
+    free(text);
+}
+
+static void expect_bad_lines(const char *lines, const char *words)
+{
+    struct index_text text;
+    struct index index;
+    cr_assert_eq(index_text_begin(&text, INDEX_SHARDS, "x"), STATUS_OK);
+    fputs(lines, text.stream);
+    cr_assert_eq(index_text_end(&text), STATUS_OK);
+    cr_assert_eq(index_parse(text.text, text.size, &index), STATUS_FAILED, "%s", lines);
+    expect_text(words);
+    index_free(&index);
+}
+
+Test(index, bad_lines_are_named)
+{
+    expect_bad_lines("place\tx\t10\n", "line 2: a place has");
+    expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
+    expect_bad_lines("sample\tk\n", "before the first place");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends behind x");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",
+                     "member");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
+    expect_bad_lines("other\tx\n", "no kind of line");
+}
+
+#ifdef HAVE_JANSSON
+Test(wids, is_read_as_it_was_written)
+{
+    size_t size;
+    struct index index;
+    struct wids wids;
+    char *text = index_text(&size), *json;
+    cr_assert_eq(index_parse(text, size, &index), STATUS_OK);
+    cr_assert_eq(wids_format("x", &index, &json), STATUS_OK, "%s", status_text());
+    cr_assert_eq(wids_parse(json, strlen(json), &wids), STATUS_OK, "%s", status_text());
+    cr_assert_str_eq(wids.name, "x");
+    cr_assert(wids.count == 2 && wids.shards[1].samples == 1 && wids.shards[1].bytes == 4096);
+    cr_assert_str_eq(wids.shards[0].url, "x-000000.tar");
+    cr_assert_str_eq(wids.shards[0].md5, "0123456789abcdef0123456789abcdef");
+    cr_assert_str_eq(wids.shards[1].md5, "");
+    wids_free(&wids);
+    free(json);
+    index_free(&index);
+}
+
+Test(wids, faults)
+{
+    static const char *const texts[] = {
+        "",
+        "[]",
+        "{\"__kind__\":\"other\"}",
+        "{\"__kind__\":\"wids-shard-index-v1\"}",
+        "{\"__kind__\":\"wids-shard-index-v1\",\"shardlist\":[{}]}",
+        "{\"__kind__\":\"wids-shard-index-v1\",\"shardlist\":[{\"url\":\"a\",\"nsamples\":-1}]}",
+        "{\"__kind__\":\"wids-shard-index-v1\",\"shardlist\":[{\"url\":\"a\",\"nsamples\":1,\"md5sum\":"
+        "\"xyz\"}]}",
+        "{\"__kind__\":\"wids-shard-index-v1\",\"shardlist\":[{\"url\":\"a\",\"nsamples\":1,\"filesize\":"
+        "\"9\"}]}",
+    };
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        struct wids wids;
+        cr_assert_eq(wids_parse(texts[i], strlen(texts[i]), &wids), STATUS_FAILED, "%s", texts[i]);
+        wids_free(&wids);
+    }
+}
+#endif
+#endif
+
+/* ---- PNG ---- */
+
+#ifdef HAVE_PNG
+Test(png, there_and_back)
+{
+    uint8_t pixels[2 * 3 * 3], decoded[sizeof pixels];
+    for (size_t i = 0; i < sizeof pixels; i++)
+        pixels[i] = (uint8_t)(37 * i);
+    for (uint32_t channels = 1; channels <= 3; channels += 2) {
+        const struct png_shape shape = {3, 2, channels};
+        struct png_shape found;
+        void *bytes;
+        size_t size;
+        cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
+        cr_assert_eq(png_shape(bytes, size, &found), STATUS_OK);
+        cr_assert(found.width == 3 && found.height == 2 && found.channels == channels);
+        cr_assert_eq(png_decode(bytes, size, decoded, sizeof decoded, &found), STATUS_OK, "%s",
+                     status_text());
+        cr_assert_eq(memcmp(decoded, pixels, 6 * channels), 0);
+        cr_assert_eq(png_decode(bytes, size, decoded, 6 * channels - 1, &found), STATUS_FAILED);
+        cr_assert_eq(png_decode(bytes, size - 20, decoded, sizeof decoded, &found), STATUS_FAILED);
+        cr_assert_eq(png_shape("no PNG at all", 13, &found), STATUS_FAILED);
+        free(bytes);
+    }
+}
+#endif

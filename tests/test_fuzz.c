@@ -1,0 +1,52 @@
+/* What fuzzing began with and what it found: every file in tests/fuzz/, whole and cut at every byte of its
+ * first kilobytes. make fuzz goes on from there. */
+#include <criterion/criterion.h>
+
+#include <dirent.h>
+#include <limits.h>
+
+#include "fuzz/targets.h"
+#include "load/bytes.h"
+
+enum { CUT_MAX = 4096 };
+
+/* Fed from a block of its own size, so that a sanitizer sees a look beyond it. */
+static void feed_exactly(void (*feed)(const uint8_t *, size_t), const char *bytes, size_t size)
+{
+    uint8_t *exact = malloc(size ? size : 1);
+    cr_assert_not_null(exact);
+    memcpy(exact, bytes, size);
+    feed(exact, size);
+    free(exact);
+}
+
+static int feed_folder(const char *folder, void (*feed)(const uint8_t *, size_t))
+{
+    int files = 0;
+    DIR *list = opendir(folder);
+    cr_assert_not_null(list, "%s", folder);
+    for (struct dirent *entry; (entry = readdir(list));) {
+        char path[2 * PATH_MAX], *bytes;
+        size_t size;
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        cr_assert_eq(bytes_read(path, &bytes, &size), STATUS_OK, "%s", status_text());
+        feed_exactly(feed, bytes, size);
+        for (size_t cut = 0; cut < size && cut < CUT_MAX; cut++)
+            feed_exactly(feed, bytes, cut);
+        free(bytes);
+        files++;
+    }
+    closedir(list);
+    return files;
+}
+
+Test(fuzz, seeds, .timeout = 60)
+{
+    for (size_t i = 0; i < COUNT_OF(fuzz_targets); i++) {
+        char folder[PATH_MAX];
+        snprintf(folder, sizeof folder, "tests/fuzz/%s", fuzz_targets[i].name);
+        cr_assert_gt(feed_folder(folder, fuzz_targets[i].feed), 0, "%s has no seeds", folder);
+    }
+}

@@ -1,0 +1,741 @@
+/* The workload `load`: orders, tallies, latencies, and what every variant makes of whole and of broken data.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/npy.h"
+#include "core/options.h"
+#include "core/png_image.h"
+#include "core/workload.h"
+#include "load/augment.h"
+#include "load/load.h"
+#include "load/tar.h"
+
+TestSuite(load, .timeout = 60);
+
+/* ---- Orders ---- */
+
+static const uint32_t shard_first[] = {0, 7, 7, 20, 21, 64};
+
+static struct order_plan plan_of(uint32_t shards, uint32_t window, uint32_t workers)
+{
+    struct order_plan plan = {.seed = 5,
+                              .samples = 64,
+                              .shards = shards,
+                              .shard_first = shards ? shard_first : NULL,
+                              .window = window,
+                              .workers = workers};
+    return plan;
+}
+
+Test(load, every_sample_comes_once_an_epoch_for_any_number_of_workers)
+{
+    for (uint32_t shards = 0; shards <= 5; shards += 5)
+        for (uint32_t window = 0; window <= 100; window += 9)
+            for (uint32_t workers = 1; workers <= 9; workers++) {
+                struct order_plan plan = plan_of(shards, window, workers);
+                struct order order;
+                uint8_t seen[64] = {0};
+                cr_assert_eq(order_open(&plan, &order), STATUS_OK);
+                for (uint32_t w = 0; w < workers; w++) {
+                    order_make(&plan, 3, w, &order);
+                    cr_assert_leq(order.count, 64 / workers + 1);
+                    cr_assert_geq(order.count, 64 / workers);
+                    for (uint32_t i = 0; i < order.count; i++)
+                        seen[order.samples[i]]++;
+                }
+                for (int i = 0; i < 64; i++)
+                    cr_assert_eq(seen[i], 1, "sample %d, window %u, %u workers", i, window, workers);
+                order_close(&order);
+            }
+}
+
+Test(load, an_order_is_a_function_of_seed_and_epoch)
+{
+    struct order_plan plan = plan_of(5, 16, 2);
+    struct order a, b;
+    cr_assert(order_open(&plan, &a) == STATUS_OK && order_open(&plan, &b) == STATUS_OK);
+    order_make(&plan, 1, 0, &a);
+    order_make(&plan, 9, 1, &b);
+    order_make(&plan, 1, 0, &b);
+    cr_assert_arr_eq(a.samples, b.samples, a.count * sizeof *a.samples);
+    order_make(&plan, 2, 0, &b);
+    cr_assert_neq(memcmp(a.samples, b.samples, a.count * sizeof *a.samples), 0);
+    plan.seed = 6;
+    order_make(&plan, 1, 0, &b);
+    cr_assert_neq(memcmp(a.samples, b.samples, a.count * sizeof *a.samples), 0);
+    order_close(&a);
+    order_close(&b);
+}
+
+Test(load, a_window_moves_no_sample_farther_than_its_size)
+{
+    struct order_plan plan = plan_of(5, 10, 1);
+    struct order order;
+    cr_assert_eq(order_open(&plan, &order), STATUS_OK);
+    order_make(&plan, 0, 0, &order);
+    for (uint32_t i = 0; i < order.count; i++)
+        cr_assert_eq(order.places[i] / 10, i / 10);
+    order_close(&order);
+}
+
+Test(load, quality_of_known_orders)
+{
+    struct order_plan plan = plan_of(5, 1, 1);
+    uint32_t samples[64];
+    struct order order = {.count = 64, .samples = samples};
+    struct order_quality quality;
+    for (uint32_t i = 0; i < 64; i++)
+        samples[i] = i;
+    cr_assert_eq(order_measure(&plan, &order, 32, &quality), STATUS_OK);
+    cr_assert_float_eq(quality.displacement, 0, 1e-12);
+    cr_assert_float_eq(quality.shards, (4 + 1) / 2.0, 1e-12);
+    for (uint32_t i = 0; i < 64; i++)
+        samples[i] = 63 - i;
+    cr_assert_eq(order_measure(&plan, &order, 32, &quality), STATUS_OK);
+    cr_assert_float_eq(quality.displacement, 0.5, 1e-12);
+}
+
+/* ---- Tallies and latencies ---- */
+
+Test(load, a_tally_tells_what_is_missing_doubled_or_swapped)
+{
+    const uint8_t a[300] = {1}, b[300] = {2};
+    uint64_t hash_a = tally_edges(a, sizeof a), hash_b = tally_edges(b, sizeof b);
+    uint64_t one = tally_key("one", 3), two = tally_key("two", 3);
+    uint64_t right = tally_sample(one, &hash_a, 1) + tally_sample(two, &hash_b, 1);
+    cr_assert_neq(right, tally_sample(one, &hash_b, 1) + tally_sample(two, &hash_a, 1));
+    cr_assert_neq(right, tally_sample(one, &hash_a, 1));
+    cr_assert_neq(right, 2 * tally_sample(one, &hash_a, 1));
+    cr_assert_neq(tally_edges(a, 299), hash_a);
+    uint8_t middle[300] = {1};
+    middle[150] = 1;
+    cr_assert_eq(tally_edges(middle, 300), hash_a);
+    cr_assert_neq(tally_whole(middle, 300), tally_whole(a, 300));
+}
+
+Test(load, latency_quantiles_are_within_three_percent)
+{
+    static struct latency latency;
+    for (uint64_t ns = 1; ns <= 100000; ns++)
+        latency_add(&latency, ns);
+    cr_assert_float_eq(latency_quantile_s(&latency, 0.5), 50e-6, 1.6e-6);
+    cr_assert_float_eq(latency_quantile_s(&latency, 0.999), 99.9e-6, 3.2e-6);
+    static struct latency none;
+    cr_assert_eq(latency_quantile_s(&none, 0.5), 0);
+    latency_add(&none, UINT64_MAX);
+    cr_assert_gt(latency_quantile_s(&none, 0.5), 1e10);
+}
+
+/* ---- Augmentation ---- */
+
+Test(load, augmentation_is_what_its_definition_says)
+{
+    uint8_t pixels[2 * 4 * 5];
+    float values[2 * 4 * 5];
+    struct image image = {.channels = 2, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
+    struct augment augment = {.shift = 3, .flip = true, .mean = 0.5f, .scale = 2, .seed = 1};
+    int flips = 0, moves = 0;
+    for (uint32_t i = 0; i < sizeof pixels; i++)
+        pixels[i] = (uint8_t)(i + 1);
+    for (uint32_t sample = 0; sample < 200; sample++) {
+        bool explained = false;
+        image_augment(&augment, &image, 7, sample, values);
+        for (int down = -3; down <= 3; down++)
+            for (int right = -3; right <= 3; right++)
+                for (int flip = 0; flip <= 1; flip++) {
+                    bool same = true;
+                    for (int c = 0; c < 2; c++)
+                        for (int y = 0; y < 4; y++)
+                            for (int x = 0; x < 5; x++) {
+                                int fx = (flip ? 4 - x : x) + right, fy = y + down;
+                                bool in = fx >= 0 && fx < 5 && fy >= 0 && fy < 4;
+                                float gray = in ? (float)pixels[(fy * 5 + fx) * 2 + c] * (1.0f / 255) : 0;
+                                same &= values[(c * 4 + y) * 5 + x] == (gray - 0.5f) * 2;
+                            }
+                    if (same && !explained) {
+                        flips += flip;
+                        moves += down != 0 || right != 0;
+                    }
+                    explained |= same;
+                }
+        cr_assert(explained, "sample %u", sample);
+    }
+    cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
+    cr_assert_gt(moves, 150);
+}
+
+#ifdef HAVE_PNG
+Test(load, a_png_decodes_to_its_pixels)
+{
+    const uint8_t pixels[2 * 3 * 3] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 250, 251, 252, 253, 254, 255, 0, 10, 20};
+    const struct png_shape shape = {.width = 3, .height = 2, .channels = 3};
+    void *bytes;
+    size_t size, room_bytes = 0;
+    uint8_t *room = NULL;
+    struct image image;
+    bool is_image;
+    cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
+    cr_assert_eq(image_decode("PNG", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert(is_image && image.interleaved && image.type == IMAGE_U8);
+    cr_assert(image.channels == 3 && image.height == 2 && image.width == 3);
+    cr_assert_arr_eq(image.pixels, pixels, sizeof pixels);
+    cr_assert_eq(image_decode("png", bytes, size / 2, &room, &room_bytes, &image, &is_image), STATUS_FAILED);
+    cr_assert_eq(image_decode("cls", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert_not(is_image);
+    free(bytes);
+    free(room);
+}
+#endif
+
+Test(load, halves_are_augmented_as_their_values)
+{
+    char file[NPY_HEADER_MAX + 8];
+    size_t header = npy_header(file, "<f2", "1, 1, 4"), room_bytes = 0;
+    const uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff}; /* 1, -2, 2^-24, 65504 */
+    float values[4];
+    uint8_t *room = NULL;
+    struct image image;
+    struct augment augment = {.scale = 1};
+    bool is_image;
+    memcpy(file + header, halves, sizeof halves);
+    cr_assert_eq(
+        image_decode("npy", (const uint8_t *)file, header + 8, &room, &room_bytes, &image, &is_image),
+        STATUS_OK, "%s", status_text());
+    cr_assert(is_image && image.channels == 1 && image.height == 1 && image.width == 4);
+    image_augment(&augment, &image, 0, 0, values);
+    cr_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] == 65504);
+}
+
+/* ---- Data sets on disk ---- */
+
+static char folder[PATH_MAX];
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/fdsl-load-XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+static void remove_folder(void)
+{
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static const char *in_folder(const char *name)
+{
+    static char path[2 * PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+/* A byte of a sample. */
+static uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
+{
+    return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
+}
+
+/* Sizes that cross blocks, pages and edges. */
+static uint32_t size_of(uint32_t sample, uint32_t member)
+{
+    return member ? sample % 3 : (sample * 997) % 9000;
+}
+
+static void put_member(FILE *stream, uint32_t sample, uint32_t member)
+{
+    char name[64];
+    uint8_t header[TAR_BLOCK_BYTES];
+    uint32_t size = size_of(sample, member);
+    snprintf(name, sizeof name, "%06u.%s", sample, member ? "cls" : "bin");
+    cr_assert_eq(tar_header(header, name, size), STATUS_OK);
+    fwrite(header, 1, sizeof header, stream);
+    for (uint32_t i = 0; i < size; i++)
+        putc(content(sample, member, i), stream);
+    for (uint32_t i = 0; i < tar_padding(size); i++)
+        putc(0, stream);
+}
+
+/* Shards of different sizes, with an odd number of samples in all. */
+static void make_shards(uint32_t samples)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    uint32_t sample = 0;
+    for (int shard = 0; shard < 3; shard++) {
+        char name[64];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        FILE *stream = fopen(in_folder(name), "w");
+        cr_assert_not_null(stream);
+        for (uint32_t end = shard == 2 ? samples : (shard + 1) * samples / 4; sample < end; sample++)
+            for (uint32_t member = 0; member < 2; member++)
+                put_member(stream, sample, member);
+        fwrite(zeros, 1, sizeof zeros, stream);
+        fclose(stream);
+    }
+}
+
+static void make_files(uint32_t samples)
+{
+    for (uint32_t sample = 0; sample < samples; sample++)
+        for (uint32_t member = 0; member < 2; member++) {
+            char name[64];
+            snprintf(name, sizeof name, "%03u", sample / 100);
+            mkdir(in_folder(name), 0777);
+            snprintf(name, sizeof name, "%03u/%06u.%s", sample / 100, sample, member ? "cls" : "bin");
+            FILE *stream = fopen(in_folder(name), "w");
+            cr_assert_not_null(stream);
+            for (uint32_t i = 0; i < size_of(sample, member); i++)
+                putc(content(sample, member, i), stream);
+            fclose(stream);
+        }
+}
+
+/* The workload's input for a command line. */
+struct job {
+    const struct workload *workload;
+    struct options options;
+    void *parameters, *input;
+    char *line;
+};
+
+static enum status open_job(struct job *job, const char *line)
+{
+    char *argv[32] = {(char *)"test", (char *)"--data", folder};
+    int argc = 3;
+    *job = (struct job){.workload = workload_find("load"), .line = strdup(line)};
+    for (char *rest = job->line, *word; (word = strsep(&rest, " "));)
+        if (*word)
+            argv[argc++] = word;
+    job->parameters = calloc(1, job->workload->parameters_bytes);
+    job->options = (struct options){
+        .tables = {{job->workload->options, job->workload->option_count, job->parameters}}, .table_count = 1};
+    cr_assert_eq(options_parse(&job->options, argc, argv), STATUS_OK, "%s", status_text());
+    return job->workload->open(&job->options, job->parameters, &(const struct place){.ranks = 1},
+                               &job->input);
+}
+
+static void close_job(struct job *job)
+{
+    if (job->input)
+        job->workload->close(job->input);
+    options_free(&job->options);
+    free(job->parameters);
+    free(job->line);
+}
+
+/* Sets a variant up, NULL where it cannot run here. */
+static const struct variant *start(struct job *job, const char *name, void **state)
+{
+    const struct variant_entry *entry = variant_find(name);
+    const struct resources resources = {.threads = 3};
+    if (variant_available(entry, &resources) != STATUS_OK)
+        return NULL;
+    cr_assert_eq(job->workload->accepts(job->input, entry->variant), STATUS_OK, "%s", status_text());
+    cr_assert_eq(entry->variant->setup(&resources, job->input, state), STATUS_OK, "%s", status_text());
+    return entry->variant;
+}
+
+static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
+static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
+
+static void expect_exactly_once(const char *name, const char *line)
+{
+    struct job job;
+    void *state;
+    uint64_t wrong = 1;
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        struct run_time unused;
+        struct load_result result;
+        for (uint64_t number = 0; number < 3; number++)
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s %s: %s", name, line,
+                         status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        cr_assert_eq(result.tally.count % 101, 0, "%s %s", name, line);
+        cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s", status_text());
+        cr_assert_eq(wrong, 0, "%s %s", name, line);
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const lines[] = {"--cache any", "--cache any --shuffle 0 --batch 1",
+                                        "--cache any --shuffle 10 --batch 7 --block 4 --depth 3",
+                                        "--cache warm --shuffle 1000 --batch 200 --epochs 2",
+                                        "--cache any --depth 1 --block 4 --prefetch 0 --seed 9"};
+    make_shards(101);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (size_t l = 0; l < COUNT_OF(lines); l++)
+            expect_exactly_once(shard_variants[v], lines[l]);
+    remove_folder();
+    make_folder();
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (size_t l = 0; l < COUNT_OF(lines); l++)
+            expect_exactly_once(file_variants[v], lines[l]);
+}
+
+Test(load, files_and_shards_of_the_same_samples_have_the_same_tally, .init = make_folder,
+     .fini = remove_folder)
+{
+    struct job job;
+    uint64_t sums[2];
+    for (int shards = 0; shards <= 1; shards++) {
+        struct tally tally;
+        shards ? make_shards(101) : make_files(101);
+        cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+        struct load load = *(struct load *)job.input;
+        cr_assert_eq(load_expect(&load, 1, 0, &tally), STATUS_OK);
+        cr_assert_eq(tally.count, 101);
+        /* Keys hold the folder of files: compare what the keys do not. */
+        sums[shards] = tally.bytes;
+        close_job(&job);
+        remove_folder();
+        make_folder();
+    }
+    cr_assert_eq(sums[0], sums[1]);
+}
+
+/* ---- Faults ---- */
+
+static void overwrite(const char *name, long offset, const void *bytes, size_t count)
+{
+    int fd = open(in_folder(name), O_WRONLY);
+    cr_assert(fd >= 0 && pwrite(fd, bytes, count, offset) == (ssize_t)count);
+    close(fd);
+}
+
+static void expect_refused(const char *words)
+{
+    struct job job;
+    enum status status = open_job(&job, "--cache any");
+    cr_assert_neq(status, STATUS_OK, "%s", words);
+    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    close_job(&job);
+}
+
+/* With --on-error skip the rest is read. */
+static void expect_skipped(uint64_t least)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+    const struct load *load = job.input;
+    cr_assert_geq(load->dataset->skipped, least);
+    const struct variant *variant = start(&job, "shards-mmap", &state);
+    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+    variant->teardown(state);
+    close_job(&job);
+}
+
+Test(load, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
+    expect_refused("x-000001.tar: offset ");
+    expect_skipped(1);
+}
+
+Test(load, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    overwrite("x-000001.tar", 3, "z", 1);
+    expect_refused("x-000001.tar: offset 0: ");
+    expect_skipped(1);
+}
+
+Test(load, an_empty_shard_is_named, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
+    expect_refused("x-000002.tar");
+    expect_skipped(1);
+}
+
+Test(load, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder, .fini = remove_folder)
+{
+    expect_refused("no samples there");
+    remove_folder();
+    expect_refused("No such file");
+    make_folder();
+}
+
+/* After it was opened: each variant ends with one line, and with --on-error skip goes on and counts. */
+static void expect_run_fault(const char *name, const char *broken, const char *words)
+{
+    for (int skip = 0; skip <= 1; skip++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        make_shards(101);
+        cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --batch 8" : "--cache any --batch 8"),
+                     STATUS_OK);
+        const struct variant *variant = start(&job, name, &state);
+        if (!variant) {
+            close_job(&job);
+            return;
+        }
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(variant->ready(state, 1), STATUS_OK);
+        cr_assert_eq(truncate(in_folder(broken), 8192), 0);
+        enum status status = variant->run(state, 1, &unused);
+        if (skip) {
+            cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_gt(result.skipped, 0, "%s", name);
+            cr_assert_eq(result.skipped + result.tally.count, 101, "%s", name);
+        } else {
+            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
+            cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,
+                      status_text());
+        }
+        variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+Test(load, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        expect_run_fault(shard_variants[v], "x-000001.tar", "offset ");
+}
+
+Test(load, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (int skip = 0; skip <= 1; skip++) {
+            struct job job;
+            void *state;
+            struct run_time unused;
+            struct load_result result;
+            char moved[2 * PATH_MAX];
+            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK);
+            const struct variant *variant = start(&job, file_variants[v], &state);
+            if (variant) {
+                snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+                cr_assert_eq(rename(in_folder("000/000050.bin"), moved), 0);
+                enum status status = variant_run(variant, state, 0, &unused);
+                cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s", file_variants[v]);
+                cr_assert(skip || strstr(status_text(), "000050.bin"), "%s", status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(!skip || result.skipped == 1);
+                cr_assert_eq(rename(moved, in_folder("000/000050.bin")), 0);
+                variant->teardown(state);
+            }
+            close_job(&job);
+        }
+}
+
+/* A variant that delivers wrong bytes is caught by the run itself. */
+Test(load, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    make_shards(101);
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
+    const struct variant *variant = start(&job, "shards-mmap", &state);
+    const struct load *load = job.input;
+    overwrite("x-000000.tar", (long)load->dataset->members[load->dataset->samples[1].member].offset,
+              "\xff\xee", 2);
+    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_WRONG);
+    cr_assert_not_null(strstr(status_text(), "delivered"));
+    variant->teardown(state);
+    close_job(&job);
+}
+
+/* ---- With an index ---- */
+
+static void prepare(const char *layout)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    snprintf(command, sizeof command,
+             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
+             ">/dev/null 2>&1",
+             program ? program : "./fdsl-bench", folder,
+             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
+Test(load, prepared_data_are_read_and_compared_with_their_index, .init = make_folder, .fini = remove_folder)
+{
+    uint64_t tallies[2];
+    for (int shards = 0; shards <= 1; shards++) {
+        struct job job;
+        struct tally tally;
+        prepare(shards ? "shards" : "files");
+        for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
+            void *state;
+            uint64_t wrong;
+            cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+            const struct load *load = job.input;
+            cr_assert(load->dataset->indexed);
+            const struct variant *variant =
+                start(&job, shards ? shard_variants[v] : file_variants[v], &state);
+            if (variant) {
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                             status_text());
+                cr_assert_eq(wrong, 0);
+                variant->teardown(state);
+            }
+            cr_assert_eq(load_expect(load, 1, 0, &tally), STATUS_OK);
+            close_job(&job);
+        }
+        tallies[shards] = tally.sum;
+        remove_folder();
+        make_folder();
+    }
+    cr_assert_eq(tallies[0], tallies[1], "the same samples in either layout");
+}
+
+Test(load, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct dataset dataset;
+    prepare("shards");
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
+    char shard[64];
+    snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
+    overwrite(shard, (long)(member->offset + member->size / 2), "\xff", 1);
+    cr_assert_eq(dataset_hash(&dataset), STATUS_FAILED);
+    cr_assert(strstr(status_text(), shard) && strstr(status_text(), "offset "), "%s", status_text());
+    dataset_close(&dataset);
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+    cr_assert_eq(((struct load *)job.input)->dataset->skipped, 1);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (!variant)
+            continue;
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        cr_assert(result.skipped == 0 && result.tally.count == 39, "%s", shard_variants[v]);
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+Test(load, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)
+{
+    prepare("shards");
+    cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
+    expect_refused("counter-000001.tar: the shard is missing");
+    expect_skipped(1);
+    cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
+    cr_assert_eq(chmod(folder, 0), 0);
+    if (geteuid() == 0)
+        cr_assert_eq(seteuid(65534), 0);
+    expect_refused("Permission denied");
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(0), 0);
+    cr_assert_eq(chmod(folder, 0700), 0);
+}
+
+Test(load, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    FILE *stream = fopen(in_folder("twice.tar"), "w");
+    put_member(stream, 1, 0);
+    put_member(stream, 1, 0);
+    fwrite(zeros, 1, sizeof zeros, stream);
+    fclose(stream);
+    expect_refused("twice.tar: offset 1536: sample '000001' has 'bin' twice");
+}
+
+/* ---- io_uring forbidden, as in a container ---- */
+
+#if defined(HAVE_URING) && defined(__x86_64__) && !defined(FDSL_SANITIZED)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static void forbid_uring(unsigned failure)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 425, 0, 1), /* io_uring_setup */
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | failure),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {COUNT_OF(filter), filter};
+    cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+static void expect_no_uring(unsigned failure)
+{
+    const struct resources resources = {.threads = 1};
+    forbid_uring(failure);
+    cr_assert_eq(variant_available(variant_find("shards-uring"), &resources), STATUS_UNAVAILABLE);
+    cr_assert_not_null(strstr(status_text(), "seccomp"), "%s", status_text());
+    cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
+}
+
+Test(load, forbidden_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(1 /* EPERM */);
+}
+
+Test(load, missing_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(38 /* ENOSYS */);
+}
+#endif
+
+/* ---- Tars that others wrote ---- */
+
+Test(load, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = remove_folder)
+{
+    static const char script[] =
+        "import tarfile,io,sys\n"
+        "for s,f in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):\n"
+        "  t=tarfile.open('%s/y-%06d.tar'%(sys.argv[1],s),'w',format=f)\n"
+        "  d=tarfile.TarInfo('folder'); d.type=tarfile.DIRTYPE; t.addfile(d)\n"
+        "  for i in range(20):\n"
+        "    for e in ('bin','cls'):\n"
+        "      m=tarfile.TarInfo('folder/'+'k'*150*(i%2)+'%d-%d.%s'%(s,i,e)); b=b'%d'%i*(i*300+1)\n"
+        "      m.size=len(b); m.mtime=0.5+i; t.addfile(m,io.BytesIO(b))\n"
+        "  t.addfile(tarfile.TarInfo('README'))\n"
+        "  t.close()\n";
+    char command[sizeof script + PATH_MAX + 64];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert_eq(system(command), 0);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, 40);
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}

@@ -1,0 +1,494 @@
+/* fdsl-bench --prepare from outside: what it writes, that it writes the same again, and what it refuses.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+#ifdef HAVE_ARCHIVE
+#include <archive.h>
+#include <archive_entry.h>
+#endif
+
+#include "core/png_image.h"
+#include "load/bytes.h"
+#include "load/cifar.h"
+#include "load/counter.h"
+#include "load/index.h"
+#include "load/npy_header.h"
+#include "load/tar.h"
+
+#ifdef HAVE_XXHASH
+
+/* ---- Running ---- */
+
+static char folder[] = "/tmp/fdsl-prepare-XXXXXX", root[PATH_MAX], program[PATH_MAX], out[1 << 16];
+
+/* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
+ * exit status. */
+__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
+{
+    char command[4096];
+    int used = snprintf(command, sizeof command, "cd %s && P=%s && ", folder, program);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command + used, sizeof command - (size_t)used, format, arguments);
+    va_end(arguments);
+    char whole[5000];
+    snprintf(whole, sizeof whole, "{ %s\n} 2>&1", command);
+    FILE *stream = popen(whole, "r");
+    cr_assert_not_null(stream);
+    out[fread(out, 1, sizeof out - 1, stream)] = '\0';
+    int status = pclose(stream);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+#define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
+
+static void expect_refusal(int status, const char *options, const char *words)
+{
+    cr_assert_eq(run("$P --prepare %s", options), status, "%s: %s", options, out);
+    cr_assert_not_null(strstr(out, words), "%s: '%s' lacks '%s'", options, out, words);
+    cr_assert_eq(strchr(out, '\n'), out + strlen(out) - 1, "%s: more than a line: %s", options, out);
+}
+
+static void set_up(void)
+{
+    const char *given = getenv("FDSL_BENCH");
+    cr_assert_not_null(getcwd(root, sizeof root));
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
+}
+
+static void tear_down(void)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "chmod -R u+w %s; rm -rf %s", folder, folder);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(prepare, .init = set_up, .fini = tear_down, .timeout = 120);
+
+static void read_file(const char *name, char **bytes, size_t *size)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    cr_assert_eq(bytes_read(path, bytes, size), STATUS_OK, "%s", status_text());
+}
+
+static void read_index(const char *name, struct index *index)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    cr_assert_eq(index_read(path, index), STATUS_OK, "%s", status_text());
+}
+
+#define SMALL "--samples 25 --shards 3 --sample-shape 3,5"
+
+/* ---- What is written ---- */
+
+/* The parser, the index and the counter agree about every byte. */
+Test(prepare, shards_hold_what_the_index_says)
+{
+    static struct tar_parser parser;
+    struct index index;
+    EXPECT(0, "$P --prepare a " SMALL " --dtype u8");
+    read_index("a/counter.index", &index);
+    cr_assert(index.place_count == 3 && index.sample_count == 25 && index.places[0].count == 9);
+    for (uint64_t p = 0; p < index.place_count; p++) {
+        char path[PATH_MAX], *bytes;
+        size_t size, need;
+        snprintf(path, sizeof path, "a/%s", index.places[p].name);
+        read_file(path, &bytes, &size);
+        cr_assert_eq(size, index.places[p].bytes);
+        tar_open(&parser, size);
+        for (uint64_t s = index.places[p].first; s < index.places[p].first + index.places[p].count; s++) {
+            const struct index_member *entry = &index.members[index.samples[s].first];
+            struct tar_member member;
+            struct npy_header header;
+            enum tar_step step;
+            uint8_t expected[15];
+            cr_assert_eq(tar_next(&parser, (uint8_t *)bytes + parser.position, size - (size_t)parser.position,
+                                  true, &member, &step, &need),
+                         STATUS_OK, "%s", status_text());
+            cr_assert(step == TAR_MEMBER && member.data == entry->offset && member.size == entry->size);
+            cr_assert_eq(XXH3_64bits(bytes + member.data, member.size), entry->hash);
+            cr_assert_eq(npy_header_parse((uint8_t *)bytes + member.data, member.size, &header), STATUS_OK);
+            cr_assert_eq(npy_header_check(&header, member.size), STATUS_OK);
+            counter_fill(0, s, COUNTER_U8, sizeof expected, expected);
+            cr_assert_eq(memcmp(bytes + member.data + header.data, expected, sizeof expected), 0);
+        }
+        free(bytes);
+    }
+    index_free(&index);
+}
+
+/* Hashes do not depend on the layout. */
+Test(prepare, files_and_shards_hold_the_same)
+{
+    struct index files, shards;
+    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --layout files");
+    EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
+    read_index("f/counter.index", &files);
+    read_index("s/counter.index", &shards);
+    cr_assert(files.layout == INDEX_FILES && files.place_count == 2 && files.places[1].count == 1);
+    for (uint64_t i = 0; i < 1001; i++) {
+        cr_assert_str_eq(files.samples[i].key, shards.samples[i].key);
+        cr_assert_eq(files.members[i].hash, shards.members[i].hash);
+    }
+    EXPECT(0,
+           "test $(find f -name '*.npy' | wc -l) = 1001 && test -f f/001/001000.npy && ! test -e f/.prepare");
+    EXPECT(0, "sed -n '1p;$p' f/samples.csv");
+    cr_assert_str_eq(out, "key,number,file_npy\n001000,1000,001/001000.npy\n");
+    index_free(&files);
+    index_free(&shards);
+}
+
+Test(prepare, the_same_bytes_again)
+{
+    EXPECT(0, "$P --prepare a " SMALL " && $P --prepare b " SMALL " --threads 1 && diff -r a b");
+    EXPECT(0, "$P --prepare c " SMALL
+              " --seed 1; cmp -s a/counter-000000.tar c/counter-000000.tar; test $? = 1");
+}
+
+/* DALI's index, the list of wids and the tar itself, as Python reads them. */
+Test(prepare, python_agrees)
+{
+    if (run("python3 -c 'import tarfile, hashlib, json'") != 0)
+        cr_skip_test("no python3 here");
+    EXPECT(0, "$P --prepare a " SMALL " --name x");
+    EXPECT(
+        0, "%s",
+        "cat > t.py <<'E'\n"
+        "import hashlib, json, sys, tarfile\n"
+        "members = {}\n"
+        "for line in open('a/x.index'):\n"
+        "    f = line.rstrip('\\n').split('\\t')\n"
+        "    if f[0] == 'place': now = members.setdefault(f[1], [])\n"
+        "    if f[0] == 'sample': now += [(f[1] + '.' + f[i], int(f[i+1]), int(f[i+2])) for i in range(2, "
+        "len(f), 4)]\n"
+        "for name, expected in members.items():\n"
+        "    with tarfile.open('a/' + name) as t:\n"
+        "        assert [(m.name, m.offset_data, m.size) for m in t] == expected, name\n"
+        "        assert all(m.mode == 0o444 and m.mtime == 0 and m.uid == 0 and not m.pax_headers for m in "
+        "t)\n"
+        "    lines = open('a/' + name[:-3] + 'idx').read().splitlines()\n"
+        "    assert lines[0] == 'v1.2 %d' % len(expected)\n"
+        "    assert lines[1:] == ['npy %d %d %s' % (o, s, n) for n, o, s in expected]\n"
+        "w = json.load(open('a/x.wids.json')) if len(sys.argv) > 1 else None\n"
+        "if w:\n"
+        "    assert w['__kind__'] == 'wids-shard-index-v1' and w['wids_version'] == 1 and w['name'] == 'x'\n"
+        "    assert [s['url'] for s in w['shardlist']] == list(members)\n"
+        "    for s in w['shardlist']:\n"
+        "        data = open('a/' + s['url'], 'rb').read()\n"
+        "        assert s['filesize'] == len(data) and s['nsamples'] == len(members[s['url']])\n"
+        "        assert s.get('md5sum', hashlib.md5(data).hexdigest()) == hashlib.md5(data).hexdigest()\n"
+        "E\n");
+#ifdef HAVE_JANSSON
+    EXPECT(0, "python3 t.py wids");
+#ifdef HAVE_CRYPTO
+    EXPECT(0, "test $(grep -c md5sum a/x.wids.json) = 3");
+#endif
+#else
+    EXPECT(0, "python3 t.py");
+#endif
+}
+
+#ifdef HAVE_ARCHIVE
+/* Name, place of the data and size of every member, as libarchive sees them and as the index tells. */
+Test(prepare, libarchive_agrees)
+{
+    struct index index;
+    uint64_t next = 0;
+    EXPECT(0, "$P --prepare a " SMALL);
+    read_index("a/counter.index", &index);
+    for (uint64_t p = 0; p < index.place_count; p++) {
+        char path[PATH_MAX], name[64];
+        struct archive *archive = archive_read_new();
+        struct archive_entry *entry;
+        snprintf(path, sizeof path, "%s/a/%s", folder, index.places[p].name);
+        archive_read_support_format_tar(archive);
+        cr_assert_eq(archive_read_open_filename(archive, path, 4096), ARCHIVE_OK);
+        for (; archive_read_next_header(archive, &entry) == ARCHIVE_OK; next++) {
+            snprintf(name, sizeof name, "%s.%s", index.samples[next].key, index.members[next].extension);
+            cr_assert_str_eq(archive_entry_pathname(entry), name);
+            cr_assert_eq(archive_entry_size(entry), (int64_t)index.members[next].size);
+            cr_assert_eq((uint64_t)archive_read_header_position(archive) + 512, index.members[next].offset);
+        }
+        cr_assert_eq(archive_errno(archive), 0);
+        archive_read_free(archive);
+    }
+    cr_assert_eq(next, 25);
+    index_free(&index);
+}
+#endif
+
+/* With pyarrow a table of all samples, without it one line and exit status 4. */
+Test(prepare, parquet)
+{
+    if (run("python3 -c 1") != 0)
+        cr_skip_test("no python3 here");
+    EXPECT(0, "$P --prepare a " SMALL);
+    if (run("python3 -c 'import pyarrow'") != 0) {
+        EXPECT(4, "python3 %s/scripts/metadata_parquet.py a", root);
+        cr_assert_not_null(strstr(out, "pyarrow is missing"), "%s", out);
+        return;
+    }
+    EXPECT(0, "python3 %s/scripts/metadata_parquet.py a && test -s a/metadata.parquet", root);
+    cr_assert_not_null(strstr(out, "25 samples, 4 columns"), "%s", out);
+}
+
+/* ---- Origins ---- */
+
+#define SYNTH "--from synth --classes 3 --samples 20 --shards 2 --res 32"
+
+#if defined(HAVE_PNG) && defined(HAVE_INIH)
+Test(prepare, synth_images_and_labels)
+{
+    EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7");
+    EXPECT(0, "sed -n '1p;6p' a/samples.csv");
+    cr_assert_str_eq(out, "key,class,instance,seed,shard,file_cls,file_png\n"
+                          "000004,1,1,0,synth-000000.tar,000004.cls,000004.png\n");
+    EXPECT(0, "tar xOf a/synth-000000.tar 000004.cls");
+    cr_assert_str_eq(out, "1");
+
+    /* The same pixels as run 0's pictures, and as an array. */
+    EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
+              "--min-time 0");
+    EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
+    EXPECT(0, "$P --prepare n " SYNTH
+              " --encode npy && tar xf n/synth-000000.tar && tail -c 1024 000004.npy > raw");
+    char *png, *raw;
+    size_t png_size, raw_size;
+    uint8_t pixels[32 * 32];
+    struct png_shape shape;
+    read_file("000004.png", &png, &png_size);
+    read_file("raw", &raw, &raw_size);
+    cr_assert_eq(png_decode(png, png_size, pixels, sizeof pixels, &shape), STATUS_OK, "%s", status_text());
+    cr_assert(raw_size == sizeof pixels && memcmp(raw, pixels, sizeof pixels) == 0);
+    free(png);
+    free(raw);
+}
+
+/* Neither variant, nor batch, nor threads make a difference. */
+Test(prepare, synth_bytes_are_those_of_any_variant)
+{
+    EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7 --threads 1 && $P --prepare b " SYNTH
+              " && diff -r a b");
+}
+
+Test(prepare, synth_refusals)
+{
+    expect_refusal(2, "a " SYNTH " --output f16", "--encode png holds u8 images");
+    expect_refusal(2, "a " SYNTH " --png x", "--png shows images of a run");
+    expect_refusal(2, "a " SYNTH " --variant fuse", "no variant of synth");
+    expect_refusal(2, "a --from synth", "say how many samples");
+    EXPECT(0, "! test -e a");
+    EXPECT(0, "$P --prepare a " SYNTH " --output f16 --channels 3 --encode npy --out-res 16");
+}
+#endif
+
+#ifdef HAVE_PNG
+static void write_file(const char *name, const void *bytes, size_t size)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *stream = fopen(path, "w");
+    cr_assert(stream && fwrite(bytes, 1, size, stream) == size && fclose(stream) == 0);
+}
+
+static void expect_picture(const char *name, const void *pixels, size_t size)
+{
+    char *bytes;
+    size_t count;
+    uint8_t decoded[CIFAR_IMAGE_BYTES];
+    struct png_shape shape;
+    read_file(name, &bytes, &count);
+    cr_assert_eq(png_decode(bytes, count, decoded, sizeof decoded, &shape), STATUS_OK, "%s", status_text());
+    cr_assert_eq((size_t)shape.width * shape.height * shape.channels, size);
+    cr_assert_eq(memcmp(decoded, pixels, size), 0);
+    free(bytes);
+}
+
+Test(prepare, idx)
+{
+    write_file("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\3\0\0\0\2\0\0\0\2abcdefghijkl", 28);
+    write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\7", 11);
+    EXPECT(0,
+           "$P --prepare a --from idx --source x-images-idx3-ubyte --layout files && cat a/000/000002.cls");
+    cr_assert_not_null(strstr(out, "3 samples in 1 folder,"), "%s", out);
+    cr_assert_eq(out[strlen(out) - 1], '7');
+    expect_picture("a/000/000001.png", "efgh", 4);
+
+    /* Other bytes under the same name are another dataset. */
+    write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
+    expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --layout files", "other options (inputs=");
+    write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
+    expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold a label for each");
+    expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
+                   "no pictures");
+    expect_refusal(2, "b --from idx --source x", "name them with --labels");
+    expect_refusal(2, "b --from idx", "--source FILE");
+}
+
+Test(prepare, cifar)
+{
+    static uint8_t records[2 * CIFAR_RECORD_BYTES], pixels[CIFAR_IMAGE_BYTES];
+    for (size_t i = 0; i < sizeof records; i++)
+        records[i] = (uint8_t)(i * 31);
+    records[0] = 3;
+    records[CIFAR_RECORD_BYTES] = 9;
+    for (size_t i = 0; i < 1024; i++)
+        for (size_t c = 0; c < 3; c++)
+            pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
+    write_file("one", records, sizeof records);
+    EXPECT(0, "$P --prepare a --from cifar --source one,one --layout files && cat a/000/000003.cls");
+    cr_assert_eq(out[strlen(out) - 1], '9');
+    expect_picture("a/000/000001.png", pixels, sizeof pixels);
+    EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
+    write_file("cut", records, 100);
+    expect_refusal(1, "b --from cifar --source one,cut", "cut: no binary CIFAR-10");
+    expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
+}
+#endif
+
+/* ---- Going on ---- */
+
+/* Killed again and again at moments that grow, then left alone: the bytes are those of one run. */
+static void kill_and_resume(const char *options)
+{
+    EXPECT(0, "$P --prepare whole %s", options);
+    for (int i = 0; i < 10; i++) {
+        EXPECT(0,
+               "$P --prepare a %s --threads 1 & p=$!; sleep 0.0%d; kill -9 $p 2>/dev/null; wait $p "
+               "2>/dev/null; true",
+               options, (i * 7 + 1) % 10);
+    }
+    EXPECT(0, "$P --prepare a %s && diff -r whole a", options);
+    EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name .prepare)\"");
+    EXPECT(0, "$P --prepare a %s", options);
+    cr_assert_not_null(strstr(out, "complete already"), "%s", out);
+}
+
+Test(prepare, killed_shards_go_on)
+{
+    kill_and_resume("--samples 4000 --shards 40 --sample-shape 1000");
+}
+
+Test(prepare, killed_files_go_on)
+{
+    kill_and_resume("--samples 2500 --sample-shape 10 --layout files");
+}
+
+#ifdef HAVE_MPI
+/* Places are shared out among ranks; what they write does not show it. The settings start mpirun anywhere. */
+Test(prepare, ranks_write_the_same_bytes)
+{
+    static const char ranks[] =
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
+        "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo "
+        "timeout 60 mpirun --bind-to none -n 3 $P --threads 1";
+    if (run("command -v mpirun") != 0)
+        cr_skip_test("mpirun is not installed");
+    EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
+    EXPECT(0, "rm b/counter-000001.tar && %s --prepare b " SMALL " && diff -r a b", ranks);
+    EXPECT(0, "%s --prepare b " SMALL, ranks);
+    cr_assert_not_null(strstr(out, "b: complete already"), "%s", out);
+    cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
+    cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
+}
+#endif
+
+/* A complete dataset that lost a file, or has one of another size, is made whole. */
+Test(prepare, what_is_lost_is_made_again)
+{
+    EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
+    EXPECT(0, "$P --prepare a " SMALL);
+    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
+    cr_assert_not_null(strstr(out, "(2 of them were there)"), "%s", out);
+    EXPECT(0, "diff -r whole a && truncate -s 100 a/counter-000002.tar && rm a/counter-000000.idx");
+    EXPECT(0, "$P --prepare a " SMALL " && diff -r whole a");
+    EXPECT(0,
+           "$P --prepare f --samples 30 --sample-shape 2 --layout files && cp -r f g && rm g/000/000007.npy");
+    EXPECT(0, "$P --prepare g --samples 30 --sample-shape 2 --layout files && diff -r f g");
+}
+
+/* ---- Faults ---- */
+
+Test(prepare, refusals)
+{
+    expect_refusal(2, "a", "say how many samples with --samples N");
+    expect_refusal(2, "a --samples 2 --shards 3", "more than samples (2)");
+    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards is for --layout shards");
+    expect_refusal(2, "a --samples 2 --name ../x", "--name '../x'");
+    expect_refusal(2, "a --samples 2 --from sinth", "did you mean 'synth'?");
+    expect_refusal(2, "a --samples 2 --sample-shape 3,,4", "--sample-shape");
+    expect_refusal(2, "a --samples 2 --sample-shape 3,", "missing after the last comma");
+    expect_refusal(2, "a --samples 2 --sample-shape 65536,65536,2", "more than 2^32 values");
+    expect_refusal(2, "a --samples 2 --verify", "unknown option '--verify'");
+    expect_refusal(2, "a/b/c --samples 2", "cannot make folder");
+    EXPECT(0, "! test -e a && touch file && mkdir full && touch full/mine");
+    expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
+    expect_refusal(2, "full --samples 2", "full holds something else ('mine')");
+    EXPECT(0, "test \"$(ls -A full)\" = mine && $P --prepare b " SMALL);
+    expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,6",
+                   "(--sample-shape=3,5 there, --sample-shape=3,6 now)");
+    expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,5 --name y", "b holds something else");
+    EXPECT(0, "$P --prepare x --help && ! test -e x");
+}
+
+Test(prepare, two_at_a_time_are_refused)
+{
+    char path[PATH_MAX];
+    EXPECT(0, "mkdir a");
+    snprintf(path, sizeof path, "%s/a", folder);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    expect_refusal(2, "a " SMALL, "another run is preparing a");
+    close(fd);
+    EXPECT(0, "$P --prepare a " SMALL);
+}
+
+Test(prepare, a_folder_without_permission)
+{
+    if (geteuid() == 0)
+        cr_skip_test("root may write anywhere");
+    EXPECT(0, "mkdir a && chmod 555 a");
+    expect_refusal(2, "a " SMALL, "cannot write into folder 'a'");
+}
+
+/* A write that fails, as on a full disk, leaves no piece of a file, and what was finished. */
+Test(prepare, a_failed_write_leaves_what_is_whole)
+{
+    static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";
+    EXPECT(0, "$P --prepare whole %s", options);
+    EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* blocks of 512 or 1024 bytes */
+    cr_assert_not_null(strstr(out, "counter-000000.tar (what is finished stays; the same command goes on): "),
+                       "%s", out);
+    cr_assert_not_null(strstr(out, "cannot be written: File too large"), "%s", out);
+    EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name '*.tar')\"");
+    EXPECT(0, "$P --prepare a %s && diff -r whole a", options);
+}
+
+#else
+Test(prepare, needs_xxhash)
+{
+    cr_assert_eq(
+        WEXITSTATUS(system("${FDSL_BENCH:-./fdsl-bench} --prepare /tmp/fdsl-none --samples 2 2>/dev/null")),
+        4);
+}
+#endif

@@ -1,0 +1,405 @@
+/* The tar parser and writer, keys, and what libarchive and Python's tarfile make of our bytes and we of
+ * theirs. */
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef HAVE_ARCHIVE
+#include <archive.h>
+#include <archive_entry.h>
+#endif
+
+#include "load/bytes.h"
+#include "load/key.h"
+#include "load/tar.h"
+
+enum { SHARD_MAX = 1 << 20, LISTING_MAX = 1 << 16 };
+
+/* ---- Shards in memory ---- */
+
+static uint8_t shard[SHARD_MAX];
+static size_t shard_size;
+
+static void add(const char *name, const void *data, size_t size)
+{
+    cr_assert_eq(tar_header(shard + shard_size, name, size), STATUS_OK, "%s", status_text());
+    memcpy(shard + shard_size + TAR_BLOCK_BYTES, data, size);
+    shard_size += TAR_BLOCK_BYTES + size;
+    memset(shard + shard_size, 0, tar_padding(size));
+    shard_size += tar_padding(size);
+}
+
+static void end_shard(void)
+{
+    memset(shard + shard_size, 0, TAR_END_BYTES);
+    shard_size += TAR_END_BYTES;
+}
+
+/* Three members: one byte, 1000, none. */
+static void small_shard(void)
+{
+    static uint8_t thousand[1000];
+    for (size_t i = 0; i < sizeof thousand; i++)
+        thousand[i] = (uint8_t)(i * 7 + 1);
+    shard_size = 0;
+    add("000000.cls", "7", 1);
+    add("000000.npy", thousand, sizeof thousand);
+    add("000001.cls", "", 0);
+    end_shard();
+}
+
+/* Makes the checksum of the header at `at` right after a change. */
+static void repair(size_t at)
+{
+    unsigned sum = 0;
+    memset(shard + at + 148, ' ', 8);
+    for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
+        sum += shard[at + i];
+    snprintf((char *)shard + at + 148, 7, "%06o", sum);
+}
+
+/* ---- Reading ---- */
+
+/* "name header data size" a line. */
+static char listing[LISTING_MAX];
+
+static enum status list_shard(const uint8_t *bytes, size_t size, uint64_t known)
+{
+    static struct tar_parser parser;
+    size_t used = 0;
+    listing[0] = '\0';
+    tar_open(&parser, known);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        size_t need, at = (size_t)parser.position;
+        cr_assert_leq(at, size);
+        TRY(tar_next(&parser, bytes + at, size - at, true, &member, &step, &need));
+        cr_assert_neq(step, TAR_MORE);
+        if (step == TAR_END)
+            return STATUS_OK;
+        used += (size_t)snprintf(listing + used, sizeof listing - used, "%s %llu %llu %llu\n", member.name,
+                                 (unsigned long long)member.header, (unsigned long long)member.data,
+                                 (unsigned long long)member.size);
+    }
+}
+
+static void expect_listing(const char *expected)
+{
+    cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_OK, "%s", status_text());
+    cr_assert_str_eq(listing, expected);
+    cr_assert_eq(list_shard(shard, shard_size, TAR_SIZE_UNKNOWN), STATUS_OK, "%s", status_text());
+    cr_assert_str_eq(listing, expected);
+}
+
+static void expect_refusal(const char *words)
+{
+    cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_FAILED, "%s", words);
+    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    cr_assert_not_null(strstr(status_text(), "offset "), "%s", status_text());
+}
+
+Test(tar, our_own_bytes_are_read_back)
+{
+    small_shard();
+    expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
+}
+
+Test(tar, header_is_reproducible_ustar)
+{
+    static const char expected[] = "000000.cls";
+    small_shard();
+    cr_assert_str_eq((char *)shard, expected);
+    cr_assert_eq(memcmp(shard + 100, "0000444\0000000000\0000000000\00000000000001\00000000000000\0", 48), 0);
+    cr_assert_eq(memcmp(shard + 257, "ustar\00000", 8), 0);
+    for (size_t i = 265; i < TAR_BLOCK_BYTES; i++)
+        cr_assert_eq(shard[i], 0, "byte %zu", i);
+}
+
+Test(tar, header_refuses_what_ustar_cannot_hold)
+{
+    uint8_t block[TAR_BLOCK_BYTES];
+    char name[102];
+    memset(name, 'n', 101);
+    name[101] = '\0';
+    cr_assert_eq(tar_header(block, name, 0), STATUS_FAILED);
+    cr_assert_eq(tar_header(block, "", 0), STATUS_FAILED);
+    cr_assert_eq(tar_header(block, "x", UINT64_C(1) << 33), STATUS_FAILED);
+    name[100] = '\0';
+    cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
+}
+
+/* The parser asks for more until it has what it needs, and never for what is not there. */
+Test(tar, any_window_gives_the_same)
+{
+    static struct tar_parser parser;
+    small_shard();
+    int members = 0;
+    size_t window = 0;
+    tar_open(&parser, TAR_SIZE_UNKNOWN);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        size_t need, at = (size_t)parser.position, left = shard_size - at;
+        size_t available = window < left ? window : left;
+        cr_assert_eq(tar_next(&parser, shard + at, available, false, &member, &step, &need), STATUS_OK, "%s",
+                     status_text());
+        if (step == TAR_END)
+            break;
+        members += step == TAR_MEMBER;
+        cr_assert(step == TAR_MEMBER || (size_t)parser.position > at || need > window);
+        window = step == TAR_MORE ? need : 0;
+        cr_assert_leq(window, TAR_END_BYTES);
+    }
+    cr_assert_eq(members, 3);
+}
+
+/* ---- Faults ---- */
+
+Test(tar, cut_anywhere_is_refused)
+{
+    small_shard();
+    size_t whole = shard_size, ends = whole - TAR_BLOCK_BYTES; /* one block of zeros is an end too */
+    for (shard_size = 0; shard_size < ends; shard_size++) {
+        cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_FAILED, "cut at %zu", shard_size);
+        cr_assert_eq(list_shard(shard, shard_size, TAR_SIZE_UNKNOWN), STATUS_FAILED, "cut at %zu",
+                     shard_size);
+    }
+}
+
+Test(tar, a_flipped_bit_in_any_header_is_refused)
+{
+    static const char right[] = "000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n";
+    static const size_t headers[] = {0, 1024, 2560};
+    small_shard();
+    for (size_t h = 0; h < 3; h++)
+        for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
+            size_t at = headers[h] + bit / 8;
+            shard[at] ^= (uint8_t)(1 << bit % 8);
+            /* Only a checksum that still says the same, "01" as " 1", may pass: nothing else is wrong then.
+             */
+            bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
+            cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
+                      bit);
+            cr_assert(!passed || strcmp(listing, right) == 0, "header %zu, bit %zu", h, bit);
+            shard[at] ^= (uint8_t)(1 << bit % 8);
+        }
+}
+
+Test(tar, sizes_that_make_no_sense_are_refused)
+{
+    small_shard();
+    memcpy(shard + 1024 + 124, "77777777777", 12);
+    repair(1024);
+    expect_refusal("offset 1024: the shard ends at");
+    memset(shard + 1024 + 124, 0xFF, 12);
+    repair(1024);
+    expect_refusal("offset 1024: the size is negative");
+    memset(shard + 1024 + 124, 0x7F, 12);
+    shard[1024 + 124] = 0x80;
+    repair(1024);
+    expect_refusal("offset 1024: the size is no number");
+    memcpy(shard + 1024 + 124, "-0000000001", 12);
+    repair(1024);
+    expect_refusal("offset 1024: the size is no number");
+    memcpy(shard + 1024 + 124, "\x80\0\0\0\x7f\0\0\0\0\0\0\0", 12);
+    repair(1024);
+    expect_refusal("more than any file holds");
+}
+
+Test(tar, faults_name_their_offset)
+{
+    small_shard();
+    shard[1024] ^= 1;
+    expect_refusal("offset 1024: the header's checksum is wrong");
+    small_shard();
+    shard_size -= TAR_END_BYTES;
+    expect_refusal("offset 3072: the shard ends without its blocks of zeros");
+    shard_size = 0;
+    expect_refusal("offset 0: the shard is empty");
+    small_shard();
+    memset(shard + 1024, 0, TAR_BLOCK_BYTES);
+    expect_refusal("offset 1024: a single block of zeros");
+    memset(shard, 'x', shard_size);
+    expect_refusal("offset 0: no tar header");
+    small_shard();
+    shard[1024 + 156] = 'S';
+    repair(1024);
+    expect_refusal("sparse");
+}
+
+Test(tar, what_is_no_regular_file_is_passed_over)
+{
+    small_shard();
+    for (const char *type = "123456"; *type; type++) {
+        small_shard();
+        shard[156] = (uint8_t)*type;
+        memcpy(shard + 124, "00000000000", 12); /* links carry no data */
+        memmove(shard + 512, shard + 1024, shard_size - 1024);
+        shard_size -= 512;
+        repair(0);
+        expect_listing("000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n");
+    }
+}
+
+/* ---- Others' shards ---- */
+
+/* Runs Python over `script`, which writes to the file in argv[1], and reads that into the shard. */
+static void shard_by_python(const char *script)
+{
+    char path[] = "/tmp/fdsl-tar-XXXXXX", command[8192], *bytes;
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && close(fd) == 0);
+    if (system("python3 -c 'import tarfile' 2>/dev/null") != 0) {
+        unlink(path);
+        cr_skip_test("no python3 here");
+    }
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, path);
+    cr_assert_eq(system(command), 0);
+    cr_assert_eq(bytes_read(path, &bytes, &shard_size), STATUS_OK);
+    cr_assert_leq(shard_size, (size_t)SHARD_MAX);
+    memcpy(shard, bytes, shard_size);
+    free(bytes);
+    unlink(path);
+}
+
+#define PYTHON                                                            \
+    "import io, sys, tarfile\n"                                           \
+    "def add(t, name, data, **more):\n"                                   \
+    "    i = tarfile.TarInfo(name); i.size = len(data); i.mode = 0o444\n" \
+    "    for k, v in more.items(): setattr(i, k, v)\n"                    \
+    "    t.addfile(i, io.BytesIO(data))\n"
+
+static void expect_names(const char *expected)
+{
+    char names[LISTING_MAX] = "";
+    cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_OK, "%s", status_text());
+    for (char *rest = listing, *line; (line = strsep(&rest, "\n")) && *line;) {
+        size_t used = strlen(names);
+        char *data = strrchr(line, ' '), *end = data;
+        while (end > line && *--end != ' ')
+            ;
+        while (end > line && *--end != ' ')
+            ;
+        snprintf(names + used, sizeof names - used, "%.*s %s\n", (int)(end - line), line, data + 1);
+    }
+    cr_assert_str_eq(names, expected);
+}
+
+/* webdataset sets a float time, which gives every member a pax header. */
+Test(tar, python_pax)
+{
+    shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as t:\n"
+                           "    add(t, 'a.cls', b'12', mtime=1.25)\n"
+                           "    add(t, 'd/' * 100 + 'b.png', b'x' * 600, mtime=1.25)\n"
+                           "    add(t, '\u00e9.txt', b'', mtime=2)\n");
+    char expected[1024] = "a.cls 2\n";
+    for (int i = 0; i < 100; i++)
+        strcat(expected, "d/");
+    strcat(expected, "b.png 600\n\u00e9.txt 0\n");
+    expect_names(expected);
+}
+
+Test(tar, python_gnu)
+{
+    shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.GNU_FORMAT) as t:\n"
+                           "    add(t, 'd/' * 100 + 'b.png', b'x' * 600)\n"
+                           "    add(t, 'l', b'', type=tarfile.SYMTYPE, linkname='y' * 200)\n"
+                           "    add(t, 'c.cls', b'3')\n");
+    char expected[1024] = "";
+    for (int i = 0; i < 100; i++)
+        strcat(expected, "d/");
+    strcat(expected, "b.png 600\nc.cls 1\n");
+    expect_names(expected);
+}
+
+Test(tar, python_ustar_prefix)
+{
+    shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.USTAR_FORMAT) as t:\n"
+                           "    add(t, 'd' * 90 + '/' + 'b' * 60 + '.png', b'x')\n"
+                           "    add(t, 'e/', b'', type=tarfile.DIRTYPE)\n");
+    char expected[256] = "";
+    memset(expected, 'd', 90);
+    strcat(expected, "/");
+    memset(expected + 91, 'b', 60);
+    strcat(expected, ".png 1\n");
+    expect_names(expected);
+}
+
+Test(tar, python_global_and_sizes)
+{
+    shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT,\n"
+                           "                  pax_headers={'comment': 'all of it'}) as t:\n"
+                           "    add(t, 'a.cls', b'12', pax_headers={'size': '2'})\n");
+    expect_names("a.cls 2\n");
+}
+
+Test(tar, base256_size)
+{
+    small_shard();
+    memcpy(shard + 1024 + 124, "\x80\0\0\0\0\0\0\0\0\0\x03\xe8", 12);
+    repair(1024);
+    expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
+}
+
+#ifdef HAVE_ARCHIVE
+Test(tar, libarchive_reads_ours)
+{
+    small_shard();
+    struct archive *archive = archive_read_new();
+    struct archive_entry *entry;
+    char theirs[LISTING_MAX] = "";
+    archive_read_support_format_tar(archive);
+    cr_assert_eq(archive_read_open_memory(archive, shard, shard_size), ARCHIVE_OK);
+    while (archive_read_next_header(archive, &entry) == ARCHIVE_OK) {
+        char data[2048];
+        size_t used = strlen(theirs);
+        uint64_t header = (uint64_t)archive_read_header_position(archive);
+        ssize_t size = archive_read_data(archive, data, sizeof data);
+        cr_assert_eq(size, archive_entry_size(entry));
+        cr_assert_eq(archive_entry_perm(entry), 0444);
+        cr_assert_eq(archive_entry_mtime(entry), 0);
+        cr_assert_eq(memcmp(data, shard + header + TAR_BLOCK_BYTES, (size_t)size), 0);
+        snprintf(theirs + used, sizeof theirs - used, "%s %llu %llu %zd\n", archive_entry_pathname(entry),
+                 (unsigned long long)header, (unsigned long long)header + TAR_BLOCK_BYTES, size);
+    }
+    cr_assert_eq(archive_errno(archive), 0);
+    archive_read_free(archive);
+    expect_listing(theirs);
+}
+#endif
+
+/* ---- Keys ---- */
+
+static void expect_key(const char *name, const char *key, const char *extension)
+{
+    size_t length = 0;
+    const char *found = NULL;
+    bool split = key_split(name, &length, &found);
+    cr_assert_eq(split, key != NULL, "%s", name);
+    if (!key)
+        return;
+    cr_assert(length == strlen(key) && memcmp(name, key, length) == 0, "%s: key %.*s", name, (int)length,
+              name);
+    cr_assert_str_eq(found, extension);
+}
+
+Test(key, as_webdataset_splits)
+{
+    expect_key("a.b/c.jpg", "a.b/c", "jpg");
+    expect_key("x/194.left.jpg", "x/194", "left.jpg");
+    expect_key("000000.cls", "000000", "cls");
+    expect_key("./a.PNG", "./a", "PNG");
+    expect_key("a", NULL, NULL);
+    expect_key("a.b/c", NULL, NULL);
+    expect_key(".hidden", NULL, NULL);
+    expect_key("a/.hidden.png", NULL, NULL);
+    expect_key("a.", NULL, NULL);
+    expect_key("", NULL, NULL);
+    expect_key("__meta__", NULL, NULL);
+    expect_key("__meta__/x.json", NULL, NULL);
+    expect_key("__x__.json", "__x__", "json");
+    expect_key("_x_/y.json", "_x_/y", "json");
+}
