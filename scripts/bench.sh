@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The first command of the README: every variant that runs here, checked and timed at small sizes. Prints one
-# table a size and appends the rows to results/synth.csv; results/env.json (or .csv) says on what machine.
+# table a size, then two of loading, and appends the rows to results/synth.csv and results/load.csv; results/env.json
+# (or .csv) says on what machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +13,8 @@ bench=./fdsl-bench
 
 mkdir -p results
 machine=results/env.json
+samples=''
+trap '[[ ! $samples ]] || rm -rf "$samples"' EXIT
 if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build without jansson
     machine=results/env.csv
     $bench --env --format csv >"$machine.tmp"
@@ -23,5 +26,18 @@ for size in $sizes; do
     $bench --variant all --verify --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv \
         2> >(grep -v ': skipping ' >&2)
 done
+
+# The same samples as files and as shards, from the page cache: 33 MB.
+if $bench --list | grep -q '^  files  *available'; then
+    samples=$(mktemp -d results/samples.XXXXXX)
+    shape=(--samples 2000 --sample-shape 3,74,74 --dtype u8)
+    $bench --prepare "$samples/files" --layout files "${shape[@]}" >/dev/null
+    $bench --prepare "$samples/shards" --layout shards --shards 10 "${shape[@]}" >/dev/null
+    for layout in files shards; do
+        echo
+        $bench --workload load --variant all --data "$samples/$layout" --verify --max-time 5 --out results/load.csv \
+            2> >(grep -v ': skipping ' >&2)
+    done
+fi
 echo
-echo "rows: results/synth.csv   machine: $machine   more: ./fdsl-bench --help"
+echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help"
