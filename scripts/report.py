@@ -77,6 +77,12 @@ def option(column):
     return "--" + column.replace("_", "-")
 
 
+def batch_option(row):
+    """The --batch of a row. That of all ranks holds their sum, and each has what --batch says: with weak scaling, and
+    in loading, whose ranks share the samples and not a batch."""
+    return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
+
+
 FLAGS = ("decode", "augment")  # options without a value
 
 
@@ -86,8 +92,8 @@ def parameters(row):
     found = []
     for column, default in defaults.items():
         value = row.texts[column]
-        if column == "batch" and row["scaling"] == "weak" and row["rank"] == "all":
-            value = f"{row['batch'] / row['ranks']:.0f}"
+        if column == "batch":
+            value = f"{batch_option(row):.0f}"
         if value not in ("", default):
             found.append((option(column), value))
     return found
@@ -171,7 +177,7 @@ def load_heading(row):
     samples = row["items"] / float(row["epochs"] or 1)
     words = [f"{samples:.0f} samples of {loading.size_words(row['sample_bytes'])}",
              f"{row['shards']:.0f} shards" if row["shards"] else "files", f"samples {loading.order_of(row)}",
-             f"cache {row['cache']}", f"batch {row['batch']:.0f}"]
+             f"cache {row['cache']}", f"batch {batch_option(row):.0f}"]
     words += [name[2:] if name[2:] in FLAGS else f"{name[2:]} {value}" for name, value in parameters(row)
               if name not in ("--data", "--batch", "--cache")]
     return ", ".join(words + ([f"{row['ranks']:.0f} ranks"] if row["ranks"] > 1 else []))

@@ -563,6 +563,14 @@ Test(figures, report_of_loading)
               out);
     cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
               out);
+    /* Columns: ranks, rank, scaling, batch; the last of all ranks is their sum. */
+    shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
+          "$17 = "
+          "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
+          "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html | head -1" BOTH);
+    cr_assert(says("-n 2 ./fdsl-bench --variant shards-omp --data data/2048-shards --batch 64 --shuffle 0 "
+                   "--scaling strong --threads 1 --verify\n"),
+              "%s", out);
 }
 
 #define TINY " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
