@@ -53,6 +53,9 @@ set style line 71 lc rgb colour[8] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
+# 91 and 92 are of loading: the bandwidth of copies of the first device and of the second.
+set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
+set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
 
 # --- Frame, title, legend, caption ---------------------------------------------------------------------------------
 set lmargin at screen x_at(left)

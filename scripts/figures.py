@@ -22,18 +22,18 @@ import pathlib
 import sys
 
 sys.dont_write_bytecode = True
+from devices import (SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, threads_a_rank,  # noqa: E402
+                     threads_words)
+import loading  # noqa: E402
 from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
                   linear_ticks, log_range, log_ticks, micros_tick, micros_words, need_gnuplot, nice_above,
                   short_device, shortened, shown_path, text_px, ticks_125, wrap, x_axis)
 from rows import DEFAULTS, Measured  # noqa: E402
 
-# Slots of plots/common.gp: the colour and point of a variant.
-SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7}
 PUBLISHED_SLOTS = {"Python-CPU": 1, "CUDA-Baseline": 3, "CUDA-Batched": 6}
 LADDER = ("gbase", "mem", "rng", "bat", "fused")
 IN_FIGURES = ("naive", "omp", "gbase", "bat", "fused")
 PUBLISHED_GROUP, PUBLISHED_CODE_GROUP = 5, 6
-DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
 PAPER = "published: PDP 2026"
 
 # The paper's job: one class, gray images as drawn. What figures vary is left open, and some options are empty where
@@ -41,10 +41,6 @@ PAPER = "published: PDP 2026"
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
 ERROR_BARS = "Median time of a run over its images; whiskers from the least to the 95th percentile."
-
-
-class Missing(Exception):
-    """No data for a figure; the text is the command that measures it."""
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
@@ -85,100 +81,6 @@ def series_over(rows, x, free):
         best = max(combinations.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
         series.append([best[value] for value in sorted(best)])
     return series
-
-
-def about_yours(candidates, drawn, columns, command):
-    """Notes on the user's rows: that there are none, or which of those that fit are not drawn, by what they do not
-    share with their line."""
-    yours = [row for row in candidates if row.source == "yours"]
-    shown = [row for row in drawn if row.source == "yours"]
-    left = [row for row in yours if not any(row is other for other in shown)]
-    if not shown:
-        return [f"no rows of yours; to measure them: {command}"]
-    if not left:
-        return []
-    texts = []
-    for variant in dict.fromkeys(row["variant"] for row in left):
-        mine = [row for row in left if row["variant"] == variant]
-        beside = [row for row in shown if row["variant"] == variant]
-        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside}
-                  for column in columns}
-        texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
-                                       for column, values in others.items() if values))
-    return [f"{len(left)} row{'s' if left[1:] else ''} of yours on no line, which keeps all else fixed: "
-            f"{'; '.join(texts)}"]
-
-
-def device_of(row):
-    return row.source, row["host"], row["device"], row.on_gpu
-
-
-class Devices:
-    """The devices of a figure: the user's first, then the reference's; GPUs and CPUs apart, as their variants are.
-    Each has a group of line styles of its own; of more than `most` of a kind the oldest are left
-    out, but never all of the reference."""
-
-    def __init__(self, rows, most=DEVICES_MAX):
-        self.rows = collections.defaultdict(list)
-        for row in rows:
-            self.rows[device_of(row)].append(row)
-        def order(device):
-            newest = max(row["time_utc"] for row in self.rows[device])
-            return device[0] == "yours", newest
-        ranked = sorted(self.rows, key=order, reverse=True)
-        self.groups, self.dropped = {}, 0
-        for on_gpu in (True, False):
-            of_kind = [device for device in ranked if device[3] == on_gpu]
-            kept, rest = of_kind[:most], of_kind[most:]
-            shipped = [device for device in rest if device[0] == "reference"]
-            if shipped and kept[-1][0] == "yours":
-                kept[-1] = shipped[0]
-            self.dropped += len(rest)
-            self.groups.update({device: 1 + i for i, device in enumerate(kept)})
-
-    def style(self, row):
-        return 10 * self.groups[device_of(row)] + SLOTS[row["variant"]]
-
-    def names(self):
-        """(device, heading lines): whose it is, and the host where the same device is there twice."""
-        count = collections.Counter(device[2] for device in self.groups)
-        for device in self.groups:
-            source, host, name, _ = device
-            whose = "yours" if source == "yours" else "reference"
-            yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
-
-    def caption(self):
-        """Sentences: full names, revisions, and what is to be known of the rows."""
-        texts = [self.about(device) for device in self.groups]
-        shown = [row for device in self.groups for row in self.rows[device]]
-        if not texts:
-            return []
-        more = f" Not shown: {self.dropped} more device{'s' if self.dropped > 1 else ''}." if self.dropped else ""
-        return ["; ".join(texts) + "." + more
-                + (" All images verified." if all(row["verified"] == "yes" for row in shown) else "")]
-
-    def about(self, device):
-        """A device, its threads, whose rows they are, and which of them ask for care."""
-        source, host, name, on_gpu = device
-        rows = self.rows[device]
-        threads = sorted({int(threads_a_rank(row)) for row in rows if not on_gpu})
-        revisions = sorted({row["revision"] for row in rows})
-        unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
-        throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
-        return (f"{name}{', ' + threads_words(threads) if threads else ''} "
-                f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
-                f"revision {', '.join(revisions[:3])}{' …' if revisions[3:] else ''}"
-                + (f", not verified: {', '.join(unverified)}" if unverified else "")
-                + (f", clocks held down: {', '.join(throttled)}" if throttled else "") + ")")
-
-
-def threads_a_rank(row):
-    """Of a CPU's row, on average; a row of all ranks holds their sum."""
-    return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
-
-
-def threads_words(threads):
-    return " and ".join(map(str, threads)) + (" thread" if threads == [1] else " threads")
 
 
 # ---- The paper's figures: time over a parameter ----------------------------------------------------------------
@@ -321,13 +223,13 @@ def ladder(measured):
     for d, (device, name, whose) in enumerate(names):
         plot.legend += [(-bar_slots[d], line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
         plot.blocks.append(ladder_bars(chosen, device, (d - (len(names) - 1) / 2) * box))
-    plot.blocks += [published, [(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)]]
+    plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]
     plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
     values = [value for bars in plot.blocks[:-2] for bar in bars for value in bar[1:4]]
     values += [us for _, us in published]
     low, high = log_range(values, 1.6)
     plot.width = max(WIDTH, 240 + len(LADDER) * (68 * len(names) + 24))
-    plot.variables = {"steps": len(LADDER), "bars": len(names), "box": box,
+    plot.variables = {"groups": len(LADDER), "bars": len(names), "box": box,
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick),
                       "bar_slot": bar_slots[:len(names)]}
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: times as fast as gbase on the same device. "
@@ -380,23 +282,6 @@ def stages(measured):
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed in a run of their own, one by one; "
                     "above the bars their sum an image. omp makes noise and vertices in one stage."] + devices.caption()
     return plot
-
-
-def add_bar_devices(plot, devices, bars):
-    """The last blocks, one a line: below the names of the bars, the device that each run of neighbours is of.
-    Returns their number."""
-    bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
-    labels, lines_max = [], 1
-    for device, name, whose in devices.names():
-        at = [1 + b for b, (other, _) in enumerate(bars) if other == device]
-        if at:
-            lines = wrap(f"{short_device(device[2])} ({whose})", bar_px * len(at) - 8, 10)
-            lines_max = max(lines_max, len(lines))
-            labels += [(i, ((at[0] + at[-1]) / 2, line)) for i, line in enumerate(lines)]
-    plot.axis_px = 62 + 16 * lines_max
-    plot.height = HEIGHT + 16 * lines_max
-    plot.blocks += [[label for i, label in labels if i == line] for line in range(lines_max)]
-    return lines_max
 
 
 THIN = 6  # percent of a bar: too low for a number inside
@@ -786,6 +671,11 @@ FIGURES = {
     "scaling": (scaling, "images a second over ranks, with the ideal line and the efficiency"),
     "monitor": (monitor, "utilisation, power, clocks, memory and CPU over a run, by phase"),
     "roofline": (roofline, "arithmetic done under each device's ceilings"),
+    "loading": (loading.sizes, "time a sample over its size: a file each against shards, beside a copy"),
+    "loading_threads": (loading.threads, "bytes a second over threads, files against shards, under that of copies"),
+    "loading_cold": (loading.cold, "time a sample with nothing in the page cache and with everything"),
+    "loading_latency": (loading.latency, "quantiles of opening, reading and closing a file"),
+    "loading_loops": (loading.loops, "500 epochs over 1000 samples of video, by variant"),
 }
 
 
@@ -833,7 +723,7 @@ def program(arguments):
     if given.help:
         print(__doc__.strip())
     elif given.list:
-        print("\n".join(f"{name:<11} {text}" for name, (_, text) in FIGURES.items()))
+        print("\n".join(f"{name:<16} {text}" for name, (_, text) in FIGURES.items()))
     else:
         draw_all(given)
 

@@ -65,7 +65,7 @@ def quoted(text):
 
 def micros_words(us):
     """A time in µs with three figures and its unit."""
-    for limit, unit, scale in ((1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
+    for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
         if us < 0.9995 * limit:
             value = us / scale
             return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f} {unit}"

@@ -23,7 +23,9 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from figures import FIGURES, Missing, threads_a_rank  # noqa: E402  (in this folder)
+from devices import Missing, threads_a_rank  # noqa: E402  (in this folder)
+from figures import FIGURES  # noqa: E402
+import loading  # noqa: E402
 from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
 from rows import DEFAULTS, Measured  # noqa: E402
 
@@ -75,14 +77,23 @@ def option(column):
     return "--" + column.replace("_", "-")
 
 
+def batch_option(row):
+    """The --batch of a row. That of all ranks holds their sum, and each has what --batch says: with weak scaling, and
+    in loading, whose ranks share the samples and not a batch."""
+    return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
+
+
+FLAGS = ("decode", "augment")  # options without a value
+
+
 def parameters(row):
     """The options that differ from their defaults, as (option, value)."""
-    defaults = dict(DEFAULTS, out_res=row.texts["res"])
+    defaults = dict(row.defaults) if row.is_load else dict(DEFAULTS, out_res=row.texts["res"])
     found = []
     for column, default in defaults.items():
         value = row.texts[column]
-        if column == "batch" and row["scaling"] == "weak" and row["rank"] == "all":
-            value = f"{row['batch'] / row['ranks']:.0f}"
+        if column == "batch":
+            value = f"{batch_option(row):.0f}"
         if value not in ("", default):
             found.append((option(column), value))
     return found
@@ -92,17 +103,20 @@ def threads_option(row):
     """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
     the cores differ, as they do by default and not by --threads."""
     threads = threads_a_rank(row)
-    return None if row.on_gpu or row["variant"] == "naive" or threads != int(threads) else threads
+    one_thread = row["variant"] == "naive" or row["variant"] in loading.ONE_THREAD + loading.OTHERS
+    return None if row.on_gpu or one_thread or threads != int(threads) else threads
 
 
 def command(rows):
     """The command line that makes these rows, which differ in nothing but their variants and devices."""
     first = rows[0]
+    if first["variant"] in loading.OTHERS:
+        return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
     words = launcher + ["./fdsl-bench"]
     words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))]
     for name, value in parameters(first):
-        words += [name, value]
+        words += [name] if name[2:] in FLAGS else [name, value]
     if first["scaling"]:
         words += ["--scaling", first["scaling"]]
     threads = max(filter(None, map(threads_option, rows)), default=None)
@@ -113,12 +127,20 @@ def command(rows):
     return shlex.join(words)
 
 
+def others_command(row):
+    """That of rows of other loaders; their threads are worker processes."""
+    words = ["scripts/compare_loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
+    return shlex.join(words + (["--workers", f"{row['threads']:.0f}"] if row["threads"] > 1 else []))
+
+
 # ---- Rows ------------------------------------------------------------------------------------------------------
 
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
+    others = row["variant"] in loading.OTHERS
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)),
+            (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and row["threads"],
             threads_option(row))
 
 
@@ -136,6 +158,8 @@ def grouped(rows):
 
 def heading(row):
     """A line on what was run."""
+    if row.is_load:
+        return load_heading(row)
     if row["vertices"]:
         what = f"{row['vertices']:.0f} vertices, {row['orbits']:.0f} orbits"
     else:
@@ -149,6 +173,16 @@ def heading(row):
     return ", ".join(words)
 
 
+def load_heading(row):
+    samples = row["items"] / float(row["epochs"] or 1)
+    words = [f"{samples:.0f} samples of {loading.size_words(row['sample_bytes'])}",
+             f"{row['shards']:.0f} shards" if row["shards"] else "files", f"samples {loading.order_of(row)}",
+             f"cache {row['cache']}", f"batch {batch_option(row):.0f}"]
+    words += [name[2:] if name[2:] in FLAGS else f"{name[2:]} {value}" for name, value in parameters(row)
+              if name not in ("--data", "--batch", "--cache")]
+    return ", ".join(words + ([f"{row['ranks']:.0f} ranks"] if row["ranks"] > 1 else []))
+
+
 def percent(value):
     return "" if value is None else f"{100 * value:.3g} %"
 
@@ -156,9 +190,12 @@ def percent(value):
 def table(rows):
     """A table of rows of one command, the slowest variant first."""
     several = any(row["ranks"] > 1 for row in rows)
-    head = [("variant", 1), ("device", 1), ("threads", 0), ("an image", 0), ("least to 95th perc.", 0),
-            ("images/s", 0)] + ([("efficiency", 0)] if several else []) + \
-        [("roofline", 0), ("samples", 0), ("verified", 1)]
+    load = rows[0].is_load
+    head = [("variant", 1), ("device", 1), ("threads", 0), ("a sample" if load else "an image", 0),
+            ("least to 95th perc.", 0), ("samples/s" if load else "images/s", 0)] + \
+        ([("efficiency", 0)] if several else []) + \
+        ([("GB/s", 0), ("of copying", 0)] if load else [("roofline", 0)]) + \
+        [("runs" if load else "samples", 0), ("verified", 1)]
     names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
     lines = [f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"]
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
@@ -168,8 +205,9 @@ def table(rows):
                  ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
                  ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
-        cells += [("", percent(row["roofline_share"])),
-                  ("", "" if row["samples"] is None else f"{row['samples']:.0f}"),
+        cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
+            [("", percent(row["roofline_share"]))]
+        cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}"),
                   ("text" if row["verified"] == "yes" and not throttled else "text bad", row["verified"] + throttled)]
         lines.append("<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
                                       for kind, cell in cells) + "</tr>")
@@ -257,8 +295,9 @@ def figures_section(measured, work):
 
 
 def page(measured, work):
-    yours = [row for row in measured.rows if row.source == "yours"]
-    reference = [row for row in measured.rows if row.source == "reference"]
+    rows = measured.rows + measured.loads
+    yours = [row for row in rows if row.source == "yours"]
+    reference = [row for row in rows if row.source == "reference"]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     devices = ", ".join(dict.fromkeys(row["device"] for row in yours or reference)) or "no device"
     return "\n".join([

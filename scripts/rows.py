@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3")
+ROW_SCHEMAS = ("synth/2", "synth/3", "load/3")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -21,12 +21,26 @@ DEFAULTS = {
     "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
 }
 
+# The same of the workload load. The data has no default, and --shift, --mean and --std apply with --augment alone.
+LOAD_DEFAULTS = {
+    "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
+    "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
+    "std": "1",
+}
+LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
+
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
 NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
            "items", "items_per_s", "bytes_per_s", "roofline_share", "noise_s", "vertices_s", "painting_s",
            "imbalance", "efficiency", "ranks_per_device", "samples", "wrong")
 NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
           "batch", "res")
+LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s",
+                "bytes_per_s", "roofline_share", "imbalance", "efficiency", "ranks_per_device", "samples", "shards",
+                "sample_bytes", "skipped", "displacement", "shards_a_batch", "device_bytes", "copy_bytes_per_s",
+                "copy_share", "wrong") + LATENCIES
+LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
+               "batch", "sample_bytes")
 SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
@@ -49,11 +63,19 @@ class Row(dict):
     texts = {}
 
     @property
+    def is_load(self):
+        return self["schema"].startswith("load/")
+
+    @property
+    def defaults(self):
+        return LOAD_DEFAULTS if self.is_load else DEFAULTS
+
+    @property
     def on_gpu(self):
         return bool(self["cuda"])
 
     def micros(self, column):
-        """A column of seconds a run as microseconds an image; None where it is empty."""
+        """A column of seconds a run as microseconds an image or a sample; None where it is empty."""
         return None if self[column] is None else 1e6 * self[column] / self["items"]
 
 
@@ -132,12 +154,12 @@ def numbered(path, line, fields, columns, needed):
     return values
 
 
-def synth_row(path, line, fields):
-    row = Row(numbered(path, line, fields, NUMBERS, NEEDED))
+def measured_row(path, line, fields, numbers, needed):
+    row = Row(numbered(path, line, fields, numbers, needed))
     row.texts = fields
     for column in SINCE_3:
         row.setdefault(column, "")
-    for column in NEEDED:
+    for column in needed:
         if row[column] <= 0:
             raise BadInput(f"{path}, line {line}: {column} is {fields[column]}; repair or delete this row")
     return row
@@ -156,10 +178,14 @@ def read_file(path):
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
+        elif schema == "load/3":
+            need_columns(path, header, IDENTITY + ("rank", "verified", "layout") + LOAD_NUMBERS + tuple(LOAD_DEFAULTS),
+                         schema)
+            rows.append(measured_row(path, line, fields, LOAD_NUMBERS, LOAD_NEEDED))
         elif schema in ROW_SCHEMAS:
             columns = IDENTITY + ("rank", "verified") + NEEDED + tuple(DEFAULTS)
             need_columns(path, header, columns + (SINCE_3 if schema == "synth/3" else ()), schema)
-            rows.append(synth_row(path, line, fields))
+            rows.append(measured_row(path, line, fields, NUMBERS, NEEDED))
         else:
             raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
                            f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
@@ -190,9 +216,19 @@ def stands_for_run(row):
 
 
 def identity(row):
-    """What two rows must share for the newer to replace the older."""
-    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(DEFAULTS)
-    return (row.source,) + tuple(row[column] for column in columns)
+    """What two rows must share for the newer to replace the older; of data that is read also how much there was, as
+    another set may come to stand under the same name."""
+    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(row.defaults)
+    columns += ("items", "sample_bytes") if row.is_load else ()
+    return (row.source, row.is_load) + tuple(row[column] for column in columns)
+
+
+def name_devices(loads):
+    """Loaders that are not ours name no device: theirs is that of the newest row of the same host."""
+    devices = {(row.source, row["host"]): row["device"]
+               for row in sorted(loads, key=lambda row: row["time_utc"]) if row["device"]}
+    for row in loads:
+        row["device"] = row["device"] or devices.get((row.source, row["host"]), "")
 
 
 def newest(rows):
@@ -207,17 +243,19 @@ def newest(rows):
 
 
 class Measured:
-    """All that is known: `rows` (whole runs, the newest of each), `monitors` (lists of samples, the user's
-    first and each source's newest first), `published` and `published_code` (points), `machines` (env.json)."""
+    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `monitors` (lists of
+    samples, the user's first and each source's newest first), `published` and `published_code` (points), `machines`
+    (env.json)."""
 
     def __init__(self, results, reference):
-        self.rows, self.monitors, self.machines, self.notes = [], [], [], []
+        self.rows, self.loads, self.monitors, self.machines, self.notes = [], [], [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
                 raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
                                "names one with CSV files")
             self.read_folder(source, folder)
-        self.rows = newest(self.rows)
+        name_devices(self.loads)
+        self.rows, self.loads = newest(self.rows), newest(self.loads)
         reference = pathlib.Path(reference)
         self.published = read_published(
             reference / "published_figures.csv",
@@ -248,9 +286,10 @@ class Measured:
         for row in rows:
             row.source, row.file = source, str(path)
             if row["wrong"]:
-                self.notes.append(f"{path}: a row of {row['variant']} with wrong images is left out")
+                items = "samples" if row.is_load else "images"
+                self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is left out")
             elif stands_for_run(row):
-                self.rows.append(row)
+                (self.loads if row.is_load else self.rows).append(row)
 
     def read_machine(self, source, path):
         try:

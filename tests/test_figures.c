@@ -19,8 +19,11 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {"vertices", "resolution", "batch",   "training", "ladder",
-                                    "stages",   "scaling",    "monitor", "roofline"};
+static const char *const names[] = {"vertices",        "resolution",   "batch",           "training",
+                                    "ladder",          "stages",       "scaling",         "monitor",
+                                    "roofline",        "loading",      "loading_threads", "loading_cold",
+                                    "loading_latency", "loading_loops"};
+#define OF_IMAGES 9 /* the first ones; the others are of loading */
 
 /* The text of a command's stdout and stderr, and its exit status. */
 static char out[1 << 16];
@@ -90,14 +93,14 @@ Test(figures, all_are_drawn_in_three_formats)
         cr_assert_eq(status, 0, "%s.svg: %s", names[i], out);
     }
     shell("ls -A $D/out | wc -l");
-    cr_assert_eq(atoi(out), 27, "temporary files are left: %s", out);
+    cr_assert_eq(atoi(out), (int)(3 * sizeof names / sizeof *names), "temporary files are left: %s", out);
 }
 
 Test(figures, shipped_rows_are_enough)
 {
     shell(FIGURES BOTH);
     cr_assert_eq(status, 0, "%s", out);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < OF_IMAGES; i++) {
         char line[64];
         snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, names[i]);
         cr_assert(says(line), "%s: %s", names[i], out);
@@ -120,6 +123,13 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
               "%s", out);
     cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
     cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
+    for (size_t i = OF_IMAGES; i < sizeof names / sizeof *names; i++) {
+        char line[128];
+        snprintf(line, sizeof line,
+                 "skipped %s: no data; to measure it: scripts/reference_load.sh DIR results/load.csv",
+                 names[i]);
+        cr_assert(says(line), "%s: %s", names[i], out);
+    }
     cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
               out);
 }
@@ -326,6 +336,81 @@ Test(figures, files_from_elsewhere)
     cr_assert(says("b.csv: a header without rows"), "%s", out);
 }
 
+/* ---- Loading ---- */
+
+/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows what they are of.
+ */
+#define LOADING(filter, names)                                              \
+    "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
+    "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }" BOTH
+
+Test(figures, loading_tells_orders_apart)
+{
+    shell(LOADING("grep '^schema\\|,shards-mmap,'", "loading"));
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap'"),
+              "%s", out);
+    cr_assert(says("array series_style[3] = [91, 15, 55]"), "%s", out);
+    cr_assert(says("\n\n2\t0.14\t0.1302\t0.1512\n16\t0.6\t0.558\t0.648\n\n"), "in order: %s", out);
+    cr_assert(says("\n\n2\t0.25\t0.2325\t0.27\n16\t1.3\t1.209\t1.404\n192.125\t7\t6.51\t7.56\n"), "%s", out);
+    cr_assert(says("2\t0.064\t"), "copies of 2 KiB at 32 GB/s: %s", out);
+}
+
+Test(figures, other_loaders_are_on_the_device_of_their_host)
+{
+    shell(LOADING("cat", "loading loading_threads") "; grep -c '^NVIDIA\\|unnamed' $D/work/loading*.vars");
+    cr_assert(says("'torch-shards'") && says("'torch-files'") && !says("unnamed"), "%s", out);
+    cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"), "torch-files over workers: %s", out);
+    shell(LOADING("grep '^schema\\|,torch-'", "loading"));
+    cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
+    cr_assert(says("'unnamed device'") && says("revision not named"), "%s", out);
+}
+
+Test(figures, other_loading_does_not_count)
+{
+    /* Files that were decoded; shards with samples left out, or wrong. Columns: variant, decode, skipped,
+     * wrong. */
+    shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $52 = 3 } "
+                  "$7 == \"shards-uring\" { $74 = 2 } !/torch/'",
+                  "loading"));
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("a row of shards-uring with wrong samples is left out"), "%s", out);
+    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap']"),
+              "%s", out);
+}
+
+Test(figures, cold_bars_stand_beside_warm_ones_of_their_size)
+{
+    shell(LOADING("cat", "loading_cold"));
+    cr_assert(says("\n0.8\t60\t55.8\t64.8\t60.0 µs\t× 1\n"), "%s", out);
+    cr_assert(says("\n1.2\t4.2\t3.906\t4.536\t4.20 µs\t× 1\n"), "%s", out);
+    cr_assert(says("5.2\t0.2\t0.186\t0.216\t200 ns\t× 21\n"), "%s", out);
+    cr_assert(says("1024 KiB cold, 256 KiB warm"), "%s", out);
+    static const char *const partly[] = {",cold,", ",shards,.*,cold,", ",shards,.*\\|files-uring,.*,cold,"};
+    for (size_t i = 0; i < sizeof partly / sizeof *partly; i++) {
+        shell("grep '^schema\\|%s' " FIXTURES "/load.csv > $D/results/a.csv; " FIGURES
+              "--reference $D/reference loading_cold" BOTH,
+              partly[i]);
+        cr_assert(status == 0 && says("drawn   "), "%s", out);
+    }
+}
+
+Test(figures, loops_are_of_the_video_set)
+{
+    shell(LOADING("cat", "loading_loops"));
+    cr_assert(says("500 loops") && says("1\t11\t10.23\t11.88\t11.0 µs\t× 1\n"), "%s", out);
+    shell(LOADING("grep -v video", "loading_loops"));
+    cr_assert(says("skipped loading_loops: no data"), "%s", out);
+}
+
+Test(figures, threads_keep_to_one_size)
+{
+    shell(LOADING("grep -v torch", "loading_threads"));
+    cr_assert(says("'yours, 16 KiB a sample'"), "%s", out);
+    cr_assert(!says("\n1\t1.46285714e+10\t"), "2 KiB of shards-omp: %s", out);
+    cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
+}
+
 /* ---- What is refused ---- */
 
 static const struct {
@@ -351,6 +436,10 @@ static const struct {
     {"head -3 $F | sed '3s/node01/\"node01/'", "bad.csv, line 3: "},
     {"head -3 $F | sed '3s/node01/\\xff/'", "bad.csv, line 3: not UTF-8 text"},
     {"head -3 $F | sed '3s/node01/\\x00/'", "bad.csv, line 3: a NUL byte"},
+    {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
+     "bad.csv, line 1: rows of load/3 have a column 'sample_bytes'"},
+    {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
+    {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv", "bad.csv, line 2: open_p50_s is 'soon', no number"},
     {"sed 's/,100,/,nan,/2' " FIXTURES "/monitor.csv | sed '3s/^\\(.*\\),0.100,/\\1,inf,/'",
      "bad.csv, line 3: time_s is 'inf'"},
 };
@@ -456,7 +545,32 @@ Test(figures, report_without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 5, "%s", out);
+    cr_assert_eq(atoi(out), 10, "%s", out);
+}
+
+Test(figures, report_of_loading)
+{
+    shell("cp " FIXTURES "/load.csv $D/results && " REPORT
+          "--reference $D/reference && tests/check_page.py $D/report.html && grep -o '<h3>[0-9]* "
+          "samples[^<]*\\|"
+          "<pre>[^<]*' $D/report.html" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("<pre>./fdsl-bench --variant shards,shards-mmap,shards-uring,shards-omp --data "
+                   "data/2048-shards --shuffle 0 --threads 1 --verify\n"),
+              "%s", out);
+    cr_assert(says("--variant files,files-uring --data data/2048-files --cache cold --verify\n"), "%s", out);
+    cr_assert(says("<pre>scripts/compare_loading.py --files data/16384-files --batch 32 --workers 2\n"), "%s",
+              out);
+    cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
+              out);
+    /* Columns: ranks, rank, scaling, batch; the last of all ranks is their sum. */
+    shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
+          "$17 = "
+          "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
+          "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html | head -1" BOTH);
+    cr_assert(says("-n 2 ./fdsl-bench --variant shards-omp --data data/2048-shards --batch 64 --shuffle 0 "
+                   "--scaling strong --threads 1 --verify\n"),
+              "%s", out);
 }
 
 #define TINY " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
@@ -493,6 +607,41 @@ Test(figures, commands_repeat_their_rows)
               "b[c]]\n"
               "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv; s=$?; rm -f $D/b.csv; exit "
               "$s" BOTH);
+        cr_assert_eq(status, 0, "columns that differ: %s", out);
+    }
+}
+
+Test(figures, commands_repeat_their_rows_of_loading)
+{
+    static const char *const jobs[] = {"shards --shuffle 0 --batch 3 --seed 5 --cache any --decode",
+                                       "shards-mmap --epochs 2 --prefetch 1 --augment --shift 2 --mean 0.5",
+                                       "shards-omp --threads 2 --on-error skip"};
+    const char *program = getenv("FDSL_BENCH");
+    setenv("B", program ? program : "./fdsl-bench", 1);
+    shell("\"$B\" --prepare $D/set --layout shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
+          "u8" BOTH);
+    if (status == 4) /* a build that cannot */
+        cr_skip_test("%s", out);
+    cr_assert_eq(status, 0, "%s", out);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        shell("rm -f $D/results/a.csv $D/b.csv; \"$B\" --data $D/set --variant %s" TINY
+              " --out $D/results/a.csv" BOTH,
+              jobs[i]);
+        if (status == 4) /* without omp, say */
+            continue;
+        cr_assert_eq(status, 0, "%s", out);
+        shell(REPORT
+              "--reference $D/reference && grep -o '<pre>./fdsl-bench [^<]*--data [^<]*' $D/report.html |"
+              " sed 's/^<pre>..fdsl-bench//' > $D/command; "
+              "eval \"$B $(cat $D/command)" TINY " --out $D/b.csv\"; cat $D/command" BOTH);
+        cr_assert_eq(status, 0, "%s", out);
+        shell("python3 -c 'import csv, sys\n"
+              "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
+              "columns = list(a)\n"
+              "columns = columns[columns.index(\"data\"):columns.index(\"warmups\")] + [\"variant\", "
+              "\"threads\", \"cache\"]\n"
+              "wrong = [c for c in columns if a[c] != b[c]]\n"
+              "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv" BOTH);
         cr_assert_eq(status, 0, "columns that differ: %s", out);
     }
 }

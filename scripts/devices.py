@@ -1,0 +1,128 @@
+"""Whose rows a figure shows: the devices with their colours, dashes and names, and what is said of their rows."""
+
+import collections
+
+from plot import HEIGHT, short_device, wrap
+
+# Slots of plots/common.gp: the colour and point of a variant. Loaders are in other figures than images, and one that
+# reads by all threads looks like the same reading by one. What is not ours of them is gray or has slot 4.
+SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
+         "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
+         "shards-uring": 7, "torch-files": 8, "torch-shards": 8, "webdataset": 4}
+DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
+
+
+class Missing(Exception):
+    """No data for a figure; the text is the command that measures it."""
+
+
+def about_yours(candidates, drawn, columns, command):
+    """Notes on the user's rows: that there are none, or which of those that fit are not drawn, by what they do not
+    share with their line."""
+    yours = [row for row in candidates if row.source == "yours"]
+    shown = [row for row in drawn if row.source == "yours"]
+    left = [row for row in yours if not any(row is other for other in shown)]
+    if not shown:
+        return [f"no rows of yours; to measure them: {command}"]
+    if not left:
+        return []
+    texts = []
+    for variant in dict.fromkeys(row["variant"] for row in left):
+        mine = [row for row in left if row["variant"] == variant]
+        beside = [row for row in shown if row["variant"] == variant]
+        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside}
+                  for column in columns}
+        texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
+                                       for column, values in others.items() if values))
+    return [f"{len(left)} row{'s' if left[1:] else ''} of yours on no line, which keeps all else fixed: "
+            f"{'; '.join(texts)}"]
+
+
+def device_of(row):
+    return row.source, row["host"], row["device"], row.on_gpu
+
+
+class Devices:
+    """The devices of a figure: the user's first, then the reference's; GPUs and CPUs apart, as their variants are.
+    Each has a group of line styles of its own; of more than `most` of a kind the oldest are left
+    out, but never all of the reference."""
+
+    def __init__(self, rows, most=DEVICES_MAX, item="images"):
+        self.item = item
+        self.rows = collections.defaultdict(list)
+        for row in rows:
+            self.rows[device_of(row)].append(row)
+        def order(device):
+            newest = max(row["time_utc"] for row in self.rows[device])
+            return device[0] == "yours", newest
+        ranked = sorted(self.rows, key=order, reverse=True)
+        self.groups, self.dropped = {}, 0
+        for on_gpu in (True, False):
+            of_kind = [device for device in ranked if device[3] == on_gpu]
+            kept, rest = of_kind[:most], of_kind[most:]
+            shipped = [device for device in rest if device[0] == "reference"]
+            if shipped and kept[-1][0] == "yours":
+                kept[-1] = shipped[0]
+            self.dropped += len(rest)
+            self.groups.update({device: 1 + i for i, device in enumerate(kept)})
+
+    def style(self, row):
+        return 10 * self.groups[device_of(row)] + SLOTS[row["variant"]]
+
+    def names(self):
+        """(device, heading lines): whose it is, and the host where the same device is there twice."""
+        count = collections.Counter(device[2] for device in self.groups)
+        for device in self.groups:
+            source, host, name, _ = device
+            whose = "yours" if source == "yours" else "reference"
+            yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
+
+    def caption(self):
+        """Sentences: full names, revisions, and what is to be known of the rows."""
+        texts = [self.about(device) for device in self.groups]
+        shown = [row for device in self.groups for row in self.rows[device]]
+        if not texts:
+            return []
+        more = f" Not shown: {self.dropped} more device{'s' if self.dropped > 1 else ''}." if self.dropped else ""
+        return ["; ".join(texts) + "." + more
+                + (f" All {self.item} verified." if all(row["verified"] == "yes" for row in shown) else "")]
+
+    def about(self, device):
+        """A device, its threads, whose rows they are, and which of them ask for care."""
+        source, host, name, on_gpu = device
+        rows = self.rows[device]
+        threads = sorted({int(threads_a_rank(row)) for row in rows if not on_gpu})
+        revisions = sorted({row["revision"] for row in rows} - {""})
+        unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
+        throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
+        return (f"{name}{', ' + threads_words(threads) if threads else ''} "
+                f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
+                f"revision {', '.join(revisions[:3]) or 'not named'}{' …' if revisions[3:] else ''}"
+                + (f", not verified: {', '.join(unverified)}" if unverified else "")
+                + (f", clocks held down: {', '.join(throttled)}" if throttled else "") + ")")
+
+
+def threads_a_rank(row):
+    """Of a CPU's row, on average; a row of all ranks holds their sum."""
+    return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
+
+
+def threads_words(threads):
+    return " and ".join(map(str, threads)) + (" thread" if threads == [1] else " threads")
+
+
+def add_bar_devices(plot, devices, bars):
+    """The last blocks, one a line: below the names of the bars, the device that each run of neighbours is of.
+    Returns their number."""
+    bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
+    labels, lines_max = [], 1
+    for device, name, whose in devices.names():
+        at = [1 + b for b, (other, _) in enumerate(bars) if other == device]
+        if at:
+            lines = wrap(f"{short_device(device[2])} ({whose})", bar_px * len(at) - 8, 10)
+            lines_max = max(lines_max, len(lines))
+            labels += [(i, ((at[0] + at[-1]) / 2, line)) for i, line in enumerate(lines)]
+    plot.axis_px = 62 + 16 * lines_max
+    plot.height = HEIGHT + 16 * lines_max
+    plot.blocks += [[label for i, label in labels if i == line] for line in range(lines_max)]
+    return lines_max

@@ -1,0 +1,318 @@
+"""The figures of loading, of rows of the workload load. scripts/figures.py says what it is that they return."""
+
+import collections
+import math
+import statistics
+
+from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
+from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
+from rows import LOAD_DEFAULTS
+
+COMMAND = "scripts/reference_load.sh DIR results/load.csv"
+ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
+ALL_THREADS = ("files-omp", "shards-omp")
+OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py
+IN_ORDER, SHUFFLED = "in order", "shuffled"
+COPIES = 90  # and the group of a device: the style of its copies
+NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this
+DEVICES = 2  # in a figure: order, or the page cache, has the other dashes
+# A line keeps these fixed. Some do not apply to a loader and then are what they are by default.
+FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
+BARS = "Median time of an epoch over its samples; whiskers from the least to the 95th percentile."
+
+
+# ---- Selection -------------------------------------------------------------------------------------------------
+
+
+def plain_rows(measured, variants, cache, threads=None):
+    """Rows of one rank that load whole sets and do nothing else with them. Other loaders do not set up the page
+    cache, but read all once before the timing: they stand with the warm ones."""
+    return [row for row in measured.loads
+            if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
+            and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
+            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1"]
+
+
+def order_of(row):
+    """Files are shuffled all. Shards are shuffled always, their samples where --shuffle says so."""
+    return IN_ORDER if row["layout"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
+
+
+def kept_fixed(row):
+    return tuple(row[column] for column in FREE if column != "shuffle" or row["layout"] == "shards")
+
+
+def preferred(row):
+    """For max(): the row whose options are those by default, then the newest."""
+    return sum(row.texts[column] in ("", default) for column, default in LOAD_DEFAULTS.items()), row["time_utc"]
+
+
+def series_over(rows, x):
+    """Lists of rows by rising x, one a device, variant and order: of what a line keeps fixed that with most points,
+    and among equals the preferred."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in rows:
+        points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
+        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
+            points[row[x]] = row
+    best = [max(lines.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
+            for lines in groups.values()]
+    return [[points[at] for at in sorted(points)] for points in best]
+
+
+def of_one_size(rows):
+    """Of each device the rows of one size of sample: that of which most was measured, then the nearest to 16 KiB."""
+    found = collections.defaultdict(lambda: collections.defaultdict(set))
+    for row in rows:
+        found[device_of(row)][row["sample_bytes"]].add(
+            (row["variant"], order_of(row), row["threads"], row["cache"]))
+    chosen = {device: max(sizes, key=lambda size: (len(sizes[size]), -abs(math.log(size / NEAREST_BYTES))))
+              for device, sizes in found.items()}
+    return [row for row in rows if row["sample_bytes"] == chosen[device_of(row)]]
+
+
+def need(rows):
+    if not rows:
+        raise Missing(COMMAND)
+    return Devices(rows, DEVICES, "samples")
+
+
+def shown_by(devices, rows):
+    return [row for row in rows if device_of(row) in devices.groups]
+
+
+# ---- Words -----------------------------------------------------------------------------------------------------
+
+
+def size_words(size):
+    return f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size:.0f} bytes"
+
+
+def range_words(values, words=lambda value: f"{value:.0f}"):
+    """'32', or where values differ '32 to 64'."""
+    return " to ".join(dict.fromkeys(map(words, (min(values), max(values)))))
+
+
+def about_sets(rows):
+    """A sentence on the data and how it is dealt out."""
+    total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
+                        lambda mb: f"{mb:.3g}")
+    shards = [row["shards"] for row in rows if row["shards"]]
+    windows = [float(row["shuffle"]) for row in rows if row["layout"] == "shards" and order_of(row) == SHUFFLED]
+    return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
+            + f"; batches of {range_words([row['batch'] for row in rows])}. Files are shuffled all"
+            + (f", shards in windows of {range_words(windows)} samples." if windows else "."))
+
+
+def about_others(rows):
+    names = [name for name in OTHERS if any(row["variant"] == name for row in rows)]
+    return (f" {', '.join(names)}: PyTorch's DataLoader after an epoch to warm up; its threads are processes."
+            if names else "")
+
+
+# ---- Lines -----------------------------------------------------------------------------------------------------
+
+
+def style_of(devices, row):
+    """Filled points in order, open ones shuffled; dashes by device."""
+    return 10 * (devices.groups[device_of(row)] + 4 * (order_of(row) == SHUFFLED)) + SLOTS[row["variant"]]
+
+
+def add_lines(plot, devices, lines, x, point, copied, note):
+    """Series and legend, device by device: the copies, then what is in order, then what is shuffled. `point` makes
+    (median, low, high) of a row and `copied` the same measure of its copies; `note` ends the line below the device's
+    name, of a row."""
+    for device, name, whose in devices.names():
+        mine = [points for points in lines if device_of(points[0]) == device]
+        plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))]
+        copies = collections.defaultdict(list)
+        for row in (row for points in mine for row in points if row["copy_bytes_per_s"]):
+            copies[x(row)].append(copied(row))
+        if copies:
+            plot.add_series(COPIES + devices.groups[device], "copying alone",
+                            [(at, *[statistics.median(copies[at])] * 3) for at in sorted(copies)])
+        for order in (IN_ORDER, SHUFFLED):
+            of_order = sorted((points for points in mine if order_of(points[0]) == order),
+                              key=lambda points: list(SLOTS).index(points[0]["variant"]))
+            plot.legend += [(0.5, f"samples {order}")] * bool(of_order)
+            for points in of_order:
+                plot.add_series(style_of(devices, points[0]), points[0]["variant"],
+                                [(x(row), *point(row)) for row in points])
+
+
+def lines_plot(plot, devices, lines, candidates, words, axis):
+    """Fills in what the figures of lines share; `words` name the ticks of y, `axis` makes the x axis of all x."""
+    shown = [row for points in lines for row in points]
+    low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, words),
+                      **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
+    plot.caption += devices.caption()
+    plot.notes += about_yours(candidates, shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
+    return plot
+
+
+def powers_axis(xs):
+    """Ticks at powers of two; where there is none between the sizes, at these."""
+    low, high = min(xs) / 1.3, max(xs) * 1.3
+    return x_axis(low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high] or xs)
+
+
+def sizes(measured):
+    rows = plain_rows(measured, ONE_THREAD + OTHERS, "warm", 1)
+    lines = series_over(rows, "sample_bytes")
+    devices = need([row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Loading: time a sample over its size")
+    add_lines(plot, devices, lines, lambda row: row["sample_bytes"] / 1024,
+              lambda row: tuple(map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
+              lambda row: 1e6 * row["sample_bytes"] / row["copy_bytes_per_s"], lambda row: "")
+    shown = [row for points in lines for row in points]
+    plot.caption = [f"All in the page cache, one thread. {about_sets(shown)}{about_others(shown)} {BARS} Copying: "
+                    "memcpy of the same bytes, measured turn by turn with the runs, the median over variants."]
+    return lines_plot(plot, devices, lines, rows, micros_tick, powers_axis)
+
+
+def threads(measured):
+    rows = plain_rows(measured, ALL_THREADS + OTHERS, "warm")
+    rows_of_ours = [row for row in rows if row["variant"] in ALL_THREADS]
+    chosen = {(device_of(row), row["sample_bytes"]) for row in of_one_size(rows_of_ours)}
+    lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads")
+    devices = need([row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Loading: bytes a second over threads")
+    add_lines(plot, devices, lines, lambda row: row["threads"], rates, lambda row: row["copy_bytes_per_s"],
+              lambda row: f", {size_words(row['sample_bytes'])} a sample")
+    shown = [row for points in lines for row in points]
+    plot.caption = [f"All in the page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers from "
+                    "the 95th percentile of their times to the least. Copying: memcpy of the same bytes by as many "
+                    "threads, measured turn by turn with the runs, the median over variants."]
+    return lines_plot(plot, devices, lines, rows, count_words,
+                      lambda xs: x_axis(min(xs) / 1.3, max(xs) * 1.3, xs))
+
+
+def rates(row):
+    """Bytes a second of the median, the 95th percentile and the least time."""
+    return tuple(row["items"] * row["sample_bytes"] / row[column]
+                 for column in ("time_median_s", "time_p95_s", "time_min_s"))
+
+
+CALLS = {"open": 6, "read": 2, "close": 5}  # and their slots
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+
+
+def latency(measured):
+    rows = [row for cache in ("warm", "cold") for row in plain_rows(measured, ("files",), cache, 1)
+            if row["open_p50_s"]]
+    chosen = {}
+    for row in sorted(of_one_size(rows), key=preferred):
+        chosen[device_of(row), row["cache"]] = row
+    devices = need(list(chosen.values()))
+    plot = Plot("Loading: what a file costs, call by call")
+    for device, name, whose in devices.names():
+        size = next(row["sample_bytes"] for (other, _), row in chosen.items() if other == device)
+        plot.legend += [(0, line) for line in name] + [(0.5, f"{whose}, {size_words(size)} a sample")]
+        for cache in ("warm", "cold"):
+            row = chosen.get((device, cache))
+            plot.legend += [(0.5, f"page cache {cache}")] * bool(row)
+            for call, slot in CALLS.items() if row else ():
+                points = [(1 / (1 - at), *[1e6 * row[f"{call}_{name}_s"]] * 3) for name, at in QUANTILES.items()
+                          if row[f"{call}_{name}_s"]]
+                plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
+    shown = shown_by(devices, chosen.values())
+    plot.caption = [f"Quantiles of every call of an epoch of files, one thread. {about_sets(shown)}"]
+    lines_plot(plot, devices, [shown], rows, micros_tick,
+               lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
+    plot.variables["x_tick_text"] = ["p50", "p99", "p99.9"]
+    return plot
+
+
+# ---- Bars ------------------------------------------------------------------------------------------------------
+
+
+def bars_plot(plot, devices, groups, slots):
+    """Fills in the figures of bars. `groups` holds (device, rows), of which one or more are None, in the place of
+    each bar; above a bar stands how many times as fast as files it is, in its place and on its device."""
+    box = 0.8 / len(slots)
+    plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
+    names = [next(row for row in rows if row) for _, rows in groups]
+    for b in range(len(slots)):
+        plot.blocks.append([])
+        for g, (device, rows) in enumerate(groups):
+            if rows[b]:
+                files = next((other[b] for at, other in groups if at == device and other[b]
+                              and other[b]["variant"] == "files"), None)
+                plot.blocks[b].append(bar(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], files))
+    low, high = log_range([value for bars in plot.blocks for _, *values, _, _ in bars for value in values], 1.6)
+    plot.blocks += [[(1 + g, row["variant"], order_of(row)) for g, row in enumerate(names)]]
+    device_lines = add_bar_devices(plot, devices, [(device, rows) for device, rows in groups])
+    plot.variables = {"groups": len(groups), "bars": len(slots), "box": box, "bar_slot": slots,
+                      "device_lines": device_lines,
+                      **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick)}
+    return plot
+
+
+def bar(x, row, files):
+    median = row.micros("time_median_s")
+    return (x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median),
+            f"× {files.micros('time_median_s') / median:.3g}" if files else "")
+
+
+def by_variant(devices, chosen):
+    """The keys (device, variant, order) of rows as bars stand: by device, files first."""
+    places = list(devices.groups)
+    return sorted((key for key in chosen if key[0] in places),
+                  key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))
+
+
+def best_rows(rows):
+    return {(device_of(row), row["variant"], order_of(row)): row for row in sorted(rows, key=preferred)}
+
+
+TIMES_FILES = "Bold: times as fast as files on the same device"
+
+
+def cold(measured):
+    cold_rows = plain_rows(measured, ONE_THREAD, "cold", 1)
+    warm_rows = plain_rows(measured, ONE_THREAD, "warm", 1)
+    chosen = best_rows(of_one_size(cold_rows))
+    devices = need(list(chosen.values()))
+    size = {device: row["sample_bytes"] for (device, _, _), row in chosen.items()}
+    beside = best_rows(row for row in warm_rows if row["sample_bytes"] == size.get(device_of(row)))
+    plot = Plot("Loading: from the disk, and from the page cache")
+    keys = by_variant(devices, chosen)
+    shown = [chosen[key] for key in keys]
+    warm = [beside[key] for key in keys if key in beside]
+    slots = {6: "nothing cached", 2: "all cached"} if warm else {6: "nothing cached"}
+    plot.legend = [(-slot, state) for slot, state in slots.items()]
+    bars_plot(plot, devices, [(key[0], (chosen[key], beside.get(key))[:len(slots)]) for key in keys], list(slots))
+    blocks = [f"{range_words(read)} KiB {state}" for state, rows in (("cold", shown), ("warm", warm))
+              if (read := [float(row["block"]) for row in rows if row["variant"] in ("shards", "shards-uring")])]
+    plot.caption = [f"Samples of {range_words([row['sample_bytes'] for row in shown], size_words)}, one thread. "
+                    f"{about_sets(shown + warm)}"
+                    + (f" Reads of shards and shards-uring: {', '.join(blocks)}." if blocks else "")
+                    + f" {TIMES_FILES} in the same state. {BARS}"] + devices.caption()
+    plot.notes += about_yours(cold_rows, shown, ("data", "sample_bytes") + FREE, COMMAND)
+    return plot
+
+
+VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # of a sample of float16
+NPY_HEADER_BYTES = 128
+
+
+def is_video_job(row):
+    return (row["sample_bytes"] in (VIDEO_BYTES, VIDEO_BYTES + NPY_HEADER_BYTES)
+            and row["items"] / float(row["epochs"] or 1) == 1000 and row["shards"] in (None, 10))
+
+
+def loops(measured):
+    rows = list(filter(is_video_job, plain_rows(measured, ONE_THREAD, "warm", 1)))
+    chosen = best_rows(rows)
+    devices = need(list(chosen.values()))
+    plot = Plot("Loading: many epochs over 1000 samples of video")
+    keys = by_variant(devices, chosen)
+    bars_plot(plot, devices, [(key[0], (chosen[key],)) for key in keys], [6])
+    shown = [chosen[key] for key in keys]
+    plot.caption = [f"1000 samples of float16 (3, 8, 64, 64), {range_words([row['samples'] for row in shown])} loops, "
+                    f"all in the page cache, one thread. {about_sets(shown)} {TIMES_FILES}. {BARS}"] + devices.caption()
+    plot.notes += about_yours(rows, shown, ("data",) + FREE, COMMAND)
+    return plot
