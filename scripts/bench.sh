@@ -13,8 +13,8 @@ bench=./fdsl-bench
 
 mkdir -p results
 machine=results/env.json
-samples=''
-trap '[[ ! $samples ]] || rm -rf "$samples"' EXIT
+samples=results/.bench_samples
+trap 'rm -rf "$samples"' EXIT
 if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build without jansson
     machine=results/env.csv
     $bench --env --format csv >"$machine.tmp"
@@ -29,8 +29,8 @@ done
 
 # The same samples as files and as shards, from the page cache: 33 MB.
 if $bench --list | grep -q '^  files  *available'; then
-    samples=$(mktemp -d results/samples.XXXXXX)
-    shape=(--samples 2000 --sample-shape 3,74,74 --dtype u8)
+    rm -rf "$samples" && mkdir "$samples"
+    shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
     $bench --prepare "$samples/files" --layout files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --layout shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do

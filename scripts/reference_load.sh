@@ -15,6 +15,7 @@ dir=${1:?name a folder for the samples}
 out=${2:?name the file for the rows}
 time=${TIME:-2}
 npy_header=128
+[[ $time =~ ^[1-9][0-9]*$ ]] || { echo "reference_load.sh: TIME=$time: give whole seconds" >&2 && exit 2; }
 mkdir -p "$dir"
 
 make_set() { # name, samples, options ...
@@ -61,7 +62,7 @@ for variant in files shards shards-mmap shards-uring; do
     set=video-shards
     [[ $variant == files ]] && set=video-files
     echo "$variant $set 500 epochs" >&2
-    taskset -c 0 "$bench" --variant $variant --data "$dir/$set" --loops 500 --out "$out" --format csv >/dev/null
+    taskset -c 0 "$bench" --variant $variant --data "$dir/$set" --loops 500 --verify --out "$out" --format csv >/dev/null
 done
 
 python3 - "$out" <<'END'
