@@ -474,10 +474,11 @@ Test(load, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folde
     make_folder();
 }
 
-/* After it was opened: each variant ends with one line, and with --on-error skip goes on and counts. */
+/* After it was opened: each variant ends with one line, and with --on-error skip goes on, counts, and works on
+ * less. A run that lost another number of samples than those before it is refused. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 1; skip++) {
+    for (int skip = 0; skip <= 2; skip++) { /* 2: between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -490,15 +491,23 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
             close_job(&job);
             return;
         }
-        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        if (skip != 1)
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(job.workload->work(job.input, variant).items, 101);
         cr_assert_eq(variant->ready(state, 1), STATUS_OK);
         cr_assert_eq(truncate(in_folder(broken), 8192), 0);
         enum status status = variant->run(state, 1, &unused);
-        if (skip) {
+        if (skip == 2) {
+            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
+            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
+        } else if (skip) {
             cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
             cr_assert_gt(result.skipped, 0, "%s", name);
             cr_assert_eq(result.skipped + result.tally.count, 101, "%s", name);
+            const struct work work = job.workload->work(job.input, variant);
+            cr_assert_eq(work.items, (double)result.tally.count, "%s", name);
+            cr_assert_eq(work.bytes, (double)result.tally.bytes, "%s", name);
         } else {
             cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
             cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,

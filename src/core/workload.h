@@ -75,7 +75,7 @@ struct workload {
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
 
-    /* The work of one run of the variant on `input`. */
+    /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
     /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
