@@ -116,7 +116,7 @@ enum status reader_ready(struct reader *reader, uint64_t number)
     const struct load *load = reader->load;
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
-    if (load->cache == LOAD_COLD || !reader->settled)
+    if (load->cache != LOAD_WARM || !reader->settled)
         TRY(load_settle_cache(load, &reader->result.before));
     reader->settled = true;
     if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
@@ -157,11 +157,11 @@ static enum status check_lost(struct reader *reader, uint64_t number)
             if (reader->workers[w].failure[0])
                 status_warn("left out in a run: %s", reader->workers[w].failure);
     if (reader->ran && lost != reader->lost)
-        return status_set(STATUS_FAILED,
-                          "run %llu could not read %llu samples and runs before it %llu: the data set changes "
-                          "while it is measured; mend it, and run again",
-                          (unsigned long long)number, (unsigned long long)lost,
-                          (unsigned long long)reader->lost);
+        return status_set(
+            STATUS_FAILED,
+            "run %llu could not read %llu samples and runs before it %llu: the data set changes "
+            "while it is measured; mend it, and run again",
+            (unsigned long long)number, (unsigned long long)lost, (unsigned long long)reader->lost);
     reader->lost = lost;
     reader->ran = true;
     return STATUS_OK;

@@ -46,7 +46,7 @@ struct reader {
     struct tally expected; /* of the run that comes next */
     uint64_t lost;         /* samples, by the first run */
     bool ran;
-    bool expects, settled; /* `expected` is known; the page cache was brought into its state */
+    bool expects, settled; /* `expected` is known; all was brought into the page cache */
     uint64_t device_bytes; /* read by this process before the run */
     uint8_t *set;          /* the working set as memory, for reader_copy() */
     size_t set_bytes;

@@ -24,7 +24,10 @@ struct peak {
 
 /* What a column of the row of all ranks holds, given those of the ranks. */
 enum combine {
-    COMBINE_FIRST,  /* rank 0's: it is the same on all */
+    COMBINE_FIRST, /* rank 0's: it is the same on all */
+    COMBINE_NONE,  /* nothing: it means something for one rank alone */
+    COMBINE_MIN,   /* the smallest number */
+    COMBINE_MEAN,
     COMBINE_MAX,    /* the largest number: the slowest rank's */
     COMBINE_SUM,    /* the sum of whole numbers */
     COMBINE_HASHES, /* the sum of 16 hexadecimal digits modulo 2^64 */

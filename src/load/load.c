@@ -60,13 +60,13 @@ static const struct measure measures[] = {
     {"shards", COMBINE_FIRST},
     {"sample_bytes", COMBINE_FIRST},
     {"skipped", COMBINE_SUM},
-    {"displacement", COMBINE_FIRST},
-    {"shards_a_batch", COMBINE_FIRST},
-    {"resident_before", COMBINE_FIRST},
-    {"resident_after", COMBINE_FIRST},
+    {"displacement", COMBINE_MEAN},
+    {"shards_a_batch", COMBINE_MEAN},
+    {"resident_before", COMBINE_MIN},
+    {"resident_after", COMBINE_MIN},
     {"device_bytes", COMBINE_SUM},
-    {"copy_bytes_per_s", COMBINE_FIRST},
-    {"copy_share", COMBINE_FIRST},
+    {"copy_bytes_per_s", COMBINE_NONE},
+    {"copy_share", COMBINE_NONE},
     {"open_p50_s", COMBINE_MAX},
     {"open_p99_s", COMBINE_MAX},
     {"open_p999_s", COMBINE_MAX},
@@ -510,8 +510,9 @@ static enum status load_measure(const void *input, const struct variant *variant
     struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = &job->dataset;
-    snprintf(texts[TIMED], 64, "%s%s%s", traits->timed, job->load.decode ? "+decode" : "",
-             job->load.augment ? "+augment" : "");
+    bool kept = job->load.cache == LOAD_WARM || !traits->timed_unless_warm;
+    snprintf(texts[TIMED], 64, "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
+             job->load.decode ? "+decode" : "", job->load.augment ? "+augment" : "");
     snprintf(texts[LAYOUT], 64, "%s", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
