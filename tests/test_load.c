@@ -409,6 +409,19 @@ Test(load, files_and_shards_of_the_same_samples_have_the_same_tally, .init = mak
     cr_assert_eq(sums[0], sums[1]);
 }
 
+/* A data set with an index. */
+static void prepare(const char *layout)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    snprintf(command, sizeof command,
+             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
+             ">/dev/null 2>&1",
+             program ? program : "./fdsl-bench", folder,
+             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
 /* ---- Faults ---- */
 
 static void overwrite(const char *name, long offset, const void *bytes, size_t count)
@@ -474,10 +487,11 @@ Test(load, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folde
     make_folder();
 }
 
-/* After it was opened: each variant ends with one line, and with --on-error skip goes on and counts. */
+/* After it was opened: each variant ends with one line, and with --on-error skip goes on, counts, and works
+ * on less. A run that lost another number of samples than those before it is refused. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 1; skip++) {
+    for (int skip = 0; skip <= 2; skip++) { /* 2: between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -490,15 +504,23 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
             close_job(&job);
             return;
         }
-        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        if (skip != 1)
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(job.workload->work(job.input, variant).items, 101);
         cr_assert_eq(variant->ready(state, 1), STATUS_OK);
         cr_assert_eq(truncate(in_folder(broken), 8192), 0);
         enum status status = variant->run(state, 1, &unused);
-        if (skip) {
+        if (skip == 2) {
+            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
+            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
+        } else if (skip) {
             cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
             cr_assert_gt(result.skipped, 0, "%s", name);
             cr_assert_eq(result.skipped + result.tally.count, 101, "%s", name);
+            const struct work work = job.workload->work(job.input, variant);
+            cr_assert_eq(work.items, (double)result.tally.count, "%s", name);
+            cr_assert_eq(work.bytes, (double)result.tally.bytes, "%s", name);
         } else {
             cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
             cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,
@@ -542,6 +564,48 @@ Test(load, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini =
         }
 }
 
+Test(load, a_file_that_grows_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        const char *name = in_folder("000/000050.bin");
+        cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
+        const struct variant *variant = start(&job, file_variants[v], &state);
+        struct stat before;
+        cr_assert_eq(stat(name, &before), 0);
+        cr_assert_eq(truncate(name, before.st_size + 5), 0);
+        if (variant) {
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", file_variants[v]);
+            cr_assert_not_null(strstr(status_text(), "size has changed"), "%s", status_text());
+            variant->teardown(state);
+        }
+        cr_assert_eq(truncate(in_folder("000/000050.bin"), before.st_size), 0);
+        close_job(&job);
+    }
+}
+
+Test(load, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini = remove_folder)
+{
+    prepare("files");
+    cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
+    cr_assert_eq(mkfifo(in_folder("000/000020.npy"), 0600), 0);
+    expect_refused("000020.npy: it is no regular file");
+    remove_folder();
+    make_folder();
+    make_shards(101);
+    struct job job;
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+    const struct load *load = job.input;
+    cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
+    cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
+    cr_assert_lt(dataset_file_open(load->dataset, 1, 0), 0);
+    cr_assert_not_null(strstr(status_text(), "no regular file"), "%s", status_text());
+    close_job(&job);
+}
+
 /* A variant that delivers wrong bytes is caught by the run itself. */
 Test(load, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
 {
@@ -560,19 +624,41 @@ Test(load, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini 
     close_job(&job);
 }
 
-/* ---- With an index ---- */
+/* ---- What rows say ---- */
 
-static void prepare(const char *layout)
+/* The text of a column after one run. */
+static void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
-    char command[3 * PATH_MAX];
-    const char *program = getenv("FDSL_BENCH");
-    snprintf(command, sizeof command,
-             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
-             ">/dev/null 2>&1",
-             program ? program : "./fdsl-bench", folder,
-             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
-    cr_assert_eq(system(command), 0, "%s", command);
+    struct job job;
+    void *state;
+    struct run_time unused;
+    char texts[64][64] = {{0}};
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, variant_name, &state);
+    cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
+    cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s", status_text());
+    size_t place = 0;
+    while (job.workload->measures[place].column && strcmp(job.workload->measures[place].column, column) != 0)
+        place++;
+    cr_assert_not_null(job.workload->measures[place].column, "%s", column);
+    memcpy(text, texts[place], 64);
+    variant->teardown(state);
+    close_job(&job);
 }
+
+Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder, .fini = remove_folder)
+{
+    char text[64];
+    make_shards(101);
+    measured("shards-mmap", "--cache any --batch 8", "shards_a_batch", text);
+    cr_expect_geq(strtod(text, NULL), 1, "'%s'", text);
+    measured("shards-mmap", "--cache any", "timed", text);
+    cr_expect_str_eq(text, "order+open+map+copy");
+    measured("shards-mmap", "--cache any", "resident_before", text);
+    cr_expect_neq(*text, '\0');
+}
+
+/* ---- With an index ---- */
 
 Test(load, prepared_data_are_read_and_compared_with_their_index, .init = make_folder, .fini = remove_folder)
 {

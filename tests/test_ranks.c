@@ -127,11 +127,10 @@ Test(cores, a_rank_alone_keeps_its_own)
 
 Test(ranks, what_adds_up_is_added_up)
 {
-    static const struct measure measures[] = {{"how", COMBINE_FIRST},
-                                              {"stage_s", COMBINE_MAX},
-                                              {"hash", COMBINE_HASHES},
-                                              {"none", COMBINE_HASHES},
-                                              {NULL, COMBINE_FIRST}};
+    static const struct measure measures[] = {
+        {"how", COMBINE_FIRST},   {"stage_s", COMBINE_MAX}, {"hash", COMBINE_HASHES},
+        {"none", COMBINE_HASHES}, {"share", COMBINE_MIN},   {"moved", COMBINE_MEAN},
+        {"alone", COMBINE_NONE},  {"half", COMBINE_MIN},    {NULL, COMBINE_FIRST}};
     struct row rows[2] = {{0}}, total = {0};
     for (int i = 0; i < 3; i++) {
         struct row *row = i < 2 ? &rows[i] : &total;
@@ -144,6 +143,10 @@ Test(ranks, what_adds_up_is_added_up)
         row_real(row, "stage_s", i ? 0.25 : 0.5);
         row_text(row, "hash", i ? "8000000000000001" : "8000000000000002");
         row_text(row, "none", "");
+        row_text(row, "share", i < 2 ? (i ? "0.5000" : "1.0000") : "");
+        row_text(row, "moved", i < 2 ? (i ? "0.25" : "0.75") : "");
+        row_text(row, "alone", i < 2 ? "7" : "");
+        row_text(row, "half", i ? "" : "7");
     }
     ranks_combine(rows, 2, measures, &total);
     cr_assert_eq(row_check(&total), STATUS_OK);
@@ -156,6 +159,10 @@ Test(ranks, what_adds_up_is_added_up)
     cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");
     cr_expect_str_eq(row_get(&total, "hash"), "0000000000000003", "modulo 2^64");
     cr_expect_str_eq(row_get(&total, "none"), "");
+    cr_expect_str_eq(row_get(&total, "share"), "0.5");
+    cr_expect_str_eq(row_get(&total, "moved"), "0.5");
+    cr_expect_str_eq(row_get(&total, "alone"), "");
+    cr_expect_str_eq(row_get(&total, "half"), "", "not known of all");
     row_free(&rows[0]);
     row_free(&rows[1]);
     row_free(&total);

@@ -33,7 +33,8 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     const char *name = dataset->files[member->file].name;
     uint64_t begin_ns = 0;
     lap(worker, LOAD_OPEN, &begin_ns);
-    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: in place of the file may be a pipe by now. */
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
     lap(worker, LOAD_OPEN, &begin_ns);

@@ -48,7 +48,9 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
         (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
     io_uring_prep_openat_direct(opening, dataset->directory, dataset->files[member->file].name, O_RDONLY, 0,
                                 index);
-    io_uring_prep_read(reading, (int)index, bytes, (unsigned)member->size, 0);
+    /* A byte more, as in `files`: a file that grew shows. It may fall on the next member's first: the sample
+     * is lost then anyway. */
+    io_uring_prep_read(reading, (int)index, bytes, (unsigned)member->size + 1, 0);
     io_uring_prep_close_direct(closing, index);
     opening->flags |= IOSQE_IO_LINK;
     reading->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* closed, however the read ends */

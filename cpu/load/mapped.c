@@ -283,7 +283,8 @@ static enum status mapped_fetch(void *state, void *result)
     return reader_fetch(state, result);
 }
 
-static const struct load_traits traits = {.shards = true, .timed = "order+copy", .copy = reader_copy};
+static const struct load_traits traits = {
+    .shards = true, .timed = "order+copy", .timed_unless_warm = "order+open+map+copy", .copy = reader_copy};
 
 const struct variant variant_shards_mmap = {
     .platform = "cpu",

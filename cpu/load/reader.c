@@ -116,7 +116,7 @@ enum status reader_ready(struct reader *reader, uint64_t number)
     const struct load *load = reader->load;
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
-    if (load->cache == LOAD_COLD || !reader->settled)
+    if (load->cache != LOAD_WARM || !reader->settled)
         TRY(load_settle_cache(load, &reader->result.before));
     reader->settled = true;
     if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
@@ -131,6 +131,7 @@ static void clear(struct worker *worker)
     worker->tally = worker->lost = (struct tally){0};
     worker->decode_s = worker->augment_s = 0;
     worker->status = STATUS_OK;
+    worker->failure[0] = '\0';
     if (worker->load->control->timed_calls)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
 }
@@ -145,6 +146,25 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
     worker->status = read(worker);
     if (worker->status != STATUS_OK) /* the message is this thread's */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+}
+
+/* Says once what a run lost. A row's runs must all lose as many: else their times are of different work. */
+static enum status check_lost(struct reader *reader, uint64_t number)
+{
+    uint64_t lost = reader->load->control->lost.count;
+    if (lost > 0 && (!reader->ran || lost != reader->lost))
+        for (int w = 0; w < reader->threads; w++)
+            if (reader->workers[w].failure[0])
+                status_warn("left out in a run: %s", reader->workers[w].failure);
+    if (reader->ran && lost != reader->lost)
+        return status_set(
+            STATUS_FAILED,
+            "run %llu could not read %llu samples and runs before it %llu: the data set changes "
+            "while it is measured; mend it, and run again",
+            (unsigned long long)number, (unsigned long long)lost, (unsigned long long)reader->lost);
+    reader->lost = lost;
+    reader->ran = true;
+    return STATUS_OK;
 }
 
 /* Sums up the workers, and holds what they delivered against what the plain reader read. */
@@ -163,6 +183,9 @@ static enum status finish(struct reader *reader, uint64_t number)
         result->augment_s += worker->augment_s / reader->threads;
     }
     result->skipped = all.count;
+    load->control->lost = all;
+    if (!load->control->whole) /* that is one epoch */
+        TRY(check_lost(reader, number));
     tally_merge(&all, &result->tally);
     if (load->control->whole || (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
                                  all.sum == reader->expected.sum))
@@ -307,6 +330,8 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
     const struct dataset_sample *lost = &worker->load->dataset->samples[sample];
     if (!worker->load->skip || status != STATUS_FAILED)
         return status;
+    if (worker->lost.count == 0)
+        snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
     tally_add(&worker->lost, lost->edges, lost->bytes);
     return STATUS_OK;
 }

@@ -34,7 +34,7 @@ struct worker {
 
     void *own; /* the variant's */
     enum status status;
-    char failure[1024];
+    char failure[1024]; /* why the run failed, or its first sample was lost */
 };
 
 struct reader {
@@ -44,7 +44,9 @@ struct reader {
     uint32_t slots; /* a worker's */
     struct worker *workers;
     struct tally expected; /* of the run that comes next */
-    bool expects, settled; /* `expected` is known; the page cache was brought into its state */
+    uint64_t lost;         /* samples, by the first run */
+    bool ran;
+    bool expects, settled; /* `expected` is known; all was brought into the page cache */
     uint64_t device_bytes; /* read by this process before the run */
     uint8_t *set;          /* the working set as memory, for reader_copy() */
     size_t set_bytes;

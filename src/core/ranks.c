@@ -123,21 +123,29 @@ static void combine(const struct row *rows, int count, const char *column, enum 
 {
     const char *first = row_get(&rows[0], column);
     char text[32] = "";
-    if (!first || !*first)
+    if (!first || !*first || how == COMBINE_NONE)
         return;
     if (how == COMBINE_FIRST) {
         row_set(total, column, first, false);
         return;
     }
     unsigned long long sum = 0;
-    double largest = -INFINITY;
+    double smallest = INFINITY, largest = -INFINITY, mean = 0;
     for (int i = 0; i < count; i++) {
         const char *cell = row_get(&rows[i], column);
+        if (!*cell) /* not known of all */
+            return;
         sum += strtoull(cell, NULL, how == COMBINE_HASHES ? 16 : 10);
-        largest = fmax(largest, strtod(cell, NULL));
+        double value = strtod(cell, NULL);
+        smallest = fmin(smallest, value);
+        largest = fmax(largest, value);
+        mean += value / count;
     }
-    if (how == COMBINE_MAX)
-        snprintf(text, sizeof text, "%.9g", largest);
+    if (how == COMBINE_MIN || how == COMBINE_MAX || how == COMBINE_MEAN)
+        snprintf(text, sizeof text, "%.9g",
+                 how == COMBINE_MIN   ? smallest
+                 : how == COMBINE_MAX ? largest
+                                      : mean);
     else
         snprintf(text, sizeof text, how == COMBINE_HASHES ? "%016llx" : "%llu", sum);
     row_set(total, column, text, how != COMBINE_HASHES);

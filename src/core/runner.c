@@ -440,6 +440,8 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     enum status status =
         comm_agree(bench_measure(runner->entry->variant, state, &runner->settings->limits, show_progress,
                                  runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    /* Runs may have delivered less than was known before them. */
+    result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
     bench_free(&together.bench);

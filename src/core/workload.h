@@ -24,7 +24,10 @@ struct peak {
 
 /* What a column of the row of all ranks holds, given those of the ranks. */
 enum combine {
-    COMBINE_FIRST,  /* rank 0's: it is the same on all */
+    COMBINE_FIRST, /* rank 0's: it is the same on all */
+    COMBINE_NONE,  /* nothing: it means something for one rank alone */
+    COMBINE_MIN,   /* the smallest number */
+    COMBINE_MEAN,
     COMBINE_MAX,    /* the largest number: the slowest rank's */
     COMBINE_SUM,    /* the sum of whole numbers */
     COMBINE_HASHES, /* the sum of 16 hexadecimal digits modulo 2^64 */
@@ -75,7 +78,7 @@ struct workload {
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
 
-    /* The work of one run of the variant on `input`. */
+    /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
     /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */

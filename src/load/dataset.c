@@ -94,7 +94,15 @@ static enum status leave_out(struct dataset *dataset, enum status status, uint64
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
-    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | flags);
+    struct stat status_;
+    /* Not blocking: a pipe would wait for its writer. What is read then may block as usual. */
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+    if (fd >= 0 &&
+        (fstat(fd, &status_) != 0 || !S_ISREG(status_.st_mode) || fcntl(fd, F_SETFL, flags) != 0)) {
+        status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+        close(fd);
+        return -1;
+    }
     if (fd < 0)
         status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(errno),
                    errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");

@@ -60,13 +60,13 @@ static const struct measure measures[] = {
     {"shards", COMBINE_FIRST},
     {"sample_bytes", COMBINE_FIRST},
     {"skipped", COMBINE_SUM},
-    {"displacement", COMBINE_FIRST},
-    {"shards_a_batch", COMBINE_FIRST},
-    {"resident_before", COMBINE_FIRST},
-    {"resident_after", COMBINE_FIRST},
+    {"displacement", COMBINE_MEAN},
+    {"shards_a_batch", COMBINE_MEAN},
+    {"resident_before", COMBINE_MIN},
+    {"resident_after", COMBINE_MIN},
     {"device_bytes", COMBINE_SUM},
-    {"copy_bytes_per_s", COMBINE_FIRST},
-    {"copy_share", COMBINE_FIRST},
+    {"copy_bytes_per_s", COMBINE_NONE},
+    {"copy_share", COMBINE_NONE},
     {"open_p50_s", COMBINE_MAX},
     {"open_p99_s", COMBINE_MAX},
     {"open_p999_s", COMBINE_MAX},
@@ -347,6 +347,7 @@ static const char *load_cache_state(const void *input)
     return caches[((const struct load *)input)->cache];
 }
 
+/* What a run delivers: what was lost in the latest one is not in it. */
 static struct work load_work(const void *input, const struct variant *variant)
 {
     const struct load *load = input;
@@ -355,9 +356,9 @@ static struct work load_work(const void *input, const struct variant *variant)
     (void)variant;
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
-    struct work work = {.items = items,
-                        .bytes = items * (double)load->dataset->bytes / load->dataset->sample_count};
-    return work;
+    double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
+    const struct tally *lost = &load->control->lost; /* the same in every run, which the reader sees to */
+    return (struct work){.items = items - (double)lost->count, .bytes = bytes - (double)lost->bytes};
 }
 
 /* ---- Verification ---- */
@@ -407,11 +408,12 @@ static enum status measure_order(const struct load *load, char texts[][64])
     struct order_quality quality;
     TRY(order_open(&plan, &order));
     order_make(&plan, 1, load->rank, &order);
+    uint32_t count = order.count;
     enum status status = order_measure(&plan, &order, load->batch, &quality);
     order_close(&order);
     TRY(status);
     snprintf(texts[DISPLACEMENT], 64, "%.4f", quality.displacement);
-    if (plan.shards && order.count >= load->batch)
+    if (plan.shards && count >= load->batch)
         snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", quality.shards);
     return STATUS_OK;
 }
@@ -508,8 +510,9 @@ static enum status load_measure(const void *input, const struct variant *variant
     struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = &job->dataset;
-    snprintf(texts[TIMED], 64, "%s%s%s", traits->timed, job->load.decode ? "+decode" : "",
-             job->load.augment ? "+augment" : "");
+    bool kept = job->load.cache == LOAD_WARM || !traits->timed_unless_warm;
+    snprintf(texts[TIMED], 64, "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
+             job->load.decode ? "+decode" : "", job->load.augment ? "+augment" : "");
     snprintf(texts[LAYOUT], 64, "%s", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         snprintf(texts[SHARDS], 64, "%u", dataset->file_count);

@@ -27,6 +27,8 @@ struct load_control {
     bool whole;       /* tallies are over every byte, and samples are checked one by one */
     bool timed_calls; /* open, read and close are timed each */
     uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
+
+    struct tally lost; /* what the latest run could not read; variants write it */
 };
 
 /* The input: constant over all runs but for `control`, and `epochs`, which is 1 while --verify looks. Run n
@@ -47,9 +49,10 @@ struct load {
 };
 
 struct load_traits {
-    bool shards, files; /* which layout it reads */
-    bool calls;         /* it makes open, read and close calls that can be timed */
-    const char *timed;  /* what a run's time includes, for the column `timed` */
+    bool shards, files;            /* which layout it reads */
+    bool calls;                    /* it makes open, read and close calls that can be timed */
+    const char *timed;             /* what a run's time includes, for the column `timed` */
+    const char *timed_unless_warm; /* the same where files are not kept open over runs; NULL: no other */
 
     /* One copy of the working set into the same buffers by the same threads, in bytes a second. */
     enum status (*copy)(void *state, double *bytes_per_s);
@@ -61,7 +64,7 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 struct load_result {
     struct tally tally;         /* of what was delivered */
     uint64_t skipped;           /* samples that could not be read */
-    struct cache_pages before;  /* resident when the run began; 0 of 0 with LOAD_ANY before the first */
+    struct cache_pages before;  /* resident when the run began; with LOAD_WARM, when all had been read */
     uint64_t device_bytes;      /* that the process had read from devices during the run */
     double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
     struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
