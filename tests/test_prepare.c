@@ -429,6 +429,17 @@ Test(prepare, what_is_lost_is_made_again)
 
 /* ---- Faults ---- */
 
+Test(prepare, archives_read_as_files_are_warned_about)
+{
+    EXPECT(0,
+           "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
+           "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
+    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard and is read as a file"), "%s", out);
+    EXPECT(0, "$P --prepare files --layout files --samples 3 && "
+              "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
+    cr_assert_null(strstr(out, "looks like"), "%s", out);
+}
+
 Test(prepare, refusals)
 {
     expect_refusal(2, "a", "say how many samples with --samples N");
