@@ -125,6 +125,26 @@ def read_epoch(batches):
     return samples, total
 
 
+def check_end(path, offset):
+    """Where tarfile stopped must be the end of the shard: before a broken header it stops without a word."""
+    with open(path, "rb") as stream:
+        stream.seek(offset)
+        if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            sys.exit("compare_loading: %s: offset %d: a broken header; what is behind it would not be read"
+                     % (path, offset))
+
+
+def check_count(folder, found):
+    """Where the folder tells how many samples it holds, as many must be there."""
+    path = os.path.join(folder, "samples.csv")
+    if not os.path.exists(path):
+        return
+    with open(path, newline="") as stream:
+        told = sum(1 for _ in csv.DictReader(stream))
+    if found < told:
+        sys.exit("compare_loading: %s holds %d samples and its samples.csv tells of %d" % (folder, found, told))
+
+
 def expected(layout, folder):
     """The same by plain means."""
     if layout == "files":
@@ -134,6 +154,7 @@ def expected(layout, folder):
     for path in data_shards(folder):
         with tarfile.open(path) as shard:
             sizes += [member.size for member in shard if member.isfile() and is_data(member.name)]
+            check_end(path, shard.offset)
     return len(sizes), sum(sizes)
 
 
@@ -218,6 +239,8 @@ def main():
     options = parser.parse_args()
     if not options.files and not options.shards:
         parser.error("name --files DIR, --shards DIR or both")
+    if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
+        parser.error("--batch and --min-samples are at least 1, and --workers is at least 0")
     try:
         import torch
         import torch.utils.data
@@ -230,6 +253,7 @@ def main():
         wanted = expected(layout, folder)
         if not wanted[0]:
             sys.exit("compare_loading: %s holds no samples" % folder)
+        check_count(folder, wanted[0])
         rows.append(row_of(name, layout, folder, shards, wanted, measure(batches_of, wanted, options), options))
     append(options.out, rows)
     return 0

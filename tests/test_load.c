@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "core/png_image.h"
 #include "core/workload.h"
 #include "load/augment.h"
+#include "load/cache.h"
 #include "load/load.h"
 #include "load/tar.h"
 
@@ -422,6 +424,20 @@ static void prepare(const char *layout)
     cr_assert_eq(system(command), 0, "%s", command);
 }
 
+/* Memory that may not be locked is read into all the same. */
+Test(load, shards_uring_needs_little_locked_memory, .init = make_folder, .fini = remove_folder)
+{
+    const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
+    make_shards(101);
+    cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &little), 0);
+    bool root = geteuid() == 0;
+    if (root) /* it may lock what it likes */
+        cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
+    expect_exactly_once("shards-uring", "--cache any --depth 8 --block 1024");
+    if (root)
+        cr_assert_eq(seteuid(0), 0);
+}
+
 /* ---- Faults ---- */
 
 static void overwrite(const char *name, long offset, const void *bytes, size_t count)
@@ -482,6 +498,12 @@ Test(load, an_empty_shard_is_named, .init = make_folder, .fini = remove_folder)
 Test(load, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder, .fini = remove_folder)
 {
     expect_refused("no samples there");
+    fclose(fopen(in_folder("1.bin"), "w"));
+    expect_refused("hold no bytes");
+    cr_assert_eq(symlink(".", in_folder("again")), 0);
+    expect_refused("again/ leads back to a folder that it is in");
+    cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);
+    expect_refused("is not whole: what prepared it");
     remove_folder();
     expect_refused("No such file");
     make_folder();
@@ -756,11 +778,11 @@ Test(load, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini =
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-static void forbid_uring(unsigned failure)
+static void forbid(unsigned call, unsigned failure)
 {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 425, 0, 1), /* io_uring_setup */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | failure),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -772,7 +794,7 @@ static void forbid_uring(unsigned failure)
 static void expect_no_uring(unsigned failure)
 {
     const struct resources resources = {.threads = 1};
-    forbid_uring(failure);
+    forbid(425 /* io_uring_setup */, failure);
     cr_assert_eq(variant_available(variant_find("shards-uring"), &resources), STATUS_UNAVAILABLE);
     cr_assert_not_null(strstr(status_text(), "seccomp"), "%s", status_text());
     cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
@@ -787,7 +809,67 @@ Test(load, missing_io_uring_makes_variants_unavailable)
 {
     expect_no_uring(38 /* ENOSYS */);
 }
+
+/* ---- Files of others, of whose pages the kernel does not tell ---- */
+
+Test(load, pages_of_files_of_others_are_not_guessed, .init = make_folder, .fini = remove_folder)
+{
+    struct cache_pages mine = {0}, theirs = {0};
+    struct job job;
+    make_shards(101);
+    forbid(451 /* cachestat */, 1 /* EPERM */);
+    int fd = open(in_folder("x-000000.tar"), O_RDONLY);
+    cr_assert_eq(cache_count(fd, 20000, &mine), STATUS_OK, "%s", status_text());
+    cr_assert(mine.all == 5 && !mine.hidden);
+    close(fd);
+    if (geteuid() != 0)
+        return;
+    cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
+    fd = open(in_folder("x-000000.tar"), O_RDONLY);
+    cr_assert_eq(cache_count(fd, 20000, &theirs), STATUS_OK, "%s", status_text());
+    cr_assert(theirs.all == 5 && theirs.hidden);
+    close(fd);
+    for (int cold = 0; cold <= 1; cold++) {
+        struct cache_pages pages;
+        cr_assert_eq(open_job(&job, cold ? "--cache cold" : "--cache warm"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
+        cr_assert_not_null(strstr(status_text(), "use --cache any"), "%s", status_text());
+        cr_assert_not_null(strstr(status_text(), "owns the files"), "%s", status_text());
+        close_job(&job);
+    }
+    cr_assert_eq(seteuid(0), 0);
+}
 #endif
+
+/* ---- The comparison with other loaders ---- */
+
+/* What compare_loading.py expects of the folder; true where it refuses it with the words. */
+static bool comparison_refuses(const char *words)
+{
+    char command[2 * PATH_MAX];
+    snprintf(command, sizeof command,
+             "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, compare_loading as c\n"
+             "d = sys.argv[1]\nc.check_count(d, c.expected(\"shards\", d)[0])' %s 2>&1 | grep -qF '%s'",
+             folder, words);
+    return system(command) == 0;
+}
+
+Test(load, the_comparison_refuses_shards_that_tarfile_cuts_short, .init = make_folder, .fini = remove_folder)
+{
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    make_shards(101);
+    cr_assert_not(comparison_refuses(""));
+    FILE *stream = fopen(in_folder("samples.csv"), "w");
+    fputs("key\n", stream);
+    for (int i = 0; i < 102; i++)
+        fprintf(stream, "%06d\n", i);
+    fclose(stream);
+    cr_assert(comparison_refuses("holds 101 samples and its samples.csv tells of 102"));
+    /* The second header: behind that of sample 0, which has no bytes, comes its label. */
+    overwrite("x-000000.tar", 512, "z", 1);
+    cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
+}
 
 /* ---- Tars that others wrote ---- */
 

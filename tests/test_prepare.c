@@ -430,6 +430,17 @@ Test(prepare, what_is_lost_is_made_again)
 
 /* ---- Faults ---- */
 
+Test(prepare, archives_read_as_files_are_warned_about)
+{
+    EXPECT(0,
+           "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
+           "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
+    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard and is read as a file"), "%s", out);
+    EXPECT(0, "$P --prepare files --layout files --samples 3 && "
+              "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
+    cr_assert_null(strstr(out, "looks like"), "%s", out);
+}
+
 Test(prepare, refusals)
 {
     expect_refusal(2, "a", "say how many samples with --samples N");
@@ -441,9 +452,10 @@ Test(prepare, refusals)
     expect_refusal(2, "a --samples 2 --sample-shape 3,", "missing after the last comma");
     expect_refusal(2, "a --samples 2 --sample-shape 65536,65536,2", "more than 2^32 values");
     expect_refusal(2, "a --samples 2 --verify", "unknown option '--verify'");
-    expect_refusal(2, "a/b/c --samples 2", "cannot make folder");
     EXPECT(0, "! test -e a && touch file && mkdir full && touch full/mine");
     expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
+    expect_refusal(2, "file/b --samples 2", "cannot make folder 'file/b': Not a directory");
+    EXPECT(0, "$P --prepare new/above/b/ --samples 2 && test -e new/above/b/counter.index");
     expect_refusal(2, "full --samples 2", "full holds something else ('mine')");
     EXPECT(0, "test \"$(ls -A full)\" = mine && $P --prepare b " SMALL);
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,6",

@@ -1,6 +1,7 @@
 /* `shards-uring`: one thread keeps --depth reads of --block bytes in flight, into buffers that the kernel
- * knows, and around the page cache (O_DIRECT) unless that is to be warm. Ranges are aligned to pages; the
- * blocks of a shard are taken in order, and those of the next shard are under way before the last one ends.
+ * knows where it lets them be locked, and around the page cache (O_DIRECT) unless that is to be warm. Ranges
+ * are aligned to pages; the blocks of a shard are taken in order, and those of the next shard are under way
+ * before the last one ends.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -29,6 +30,7 @@ struct shards_uring {
     struct reader reader; /* first: variants share its functions */
     struct io_uring ring;
     bool has_ring;
+    bool registered;      /* the kernel knows the buffers */
     uint8_t *buffers;     /* depth of block_bytes each */
     struct block *blocks; /* a ring: block number n is blocks[n % depth] */
     int *fds;             /* by segment of the epoch */
@@ -69,6 +71,17 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     return STATUS_FAILED;
 }
 
+static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *sqe, uint8_t *buffer,
+                         uint32_t wanted)
+{
+    uint32_t aligned = (wanted + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    int fd = uring->fds[uring->segment];
+    if (uring->registered)
+        io_uring_prep_read_fixed(sqe, fd, buffer, aligned, uring->offset, 0);
+    else
+        io_uring_prep_read(sqe, fd, buffer, aligned, uring->offset);
+}
+
 /* Queues reads until `depth` blocks are in flight or waiting. A short range costs no read of its own: it is
  * read whole. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
@@ -85,9 +98,7 @@ static enum status submit(struct shards_uring *uring, const struct order *order)
             return status_set(STATUS_FAILED, "io_uring: its queue is full");
         uring->blocks[index] =
             (struct block){.offset = uring->offset, .segment = uring->segment, .wanted = wanted};
-        io_uring_prep_read_fixed(sqe, uring->fds[uring->segment],
-                                 uring->buffers + (size_t)index * load->block_bytes,
-                                 (wanted + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, uring->offset, 0);
+        prepare_read(uring, sqe, uring->buffers + (size_t)index * load->block_bytes, wanted);
         io_uring_sqe_set_data64(sqe, index);
         uring->submitted++;
         uring->offset += wanted;
@@ -253,7 +264,7 @@ static enum status uring_epoch(struct worker *worker)
 
 static enum status uring_variant_probe(const struct resources *resources)
 {
-    static const int operations[] = {IORING_OP_READ_FIXED, -1};
+    static const int operations[] = {IORING_OP_READ_FIXED, IORING_OP_READ, -1};
     (void)resources;
     return uring_probe(operations);
 }
@@ -269,6 +280,19 @@ static void uring_teardown(void *state)
     free(uring->fds);
     reader_close(&uring->reader);
     free(uring);
+}
+
+/* Says once that every read will have its pages pinned anew. */
+static void warn_unregistered(size_t bytes, int failure)
+{
+    static bool said;
+    if (!said)
+        status_warn(
+            "shards-uring: reads go to buffers that are not registered, which costs some time: cannot "
+            "register %zu bytes: %s%s",
+            bytes, strerror(-failure),
+            failure == -ENOMEM ? "; raise ulimit -l, or lower --depth or --block" : "");
+    said = true;
 }
 
 static enum status open_ring(struct shards_uring *uring, const struct load *load)
@@ -290,10 +314,9 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
                           strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);
+    uring->registered = failure >= 0;
     if (failure < 0)
-        return status_set(STATUS_FAILED,
-                          "io_uring: cannot register %zu bytes: %s; lower --depth or --block%s", bytes,
-                          strerror(-failure), failure == -ENOMEM ? ", or raise ulimit -l" : "");
+        warn_unregistered(bytes, failure);
     return STATUS_OK;
 }
 

@@ -11,6 +11,7 @@ enum status uring_probe(const int *operations)
         return status_set(STATUS_UNAVAILABLE, "no io_uring here: %s%s", strerror(-failure),
                           failure == -EPERM
                               ? " (a seccomp filter, as containers have, or kernel.io_uring_disabled)"
+                          : failure == -ENOMEM ? " (too little memory may be locked: ulimit -l)"
                           : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter)"
                                                : "");
     struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);

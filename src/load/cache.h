@@ -10,10 +10,12 @@
 /* Pages, summed up over files. */
 struct cache_pages {
     uint64_t resident, all;
+    bool hidden; /* the kernel does not tell of some file, so `resident` says nothing */
 };
 
 /* Adds the pages of an open file of `bytes`: cachestat(2), or mincore(2) over a mapping on kernels
- * before 6.5. STATUS_FAILED with the reason. */
+ * before 6.5. Where the kernel tells only those who own a file or may write it, and this process does
+ * neither, the pages are hidden. STATUS_FAILED with the reason. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
 /* Evicts an open file: writes its dirty pages out, then asks the kernel to drop them. Pages that some process

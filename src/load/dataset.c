@@ -250,15 +250,39 @@ struct names {
     uint32_t count, capacity;
 };
 
-/* Adds the regular files under `folder` ("" or ending in a slash). */
-static enum status list_folder(struct dataset *dataset, const char *folder, bool deep, struct names *names)
+/* A folder that is being listed, and the one that it is in. */
+struct nest {
+    dev_t device;
+    ino_t inode;
+    const struct nest *above;
+};
+
+/* Whether a link led back to a folder that is being listed. */
+static bool leads_back(const struct nest *nest)
 {
+    for (const struct nest *above = nest->above; above; above = above->above)
+        if (above->device == nest->device && above->inode == nest->inode)
+            return true;
+    return false;
+}
+
+/* Adds the regular files under `folder` ("" or ending in a slash), which is in the folder `above`. */
+static enum status list_folder(struct dataset *dataset, const char *folder, bool deep,
+                               const struct nest *above, struct names *names)
+{
+    struct stat self = {0};
     int fd = openat(dataset->directory, *folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     if (!stream)
         return status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
                           strerror(errno));
     enum status status = STATUS_OK;
+    if (fstat(fd, &self) != 0)
+        status = status_set(STATUS_FAILED, "%s/%s: %s", dataset->path, folder, strerror(errno));
+    struct nest nest = {self.st_dev, self.st_ino, above};
+    if (status == STATUS_OK && leads_back(&nest))
+        status = status_set(STATUS_USAGE, "%s/%s leads back to a folder that it is in; remove that link",
+                            dataset->path, folder);
     for (struct dirent *entry; status == STATUS_OK && (entry = readdir(stream));) {
         char path[PATH_MAX];
         struct stat status_;
@@ -269,7 +293,7 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
             status = status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name,
                                 strerror(errno));
         else if (S_ISDIR(status_.st_mode) && deep)
-            status = list_folder(dataset, strcat(path, "/"), true, names);
+            status = list_folder(dataset, strcat(path, "/"), true, &nest, names);
         else if (S_ISREG(status_.st_mode)) {
             status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
             if (status == STATUS_OK)
@@ -365,12 +389,31 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
                                                        .file = dataset->file_count - 1});
 }
 
+/* Archives among files are read as files of one sample each, which is rarely what was wanted. */
+static void warn_of_archives(const struct dataset *dataset, const struct names *names)
+{
+    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
+    for (uint32_t i = 0; i < names->count; i++)
+        for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
+            size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
+            if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
+                continue;
+            status_warn(
+                "%s/%s looks like a shard and is read as a file: shards are plain tars whose names end "
+                "in .tar and that stand in --data DIR itself",
+                dataset->path, names->items[i]);
+            return;
+        }
+}
+
 static enum status open_files(struct dataset *dataset)
 {
     struct names names = {0};
-    enum status status = list_folder(dataset, "", true, &names);
+    enum status status = list_folder(dataset, "", true, NULL, &names);
     if (names.count)
         qsort(names.items, names.count, sizeof *names.items, by_key);
+    if (status == STATUS_OK)
+        warn_of_archives(dataset, &names);
     for (uint32_t i = 0; status == STATUS_OK && i < names.count; i++)
         status = add_named_file(dataset, names.items[i]);
     free(names.items);
@@ -620,7 +663,7 @@ static enum status list_samples(struct dataset *dataset)
 {
     struct names names = {0};
     bool several = false, unused = false;
-    enum status status = list_folder(dataset, "", false, &names);
+    enum status status = list_folder(dataset, "", false, NULL, &names);
     if (status == STATUS_OK && names.count)
         qsort(names.items, names.count, sizeof *names.items, by_text);
     const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);
@@ -632,6 +675,11 @@ static enum status list_samples(struct dataset *dataset)
                        dataset->path);
     else if (index)
         status = open_indexed(dataset, index);
+    else if (faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
+        status = status_set(STATUS_USAGE,
+                            "%s is not whole: what prepared it did not come to its end; give that command "
+                            "once more, and it goes on",
+                            dataset->path);
     else if (wids)
         status = open_wids(dataset, wids);
     else if (the_one(&names, ".tar", &unused))
@@ -659,6 +707,8 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
                           path, path);
+    if (dataset->bytes == 0)
+        return status_set(STATUS_USAGE, "--data %s: its samples hold no bytes", path);
     return STATUS_OK;
 }
 

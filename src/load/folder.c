@@ -132,8 +132,21 @@ static enum status make_folder(const char *path)
 {
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "cannot make folder '%s': %s%s", path, strerror(errno),
-                      errno == ENOENT ? "; make the folder that it is to be in first" : "");
+    return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(errno));
+}
+
+/* Makes a folder and those that it is in. */
+static enum status make_folders(const char *path)
+{
+    char above[PATH_MAX];
+    if (snprintf(above, sizeof above, "%s", path) >= (int)sizeof above)
+        return status_set(STATUS_USAGE, "the path '%.80s...' is too long", path);
+    for (char *slash = above + 1; *above && (slash = strchr(slash, '/')); slash++) {
+        *slash = '\0';
+        TRY(make_folder(above));
+        *slash = '/';
+    }
+    return make_folder(path);
 }
 
 /* The folder, locked; the lock goes with the process. Where the file system has no locks there is none. */
@@ -278,7 +291,7 @@ static uint64_t count_parts(const struct folder *folder)
 
 enum status folder_claim(struct folder *folder)
 {
-    TRY(make_folder(folder->path));
+    TRY(make_folders(folder->path));
     TRY(lock_folder(folder));
     TRY(folder_complete(folder) ? look_at_index(folder) : go_on(folder));
     folder->part_count = count_parts(folder);

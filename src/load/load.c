@@ -219,6 +219,11 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     TRY(status);
     TRY(load_resident(load, pages));
     double share = cache_share(pages);
+    if (load->cache != LOAD_ANY && pages->hidden)
+        return status_set(STATUS_FAILED,
+                          "--cache %s: only who owns the files or may write them is told what of them is in "
+                          "the page cache; use --cache any",
+                          load->cache == LOAD_COLD ? "cold" : "warm");
     if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
         return status_set(
             STATUS_FAILED,
@@ -491,8 +496,10 @@ static enum status measure_run(const struct load *load, const struct variant *va
     if (status == STATUS_OK) {
         snprintf(texts[SKIPPED], 64, "%llu",
                  (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
-        snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
-        snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
+        if (!result->before.hidden)
+            snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
+        if (!after.hidden)
+            snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
         snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
         snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
         if (load->decode)
