@@ -586,6 +586,23 @@ Test(load, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini =
         }
 }
 
+Test(load, a_run_that_reads_nothing_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    char moved[2 * PATH_MAX];
+    make_files(100);
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK);
+    const struct variant *variant = start(&job, "files", &state);
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(in_folder("000"), moved), 0);
+    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "none of its 100 samples"), "%s", status_text());
+    variant->teardown(state);
+    close_job(&job);
+}
+
 Test(load, a_file_that_grows_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);

@@ -162,6 +162,10 @@ static enum status check_lost(struct reader *reader, uint64_t number)
             "run %llu could not read %llu samples and runs before it %llu: the data set changes "
             "while it is measured; mend it, and run again",
             (unsigned long long)number, (unsigned long long)lost, (unsigned long long)reader->lost);
+    if (lost == reader->expected.count)
+        return status_set(STATUS_FAILED,
+                          "run %llu could read none of its %llu samples; see the warning above",
+                          (unsigned long long)number, (unsigned long long)lost);
     reader->lost = lost;
     reader->ran = true;
     return STATUS_OK;
