@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "comm.h"
-#include "core/record.h"
+#include "core/file.h"
 #include "core/report.h"
 #include "core/runner.h"
 #include "core/settings.h"

@@ -8,6 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What can be built here, in the order of a run. */
+#ifdef _OPENMP
+#define VARIANTS      "naive,omp"
+#define VARIANT_COUNT 2
+#else
+#define VARIANTS      "naive"
+#define VARIANT_COUNT 1
+#endif
+
 /* How often the words stand in the text. */
 static inline size_t count_of(const char *text, const char *words)
 {

@@ -26,15 +26,6 @@
 #include "core/variant.h"
 #include "core/workload.h"
 
-/* What can be built here, in the order of a run. */
-#ifdef _OPENMP
-#define VARIANTS      "naive,omp"
-#define VARIANT_COUNT 2
-#else
-#define VARIANTS      "naive"
-#define VARIANT_COUNT 1
-#endif
-
 /* Images that take microseconds, and three samples of them whatever they say. */
 #define QUICK       "--res 32 --batch 2 --warmups 1 --warmup-time 0 --min-samples 3 --min-time 0 --max-time 0"
 #define TINY        QUICK " --vertices 20 --orbits 4 --radius 3"

@@ -24,14 +24,6 @@
 #include "core/portable.h"
 #include "core/timer.h"
 
-#ifdef _OPENMP
-#define VARIANTS      "naive,omp"
-#define VARIANT_COUNT 2
-#else
-#define VARIANTS      "naive"
-#define VARIANT_COUNT 1
-#endif
-
 /* Images that take microseconds, and three samples of them whatever they say. */
 #define TINY                                                                                           \
     "--variant " VARIANTS " --res 32 --vertices 20 --orbits 4 --radius 3 --warmups 1 --warmup-time 0 " \

@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "core/record.h"
 
 /* ---- A file system that misbehaves on demand ---- */

@@ -56,35 +56,4 @@ enum status csv_check(const char *path, const struct row *row);
  * row is appended with a warning, but nothing is ever cut. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
-/* Checks that file_write_atomic() could write `path`: the folder can be written, and what exists there is a
- * regular file. Touches nothing. STATUS_USAGE with the reason and a remedy. */
-enum status file_check(const char *path);
-
-/* Whether two paths name the same file, or would once it is made. */
-bool file_same(const char *a, const char *b);
-
-/* A file that appears whole or not at all: it grows under a temporary name in its folder. */
-struct file_writer {
-    int fd;
-    char *target, *name;      /* owned; the file's name, through links, and the temporary one */
-    struct file_writer *next; /* among those that are open, so the writer must stay where it is */
-};
-
-/* Begins a file, adds to it, and puts it in place, synced. Follows links, and refuses to replace what is not
- * a regular file. After STATUS_FAILED, or file_abandon() instead of an end, nothing is left of it and what
- * was there before stays. Several files that belong together are all completed, which is where a full disk
- * shows at the latest, before the first is ended. Several threads may write files. */
-enum status file_begin(struct file_writer *writer, const char *path);
-enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
-enum status file_complete(struct file_writer *writer);
-enum status file_end(struct file_writer *writer);
-void file_abandon(struct file_writer *writer);
-
-/* All of it at once. */
-enum status file_write_atomic(const char *path, const void *bytes, size_t count);
-
-/* From here on SIGHUP, SIGINT and SIGTERM, where they are not ignored, remove what is open under temporary
- * names before they end the program as they always do. */
-void file_remove_on_signals(void);
-
 #endif

@@ -6,191 +6,21 @@
 #include <unistd.h>
 
 #include "comm.h"
-#include "common/device.h"
-#include "core/cores.h"
-#include "core/env.h"
-#include "core/monitor.h"
 #include "core/phase.h"
-#include "core/place.h"
 #include "core/range.h"
 #include "core/ranks.h"
-#include "core/record.h"
-#include "core/report.h"
+#include "core/runner_parts.h"
 #include "core/timer.h"
 
 #define THROTTLE_POLL_S 0.05 /* NVML answers in microseconds, but knows nothing new sooner than this */
 #define PROGRESS_S      0.1
-
-/* What the rows of one invocation share, and what is under way. */
-struct runner {
-    struct settings *settings;
-    struct env env;
-    struct device_info device; /* name is empty without one */
-    char driver[64];
-    void *input;
-    struct report *report;   /* NULL but for rank 0 */
-    struct monitor *monitor; /* NULL where nobody asked for it */
-    struct place place;      /* of this rank */
-    int sharers;             /* ranks on this rank's device, itself among them; 0 without a device */
-
-    /* The variant under way */
-    const struct variant_entry *entry;
-    uint64_t throttle_reasons;
-    double polled_s, shown_s;
-    double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
-    bool progress;
-};
-
-/* Rank 0 speaks and writes for all. */
-static bool leads(const struct runner *runner)
-{
-    return runner->place.rank == 0;
-}
-
-/* ---- Rows ---- */
-
-static bool on_gpu(const struct runner *runner)
-{
-    return strcmp(runner->entry->variant->platform, "cuda") == 0;
-}
-
-static int threads_of(const struct runner *runner)
-{
-    return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
-}
-
-/* The cores that those threads have. */
-static int cores_of(const struct runner *runner)
-{
-    int threads = threads_of(runner), allowed = runner->env.allowed_threads;
-    return allowed > 0 && allowed < threads ? allowed : threads;
-}
-
-/* The columns that say what was run, where and on what. */
-static void identity_fields(const struct runner *runner, struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    char schema[64];
-    snprintf(schema, sizeof schema, "%s/3", workload->name);
-    row_text(row, "schema", schema);
-    row_text(row, "time_utc", runner->env.time_utc);
-    row_text(row, "host", runner->env.host);
-    row_text(row, "job_id", runner->env.job_id);
-    row_text(row, "revision", runner->env.revision);
-    row_text(row, "workload", workload->name);
-    row_text(row, "variant", runner->entry->name);
-    row_text(row, "device", on_gpu(runner) ? runner->device.name : runner->env.cpu_model);
-    row_text(row, "driver", on_gpu(runner) ? runner->driver : "");
-    row_text(row, "cuda", on_gpu(runner) ? runner->device.runtime : "");
-    row_count(row, "ranks", runner->place.ranks);
-    row_count(row, "rank", runner->place.rank);
-    row_count(row, "threads", (unsigned long long)threads_of(runner));
-    row_text(row, "scaling", runner->place.ranks > 1 ? settings_scaling(runner->settings) : "");
-    row_real(row, "ranks_per_device", on_gpu(runner) ? runner->sharers : NAN);
-}
-
-static void parameter_fields(const struct runner *runner, struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    const void *parameters = runner->settings->parameters;
-    for (size_t i = 0; i < workload->option_count; i++) {
-        const struct option_spec *spec = &workload->options[i];
-        char column[64], text[4096] = "";
-        if (!spec->column)
-            continue;
-        snprintf(column, sizeof column, "%s", spec->name);
-        for (char *c = column; (c = strchr(c, '-'));)
-            *c = '_';
-        if (!workload->applies || workload->applies(parameters, spec->name))
-            options_text(spec, parameters, text, sizeof text);
-        bool number = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL;
-        (number ? row_number : row_text)(row, column, text);
-    }
-}
-
-static void time_fields(const struct result *result, struct row *row)
-{
-    const struct bench *bench = &result->bench;
-    const struct stats *time = &bench->time;
-    char throttled[128];
-    row_count(row, "warmups", result->runs_before + bench->warmups);
-    row_count(row, "samples", bench->count);
-    row_real(row, "time_min_s", time->min);
-    row_real(row, "time_median_s", time->median);
-    row_real(row, "time_mean_s", time->mean);
-    row_real(row, "time_p95_s", time->p95);
-    row_real(row, "time_p99_s", time->p99);
-    row_real(row, "time_sd_s", time->sd);
-    row_real(row, "wall_s", bench->wall_s);
-    row_real(row, "items", result->work.items);
-    row_real(row, "items_per_s", result->work.items / time->median);
-    row_real(row, "bytes_per_s", result->work.bytes / time->median);
-    row_real(row, "roofline_share", result->roofline_share > 0 ? result->roofline_share : NAN);
-    row_real(row, "time_cv", time->cv);
-    row_count(row, "outliers", time->outliers);
-    row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
-    row_real(row, "imbalance", result->imbalance > 0 ? result->imbalance : NAN);
-    row_real(row, "efficiency", result->efficiency > 0 ? result->efficiency : NAN);
-}
-
-/* The whole row. Without a result the values of the timing columns mean nothing: only the header is used. */
-static enum status make_row(const struct runner *runner, const struct result *result, char measures[][64],
-                            struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    identity_fields(runner, row);
-    parameter_fields(runner, row);
-    time_fields(result, row);
-    for (size_t i = 0; workload->measures[i].column; i++)
-        row_text(row, workload->measures[i].column, measures ? measures[i] : "");
-    row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
-    row_text(row, "verified", result->verified ? "yes" : "no");
-    if (result->verified || workload->checks_runs)
-        row_count(row, "wrong", result->wrong);
-    else
-        row_number(row, "wrong", "");
-    return row_check(row);
-}
-
-/* The columns of --samples: those of the row that say what was run, where and on what, to join them by. */
-static enum status make_sample_row(const struct row *whole, const struct sample *sample, size_t number,
-                                   struct row *row)
-{
-    for (size_t i = 0; i < whole->count && strcmp(whole->fields[i].column, "warmups") != 0; i++) {
-        const struct field *field = &whole->fields[i];
-        (field->number ? row_number : row_text)(row, field->column, field->text);
-    }
-    row_count(row, "sample", number);
-    row_real(row, "wall_s", sample->wall_s);
-    row_real(row, "device_s", sample->device_s >= 0 ? sample->device_s : NAN);
-    return row_check(row);
-}
-
-/* Appends `count` samples of each of the `ranks` rows, which follow each other. */
-static enum status append_samples(const char *path, const struct row *ranks, size_t rank_count,
-                                  const struct sample *samples, size_t count)
-{
-    size_t total = rank_count * count;
-    struct row *rows = calloc(total, sizeof *rows);
-    if (!rows)
-        return status_set(STATUS_FAILED, "--samples: out of memory for %zu samples", total);
-    enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && i < total; i++)
-        status = make_sample_row(&ranks[i / count], &samples[i], i % count, &rows[i]);
-    if (status == STATUS_OK)
-        status = csv_append(path, rows, total);
-    for (size_t i = 0; i < total; i++)
-        row_free(&rows[i]);
-    free(rows);
-    return status;
-}
 
 /* ---- Progress ---- */
 
 static void poll_throttling(struct runner *runner, double now_s)
 {
     struct gpu_state state;
-    if (!on_gpu(runner) || now_s - runner->polled_s < THROTTLE_POLL_S)
+    if (!runner_on_gpu(runner) || now_s - runner->polled_s < THROTTLE_POLL_S)
         return;
     runner->polled_s = now_s;
     if (nvml_gpu_state(runner->device.pci_bus_id, &state) == STATUS_OK)
@@ -226,10 +56,10 @@ static void show_phase(const struct runner *runner, const char *phase)
 static double floor_s(const struct runner *runner, const struct work *work)
 {
     struct peak peak = {0};
-    if (on_gpu(runner))
+    if (runner_on_gpu(runner))
         peak = (struct peak){runner->device.peak_bytes_per_s, runner->device.peak_operations_per_s};
     else
-        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, cores_of(runner));
+        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, runner_cores(runner));
     double bytes_s = peak.bytes_per_s > 0 ? work->bytes / peak.bytes_per_s : 0;
     double operations_s = peak.operations_per_s > 0 ? work->operations / peak.operations_per_s : 0;
     return fmax(bytes_s, operations_s);
@@ -319,8 +149,8 @@ static enum status publish(struct runner *runner, const struct result *result, c
     if (settings->out)
         recorded = csv_append(settings->out, result->rows, result->row_count);
     if (recorded == STATUS_OK && settings->samples)
-        recorded = append_samples(settings->samples, result->rows, (size_t)runner->place.ranks, samples,
-                                  result->bench.count);
+        recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->place.ranks,
+                                         samples, result->bench.count);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     enum status shown = report_add(runner->report, result);
@@ -356,7 +186,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
     add_up(runner, facts, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
-    enum status status = make_row(runner, total, NULL, &all);
+    enum status status = runner_row(runner, total, NULL, &all);
     ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
     if (status == STATUS_OK)
         status = row_check(&all);
@@ -394,7 +224,7 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
     enum status status = ranks_gather(row, &mine, &rows, &facts);
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
-    if (status == STATUS_OK && leads(runner))
+    if (status == STATUS_OK && runner_leads(runner))
         status = publish_together(runner, rows, facts, samples, &total);
     ranks_free_rows(rows);
     free(facts);
@@ -418,7 +248,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     if (workload->measure)
         status = workload->measure(runner->input, variant, state, measures);
     if (status == STATUS_OK)
-        status = make_row(runner, result, measures, &row);
+        status = runner_row(runner, result, measures, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
         status = publish_ranks(runner, &row, result, all);
@@ -459,7 +289,7 @@ static enum status check(struct runner *runner, void *state, struct result *resu
     double items = result->work.items;
     show_phase(runner, NULL);
     result->wrong = wrong;
-    if (leads(runner))
+    if (runner_leads(runner))
         TRY(report_add(runner->report, result));
     return status_set(STATUS_WRONG, "%s: %llu of %.0f %s are wrong; its time is not recorded",
                       result->variant, (unsigned long long)wrong, items, runner->settings->workload->item);
@@ -504,7 +334,7 @@ static enum status time_alone(struct runner *runner)
     const struct place alone = {.ranks = 1};
     runner->alone_s = 0;
     enum status status = STATUS_OK;
-    if (leads(runner)) {
+    if (runner_leads(runner)) {
         const struct settings *settings = runner->settings;
         const struct workload *workload = settings->workload;
         env_share_memory(1);
@@ -618,7 +448,7 @@ static enum status keep_runnable(struct runner *runner)
             settings->variants[kept++] = entry;
         else if (!all)
             return refuse(settings, entry, status);
-        else if (leads(runner))
+        else if (runner_leads(runner))
             fprintf(stderr, "fdsl-bench: skipping %s: %s\n", entry->name, status_text());
     }
     settings->variant_count = kept;
@@ -633,9 +463,9 @@ static enum status check_outputs(struct runner *runner)
     const struct sample no_sample = {0};
     struct row row = {0}, sample_row = {0};
     runner->entry = settings->variants[0];
-    enum status status = make_row(runner, &none, NULL, &row);
+    enum status status = runner_row(runner, &none, NULL, &row);
     if (status == STATUS_OK)
-        status = make_sample_row(&row, &no_sample, 0, &sample_row);
+        status = runner_sample_row(&row, &no_sample, 0, &sample_row);
     if (status == STATUS_OK && settings->out)
         status = csv_check(settings->out, &row);
     if (status == STATUS_OK && settings->samples)
@@ -647,18 +477,9 @@ static enum status check_outputs(struct runner *runner)
     return status;
 }
 
-/* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
-static bool any_on_gpu(const struct settings *settings)
-{
-    for (size_t i = 0; i < settings->variant_count; i++)
-        if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)
-            return true;
-    return false;
-}
-
 static enum status describe_device(struct runner *runner)
 {
-    if (!any_on_gpu(runner->settings))
+    if (!runner_any_on_gpu(runner->settings))
         return STATUS_OK;
     nvml_driver_version(runner->driver, sizeof runner->driver);
     return device_describe(runner->settings->resources.device, &runner->device);
@@ -683,10 +504,10 @@ static enum status run_variants(struct runner *runner)
 
 static enum status run_all(struct runner *runner)
 {
-    enum status status = leads(runner) ? report_begin(runner->settings, &runner->report) : STATUS_OK;
+    enum status status = runner_leads(runner) ? report_begin(runner->settings, &runner->report) : STATUS_OK;
     TRY(comm_agree(status));
     status = run_variants(runner);
-    if (!leads(runner))
+    if (!runner_leads(runner))
         return status;
     char failure[1024];
     snprintf(failure, sizeof failure, "%s", status_text());
@@ -724,109 +545,7 @@ static enum status prepare(struct runner *runner)
     TRY(keep_runnable(runner));
     env_capture(&runner->env);
     TRY(describe_device(runner));
-    return leads(runner) ? check_outputs(runner) : STATUS_OK;
-}
-
-/* ---- Ranks ---- */
-
-/* Ranks that were told different things would wait for each other for good, or make images that fit together
- * nowhere. */
-static enum status check_alike(const struct settings *settings)
-{
-    uint64_t mine = options_hash(&settings->options), first = mine;
-    TRY(comm_spread(&first, sizeof first));
-    return comm_agree(mine == first ? STATUS_OK
-                                    : status_set(STATUS_USAGE, "its options are not those of rank 0; give "
-                                                               "all ranks the same, but for the names of "
-                                                               "files to write"));
-}
-
-/* `*worst` is the outcome on whichever machine has the most to say of. */
-static enum status take_cores(struct settings *settings, double *worst)
-{
-    enum cores_outcome outcome;
-    *worst = CORES_KEPT;
-    if (settings->binding == BINDING_NONE || comm_size() == 1)
-        return STATUS_OK;
-    TRY(comm_agree(cores_take(&outcome)));
-    settings_take_threads(settings);
-    *worst = outcome;
-    return comm_max(worst, 1);
-}
-
-/* Whether a chosen variant runs on more than one core. */
-static bool any_threaded(const struct settings *settings)
-{
-    for (size_t i = 0; i < settings->variant_count; i++)
-        if (settings->variants[i]->variant && settings->variants[i]->variant->threaded)
-            return true;
-    return false;
-}
-
-static void warn_about_cores(const struct settings *settings, double outcome)
-{
-    if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
-        status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY put this process on one core before it "
-                    "began, and only that one counts; unset them%s",
-                    comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
-    else if (outcome == CORES_CROWDED)
-        status_warn("there are more ranks than cores: some share one; start fewer ranks");
-    else if (outcome == CORES_IDLE && any_threaded(settings))
-        status_warn(
-            "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
-            "them, start with: mpirun --bind-to none");
-}
-
-static enum status check_no_device(const struct settings *settings, uint64_t ranks)
-{
-    if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
-                                    "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
-}
-
-/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
-static void take_device(struct settings *settings)
-{
-    int devices = comm_size() > 1 && any_on_gpu(settings) ? device_count() : 0;
-    if (devices > 0)
-        settings->resources.device = comm_local_rank() % devices;
-}
-
-/* Counts the ranks on each physical device, which CUDA numbers do not name. */
-static enum status count_sharers(struct runner *runner)
-{
-    const size_t bytes = sizeof runner->device.pci_bus_id;
-    char *ids = calloc((size_t)comm_local_size(), bytes);
-    enum status status = comm_agree(ids ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
-    if (status == STATUS_OK)
-        status = comm_gather_local(runner->device.pci_bus_id, bytes, ids);
-    for (int i = 0; status == STATUS_OK && i < comm_local_size(); i++)
-        runner->sharers +=
-            *runner->device.pci_bus_id && strcmp(runner->device.pci_bus_id, ids + (size_t)i * bytes) == 0;
-    free(ids);
-    double most = runner->sharers;
-    if (status == STATUS_OK)
-        status = comm_max(&most, 1);
-    if (status == STATUS_OK && most > 1)
-        status_warn(
-            "%.0f ranks share a GPU and slow each other down; start no more ranks on a machine than it "
-            "has GPUs",
-            most);
-    return status;
-}
-
-static enum status take_scaling(struct runner *runner)
-{
-    struct settings *settings = runner->settings;
-    if (settings->workload->shares_items) {
-        if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
-            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s share its %s; leave it out",
-                              settings->workload->name, settings->workload->item);
-        settings->scaling = SCALING_STRONG;
-    }
-    runner->place.strong = settings->scaling == SCALING_STRONG;
-    return STATUS_OK;
+    return runner_leads(runner) ? check_outputs(runner) : STATUS_OK;
 }
 
 /* All that needs an agreement before the first variant; `*input` is to be closed, also after a failure. */
@@ -834,23 +553,23 @@ static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
-    TRY(comm_agree(
-        check_no_device(settings, runner->place.ranks))); /* --best-gpu may choose another on each rank */
-    TRY(check_alike(settings));
-    TRY(comm_agree(take_scaling(runner)));
+    TRY(comm_agree(runner_check_no_device(
+        settings, runner->place.ranks))); /* --best-gpu may choose another on each rank */
+    TRY(runner_check_alike(settings));
+    TRY(comm_agree(runner_take_scaling(runner)));
     env_share_memory(comm_local_size());
-    TRY(take_cores(settings, &cores));
-    take_device(settings);
+    TRY(runner_take_cores(settings, &cores));
+    runner_take_device(settings);
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
     TRY(comm_agree(prepare(runner)));
     /* One run has one time, to know its rows by, the monitor's among them. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
-    warn_about_cores(settings, cores);
+    runner_warn_about_cores(settings, cores);
     if (runner->place.ranks == 1 && runner->place.strong && options_given(&settings->options, "scaling"))
         status_warn("--scaling strong changes nothing with one rank; start more with: mpirun --bind-to none "
                     "-n N");
-    return count_sharers(runner);
+    return runner_count_sharers(runner);
 }
 
 enum status runner_run(struct settings *settings)

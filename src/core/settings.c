@@ -9,7 +9,7 @@
 #include "core/env.h"
 #include "core/gpu.h"
 #include "core/monitor.h"
-#include "core/record.h"
+#include "core/file.h"
 
 #define THREADS_MAX 8192    /* the most that Linux can be configured for on x86-64 */
 #define RANKS_MAX   1000000 /* more than any machine has cores and GPUs for */

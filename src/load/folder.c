@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/record.h"
+#include "core/file.h"
 #include "load/bytes.h"
 #include "load/place_writer.h"
 

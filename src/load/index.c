@@ -8,7 +8,7 @@
 #include <xxhash.h>
 #endif
 
-#include "core/record.h"
+#include "core/file.h"
 #include "load/bytes.h"
 
 #define FIRST_FIELD "fdsl-index/1"

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "core/origin.h"
-#include "core/record.h"
+#include "core/file.h"
 #include "core/status.h"
 #include "load/index.h"
 

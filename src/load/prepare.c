@@ -14,7 +14,7 @@
 #include "core/env.h"
 #include "core/options.h"
 #include "core/origin.h"
-#include "core/record.h"
+#include "core/file.h"
 #include "core/timer.h"
 #include "core/workload.h"
 #include "load/folder.h"

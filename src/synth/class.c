@@ -9,7 +9,7 @@
 
 #include "core/options.h"
 #include "core/philox.h"
-#include "core/record.h"
+#include "core/file.h"
 
 #ifdef HAVE_INIH
 #include <ini.h>

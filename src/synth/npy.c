@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/npy.h"
-#include "core/record.h"
+#include "core/file.h"
 
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
 {

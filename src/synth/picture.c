@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "core/png_image.h"
-#include "core/record.h"
+#include "core/file.h"
 #include "core/timer.h"
 
 #define SHEET_SIDE_MAX      8192u

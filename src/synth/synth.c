@@ -13,7 +13,7 @@
 #endif
 
 #include "core/env.h"
-#include "core/record.h"
+#include "core/file.h"
 #include "core/workload.h"
 #include "synth/class.h"
 #include "synth/npy.h"

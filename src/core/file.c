@@ -1,0 +1,264 @@
+#include "core/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TEMPORARY_NAMES 100
+
+/* ---- Checking ---- */
+
+const char *file_folder(const char *path, char *folder)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        return ".";
+    int bytes = slash == path ? 1 : (int)(slash - path);
+    snprintf(folder, PATH_MAX, "%.*s", bytes, path);
+    return folder;
+}
+
+enum status file_check_new(const char *path)
+{
+    struct stat info;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (!*name)
+        return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) /* else another process has just made it */
+        return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
+
+    char buffer[PATH_MAX];
+    const char *folder = file_folder(path, buffer);
+    if (access(folder, W_OK | X_OK) == 0)
+        return STATUS_OK;
+    if (errno == ENOENT)
+        return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'", path,
+                          folder);
+    /* access() also tells root of a read-only file system. */
+    return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
+                      folder, strerror(errno));
+}
+
+bool file_same(const char *a, const char *b)
+{
+    struct stat info_a, info_b;
+    if (stat(a, &info_a) == 0 && stat(b, &info_b) == 0)
+        return info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
+    char folder_a[PATH_MAX], folder_b[PATH_MAX];
+    const char *name_a = strrchr(a, '/'), *name_b = strrchr(b, '/');
+    return stat(file_folder(a, folder_a), &info_a) == 0 && stat(file_folder(b, folder_b), &info_b) == 0 &&
+           info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino &&
+           strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
+}
+
+enum status file_check(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return errno == ENOENT ? file_check_new(path)
+                               : status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
+    char buffer[PATH_MAX];
+    const char *folder = file_folder(path, buffer);
+    if (access(folder, W_OK | X_OK) != 0)
+        return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
+                          folder, strerror(errno));
+    return STATUS_OK;
+}
+
+/* ---- Writing ---- */
+
+bool file_write_all(int fd, const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t written = write(fd, bytes, count);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0) {
+            errno = written < 0 ? errno : EIO;
+            return false;
+        }
+        bytes += written;
+        count -= (size_t)written;
+    }
+    return true;
+}
+
+void file_sync_folder(const char *path)
+{
+    char buffer[PATH_MAX];
+    int fd = open(file_folder(path, buffer), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+}
+
+/* ---- Whole files ---- */
+
+/* The writers whose temporary files are there, so that a signal which ends the program can remove them. Who
+ * holds the lock lets no signal in: the handler, on whatever thread, never waits for itself. */
+static struct file_writer *open_writers;
+static atomic_flag writers_locked = ATOMIC_FLAG_INIT;
+
+static void lock_writers(sigset_t *mask)
+{
+    sigset_t every;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, mask);
+    while (atomic_flag_test_and_set(&writers_locked))
+        sched_yield();
+}
+
+static void unlock_writers(const sigset_t *mask)
+{
+    atomic_flag_clear(&writers_locked);
+    pthread_sigmask(SIG_SETMASK, mask, NULL);
+}
+
+/* Keeps the lock: no thread makes or renames another file before the signal, blocked until this returns, ends
+ * the program. */
+static void remove_and_die(int signal_number)
+{
+    while (atomic_flag_test_and_set(&writers_locked))
+        sched_yield();
+    for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
+        unlink(writer->name);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+void file_remove_on_signals(void)
+{
+    static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
+    struct sigaction before, action = {.sa_handler = remove_and_die};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        sigaddset(&action.sa_mask, signals[i]);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
+}
+
+/* Opens a new file next to the target with the usual permissions, and names it. */
+static bool open_temporary(struct file_writer *writer)
+{
+    char name[PATH_MAX];
+    for (int i = 0; i < TEMPORARY_NAMES; i++) {
+        if (snprintf(name, PATH_MAX, "%s.%ld-%d.tmp", writer->target, (long)getpid(), i) >= PATH_MAX) {
+            errno = ENAMETOOLONG;
+            return false;
+        }
+        writer->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (writer->fd >= 0)
+            break;
+        if (errno != EEXIST)
+            return false;
+    }
+    if (writer->fd < 0)
+        return false;
+    writer->name = strdup(name);
+    if (!writer->name)
+        unlink(name);
+    return writer->name;
+}
+
+/* Gives up what the writer holds, and the file unless it is in place. */
+static void writer_free(struct file_writer *writer, bool in_place)
+{
+    sigset_t mask;
+    if (writer->fd >= 0)
+        close(writer->fd);
+    if (writer->name) {
+        lock_writers(&mask);
+        if (!in_place)
+            unlink(writer->name);
+        struct file_writer **link = &open_writers;
+        while (*link != writer)
+            link = &(*link)->next;
+        *link = writer->next;
+        unlock_writers(&mask);
+    }
+    free(writer->target);
+    free(writer->name);
+    *writer = (struct file_writer){.fd = -1};
+}
+
+/* Ends a writer that failed for the reason in errno. */
+static enum status writer_failed(struct file_writer *writer)
+{
+    enum status status =
+        status_set(STATUS_FAILED, "%s cannot be written: %s", writer->target, strerror(errno));
+    writer_free(writer, false);
+    return status;
+}
+
+enum status file_begin(struct file_writer *writer, const char *path)
+{
+    struct stat info;
+    char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
+    *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
+    if (!writer->target)
+        return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
+    if (stat(writer->target, &info) == 0 && !S_ISREG(info.st_mode)) {
+        enum status status =
+            status_set(STATUS_FAILED, "%s is not a regular file; name another", writer->target);
+        writer_free(writer, false);
+        return status;
+    }
+    sigset_t mask;
+    lock_writers(&mask);
+    bool opened = open_temporary(writer);
+    if (opened) {
+        writer->next = open_writers;
+        open_writers = writer;
+    }
+    unlock_writers(&mask);
+    return opened ? STATUS_OK : writer_failed(writer);
+}
+
+enum status file_add(struct file_writer *writer, const void *bytes, size_t count)
+{
+    return file_write_all(writer->fd, bytes, count) ? STATUS_OK : writer_failed(writer);
+}
+
+enum status file_complete(struct file_writer *writer)
+{
+    if (fsync(writer->fd) != 0)
+        return writer_failed(writer);
+    int failed = close(writer->fd);
+    writer->fd = -1;
+    return failed ? writer_failed(writer) : STATUS_OK;
+}
+
+enum status file_end(struct file_writer *writer)
+{
+    if (writer->fd >= 0)
+        TRY(file_complete(writer));
+    if (rename(writer->name, writer->target) != 0)
+        return writer_failed(writer);
+    file_sync_folder(writer->target);
+    writer_free(writer, true);
+    return STATUS_OK;
+}
+
+void file_abandon(struct file_writer *writer)
+{
+    writer_free(writer, false);
+}
+
+enum status file_write_atomic(const char *path, const void *bytes, size_t count)
+{
+    struct file_writer writer;
+    TRY(file_begin(&writer, path));
+    TRY(file_add(&writer, bytes, count));
+    return file_end(&writer);
+}

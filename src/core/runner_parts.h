@@ -1,0 +1,89 @@
+/* What the parts of the runner share: runner.c (the life of a variant), runner_rows.c (what is written of it)
+ * and runner_ranks.c (where each rank runs). Nothing else includes this. */
+#ifndef FDSL_CORE_RUNNER_PARTS_H
+#define FDSL_CORE_RUNNER_PARTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/device.h"
+#include "core/env.h"
+#include "core/monitor.h"
+#include "core/place.h"
+#include "core/record.h"
+#include "core/report.h"
+#include "core/settings.h"
+
+/* What the rows of one invocation share, and what is under way. */
+struct runner {
+    struct settings *settings;
+    struct env env;
+    struct device_info device; /* name is empty without one */
+    char driver[64];
+    void *input;
+    struct report *report;   /* NULL but for rank 0 */
+    struct monitor *monitor; /* NULL where nobody asked for it */
+    struct place place;      /* of this rank */
+    int sharers;             /* ranks on this rank's device, itself among them; 0 without a device */
+
+    /* The variant under way */
+    const struct variant_entry *entry;
+    uint64_t throttle_reasons;
+    double polled_s, shown_s;
+    double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
+    bool progress;
+};
+
+/* Rank 0 speaks and writes for all. */
+static inline bool runner_leads(const struct runner *runner)
+{
+    return runner->place.rank == 0;
+}
+
+/* ---- runner_rows.c ---- */
+
+/* Of the variant under way: whether it runs on a GPU, its threads, and the cores that these have. */
+bool runner_on_gpu(const struct runner *runner);
+int runner_threads(const struct runner *runner);
+int runner_cores(const struct runner *runner);
+
+/* The whole row of a result, with the workload's measures (NULL: none), the caller's to free, also after a
+ * failure. */
+enum status runner_row(const struct runner *runner, const struct result *result, char measures[][64],
+                       struct row *row);
+
+/* A row of --samples: what identifies the `whole` row, and the sample. The caller's to free likewise. */
+enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
+                              struct row *row);
+
+/* Appends `count` samples of each of the `rank_count` rows, which follow each other. */
+enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
+                                  const struct sample *samples, size_t count);
+
+/* ---- runner_ranks.c; those that agree are called by all ranks ---- */
+
+/* Whether any chosen variant runs on a GPU. */
+bool runner_any_on_gpu(const struct settings *settings);
+
+/* STATUS_USAGE where ranks have been given different options. Agrees. */
+enum status runner_check_alike(const struct settings *settings);
+
+/* STATUS_USAGE where several ranks are told which device to take. */
+enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
+
+/* Sets runner->place.strong by the workload and --scaling. */
+enum status runner_take_scaling(struct runner *runner);
+
+/* Shares out the cores of each machine and sets the threads; `*worst` is the outcome on whichever machine has
+ * the most to say of, for runner_warn_about_cores(). Agrees. */
+enum status runner_take_cores(struct settings *settings, double *worst);
+void runner_warn_about_cores(const struct settings *settings, double outcome);
+
+/* Gives this rank its GPU. */
+void runner_take_device(struct settings *settings);
+
+/* Counts the ranks on this rank's physical device into runner->sharers, and warns where they are several.
+ * Agrees. */
+enum status runner_count_sharers(struct runner *runner);
+
+#endif

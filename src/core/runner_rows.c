@@ -1,0 +1,141 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/runner_parts.h"
+
+bool runner_on_gpu(const struct runner *runner)
+{
+    return strcmp(runner->entry->variant->platform, "cuda") == 0;
+}
+
+int runner_threads(const struct runner *runner)
+{
+    return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
+}
+
+/* The cores that those threads have. */
+int runner_cores(const struct runner *runner)
+{
+    int threads = runner_threads(runner), allowed = runner->env.allowed_threads;
+    return allowed > 0 && allowed < threads ? allowed : threads;
+}
+
+/* The columns that say what was run, where and on what. */
+static void identity_fields(const struct runner *runner, struct row *row)
+{
+    const struct workload *workload = runner->settings->workload;
+    char schema[64];
+    snprintf(schema, sizeof schema, "%s/3", workload->name);
+    row_text(row, "schema", schema);
+    row_text(row, "time_utc", runner->env.time_utc);
+    row_text(row, "host", runner->env.host);
+    row_text(row, "job_id", runner->env.job_id);
+    row_text(row, "revision", runner->env.revision);
+    row_text(row, "workload", workload->name);
+    row_text(row, "variant", runner->entry->name);
+    row_text(row, "device", runner_on_gpu(runner) ? runner->device.name : runner->env.cpu_model);
+    row_text(row, "driver", runner_on_gpu(runner) ? runner->driver : "");
+    row_text(row, "cuda", runner_on_gpu(runner) ? runner->device.runtime : "");
+    row_count(row, "ranks", runner->place.ranks);
+    row_count(row, "rank", runner->place.rank);
+    row_count(row, "threads", (unsigned long long)runner_threads(runner));
+    row_text(row, "scaling", runner->place.ranks > 1 ? settings_scaling(runner->settings) : "");
+    row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
+}
+
+static void parameter_fields(const struct runner *runner, struct row *row)
+{
+    const struct workload *workload = runner->settings->workload;
+    const void *parameters = runner->settings->parameters;
+    for (size_t i = 0; i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        char column[64], text[4096] = "";
+        if (!spec->column)
+            continue;
+        snprintf(column, sizeof column, "%s", spec->name);
+        for (char *c = column; (c = strchr(c, '-'));)
+            *c = '_';
+        if (!workload->applies || workload->applies(parameters, spec->name))
+            options_text(spec, parameters, text, sizeof text);
+        bool number = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL;
+        (number ? row_number : row_text)(row, column, text);
+    }
+}
+
+static void time_fields(const struct result *result, struct row *row)
+{
+    const struct bench *bench = &result->bench;
+    const struct stats *time = &bench->time;
+    char throttled[128];
+    row_count(row, "warmups", result->runs_before + bench->warmups);
+    row_count(row, "samples", bench->count);
+    row_real(row, "time_min_s", time->min);
+    row_real(row, "time_median_s", time->median);
+    row_real(row, "time_mean_s", time->mean);
+    row_real(row, "time_p95_s", time->p95);
+    row_real(row, "time_p99_s", time->p99);
+    row_real(row, "time_sd_s", time->sd);
+    row_real(row, "wall_s", bench->wall_s);
+    row_real(row, "items", result->work.items);
+    row_real(row, "items_per_s", result->work.items / time->median);
+    row_real(row, "bytes_per_s", result->work.bytes / time->median);
+    row_real(row, "roofline_share", result->roofline_share > 0 ? result->roofline_share : NAN);
+    row_real(row, "time_cv", time->cv);
+    row_count(row, "outliers", time->outliers);
+    row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
+    row_real(row, "imbalance", result->imbalance > 0 ? result->imbalance : NAN);
+    row_real(row, "efficiency", result->efficiency > 0 ? result->efficiency : NAN);
+}
+
+/* The whole row. Without a result the values of the timing columns mean nothing: only the header is used. */
+enum status runner_row(const struct runner *runner, const struct result *result, char measures[][64],
+                       struct row *row)
+{
+    const struct workload *workload = runner->settings->workload;
+    identity_fields(runner, row);
+    parameter_fields(runner, row);
+    time_fields(result, row);
+    for (size_t i = 0; workload->measures[i].column; i++)
+        row_text(row, workload->measures[i].column, measures ? measures[i] : "");
+    row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
+    row_text(row, "verified", result->verified ? "yes" : "no");
+    if (result->verified || workload->checks_runs)
+        row_count(row, "wrong", result->wrong);
+    else
+        row_number(row, "wrong", "");
+    return row_check(row);
+}
+
+/* The columns of --samples: those of the row that say what was run, where and on what, to join them by. */
+enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
+                              struct row *row)
+{
+    for (size_t i = 0; i < whole->count && strcmp(whole->fields[i].column, "warmups") != 0; i++) {
+        const struct field *field = &whole->fields[i];
+        (field->number ? row_number : row_text)(row, field->column, field->text);
+    }
+    row_count(row, "sample", number);
+    row_real(row, "wall_s", sample->wall_s);
+    row_real(row, "device_s", sample->device_s >= 0 ? sample->device_s : NAN);
+    return row_check(row);
+}
+
+/* Appends `count` samples of each of the `ranks` rows, which follow each other. */
+enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
+                                  const struct sample *samples, size_t count)
+{
+    size_t total = rank_count * count;
+    struct row *rows = calloc(total, sizeof *rows);
+    if (!rows)
+        return status_set(STATUS_FAILED, "--samples: out of memory for %zu samples", total);
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < total; i++)
+        status = runner_sample_row(&ranks[i / count], &samples[i], i % count, &rows[i]);
+    if (status == STATUS_OK)
+        status = csv_append(path, rows, total);
+    for (size_t i = 0; i < total; i++)
+        row_free(&rows[i]);
+    free(rows);
+    return status;
+}

@@ -1,0 +1,28 @@
+/* The plain reader: open, pread, no tricks. What it reads is what every variant must deliver. */
+#ifndef FDSL_LOAD_PLAIN_H
+#define FDSL_LOAD_PLAIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "load/dataset.h"
+
+/* It keeps the latest file open, as the next sample of a shard is in it. Begins with a dataset and the
+ * descriptor -1. */
+struct plain {
+    struct dataset *dataset;
+    int fd;
+    uint32_t file;
+    uint8_t *buffer; /* owned */
+    uint64_t buffer_bytes;
+};
+
+/* Reads a sample of the set, all of it or the edges of its members, and fills in its bytes and hashes, and
+ * sizes that are not known yet. STATUS_FAILED with file and offset. */
+enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
+
+/* Closes the file and frees the buffer. */
+void plain_close(struct plain *plain);
+
+#endif
