@@ -85,7 +85,7 @@ CUDA_ARCHS ?= $(or $(filter $(NVCC_ARCHS),$(GPU_ARCHS)),$(filter $(NVCC_ARCHS),$
 GENCODE    := $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
 # --fmad=false: where the images want a fused multiply-add they say fmaf.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
 LDLIBS += $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
