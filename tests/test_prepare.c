@@ -361,6 +361,9 @@ Test(prepare, cifar)
     EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
     write_file("cut", records, 100);
     expect_refusal(1, "b --from cifar --source one,cut", "cut: no binary CIFAR-10");
+    expect_refusal(2, "b --from cifar --source one,", "--source 'one,': a name between commas is empty");
+    expect_refusal(2, "b --from cifar --source ,one", "a name between commas is empty");
+    expect_refusal(2, "b --from cifar --source one,,one", "a name between commas is empty");
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
 }
 #endif

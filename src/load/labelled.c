@@ -168,15 +168,19 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     return STATUS_OK;
 }
 
-/* The next of the files in "A,B,..."; false behind the last. */
-static bool next_path(const char **list, char path[PATH_MAX])
+/* The next of the files in the list "A,B,...", whose rest goes along: NULL behind the last. */
+static enum status next_path(const char *list, const char **rest, char path[PATH_MAX])
 {
-    size_t length = strcspn(*list, ",");
+    size_t length = strcspn(*rest, ",");
     if (length == 0)
-        return false;
-    snprintf(path, PATH_MAX, "%.*s", (int)length, *list);
-    *list += length + ((*list)[length] == ',');
-    return true;
+        return status_set(STATUS_USAGE, "--source '%.200s': a name between commas is empty; drop the comma",
+                          list);
+    if (length >= PATH_MAX)
+        return status_set(STATUS_USAGE, "--source: the path '%.80s...' is too long", *rest);
+    memcpy(path, *rest, length);
+    path[length] = '\0';
+    *rest = (*rest)[length] ? *rest + length + 1 : NULL;
+    return STATUS_OK;
 }
 
 static enum status fill_cifar(struct labelled *labelled, const struct parameters *parameters,
@@ -184,9 +188,10 @@ static enum status fill_cifar(struct labelled *labelled, const struct parameters
 {
     char path[PATH_MAX];
     uint64_t samples = 0;
-    for (const char *rest = parameters->source; next_path(&rest, path); labelled->part_count++) {
+    for (const char *rest = parameters->source; rest; labelled->part_count++) {
         struct cifar *part = &labelled->parts[labelled->part_count];
         size_t size;
+        TRY(next_path(parameters->source, &rest, path));
         if (labelled->part_count == FILES_MAX)
             return status_set(STATUS_USAGE, "--source names more than %d files", FILES_MAX);
         TRY(bytes_read(path, &labelled->files[labelled->part_count], &size));
