@@ -162,7 +162,8 @@ Test(record, fields_as_text)
     cr_expect_str_eq(row_get(&row, "nan"), "");
     cr_expect_str_eq(row_get(&row, "infinite"), "");
     cr_expect_null(row_get(&row, "absent"));
-    cr_expect(!row.fields[0].number && row.fields[2].number && row.fields[4].number && row.fields[5].number);
+    cr_expect(row.fields[0].kind == FIELD_TEXT && row.fields[2].kind == FIELD_NUMBER &&
+              row.fields[4].kind == FIELD_NUMBER && row.fields[5].kind == FIELD_NUMBER);
     row_free(&row);
     cr_expect(row.fields == NULL && row.count == 0, "a freed row can be used again");
 }

@@ -28,7 +28,7 @@ static enum status unpack(const char *from, const struct row *like, struct row *
 {
     for (size_t i = 0; i < like->count; i++) {
         const struct field *field = &like->fields[i];
-        (field->number ? row_number : row_text)(row, field->column, from);
+        row_add(row, field->column, from, field->kind);
         from += strlen(from) + 1;
     }
     return row_check(row);
@@ -126,7 +126,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
     if (!first || !*first || how == COMBINE_NONE)
         return;
     if (how == COMBINE_FIRST) {
-        row_set(total, column, first, false);
+        row_set(total, column, first);
         return;
     }
     unsigned long long sum = 0;
@@ -148,7 +148,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
                                       : mean);
     else
         snprintf(text, sizeof text, how == COMBINE_HASHES ? "%016llx" : "%llu", sum);
-    row_set(total, column, text, how != COMBINE_HASHES);
+    row_set(total, column, text);
 }
 
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total)
@@ -158,7 +158,7 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
                                             {"batch", COMBINE_SUM},
                                             {"wrong", COMBINE_SUM},
                                             {NULL, COMBINE_FIRST}};
-    row_set(total, "rank", "all", false);
+    row_set(total, "rank", "all");
     for (const struct measure *measure = shared; measure->column; measure++)
         combine(rows, count, measure->column, measure->combine, total);
     for (const struct measure *measure = measures; measure->column; measure++)

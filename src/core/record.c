@@ -18,7 +18,7 @@
 
 /* ---- Rows ---- */
 
-static void row_add(struct row *row, const char *column, const char *text, bool number)
+void row_add(struct row *row, const char *column, const char *text, enum field_kind kind)
 {
     if (row->count == row->capacity) {
         size_t capacity = row->capacity ? 2 * row->capacity : ROW_FIELDS_FIRST;
@@ -30,7 +30,7 @@ static void row_add(struct row *row, const char *column, const char *text, bool 
         row->fields = fields;
         row->capacity = capacity;
     }
-    struct field field = {strdup(column), strdup(text ? text : ""), number};
+    struct field field = {strdup(column), strdup(text ? text : ""), kind};
     if (!field.column || !field.text) {
         free(field.column);
         free(field.text);
@@ -42,19 +42,19 @@ static void row_add(struct row *row, const char *column, const char *text, bool 
 
 void row_text(struct row *row, const char *column, const char *text)
 {
-    row_add(row, column, text, false);
+    row_add(row, column, text, FIELD_TEXT);
 }
 
 void row_number(struct row *row, const char *column, const char *text)
 {
-    row_add(row, column, text, true);
+    row_add(row, column, text, FIELD_NUMBER);
 }
 
 void row_count(struct row *row, const char *column, unsigned long long value)
 {
     char text[32];
     snprintf(text, sizeof text, "%llu", value);
-    row_add(row, column, text, true);
+    row_add(row, column, text, FIELD_NUMBER);
 }
 
 void row_real(struct row *row, const char *column, double value)
@@ -62,7 +62,7 @@ void row_real(struct row *row, const char *column, double value)
     char text[32] = "";
     if (isfinite(value))
         snprintf(text, sizeof text, "%.9g", value);
-    row_add(row, column, text, true);
+    row_add(row, column, text, FIELD_NUMBER);
 }
 
 enum status row_check(const struct row *row)
@@ -82,14 +82,13 @@ void row_free(struct row *row)
     *row = (struct row){0};
 }
 
-void row_set(struct row *row, const char *column, const char *text, bool number)
+void row_set(struct row *row, const char *column, const char *text)
 {
     char *copy = strdup(text);
     for (size_t i = 0; copy && i < row->count; i++)
         if (strcmp(row->fields[i].column, column) == 0) {
             free(row->fields[i].text);
             row->fields[i].text = copy;
-            row->fields[i].number = number;
             return;
         }
     free(copy);

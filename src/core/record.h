@@ -12,9 +12,16 @@
 
 #include "core/status.h"
 
+/* What JSON makes of a field's text; CSV writes it as it is. */
+enum field_kind {
+    FIELD_TEXT,
+    FIELD_NUMBER, /* bare, where it reads as a number */
+    FIELD_FLAG    /* "0" and "no" are false, others true */
+};
+
 struct field {
     char *column, *text; /* owned; text is "" where the value does not apply */
-    bool number;         /* JSON writes it bare */
+    enum field_kind kind;
 };
 
 struct row {
@@ -25,6 +32,7 @@ struct row {
 
 /* Adds a field at the end. Text is copied; NULL counts as empty. Reals keep 9 significant digits; NaN and
  * infinities become empty. */
+void row_add(struct row *row, const char *column, const char *text, enum field_kind kind);
 void row_text(struct row *row, const char *column, const char *text);
 void row_number(struct row *row, const char *column, const char *text);
 void row_count(struct row *row, const char *column, unsigned long long value);
@@ -32,9 +40,8 @@ void row_real(struct row *row, const char *column, double value);
 enum status row_check(const struct row *row);
 void row_free(struct row *row);
 
-/* Gives a column another text; number tells whether JSON writes it bare. A column that is not there, or no
- * memory, fails the row. */
-void row_set(struct row *row, const char *column, const char *text, bool number);
+/* Gives a column another text. A column that is not there, or no memory, fails the row. */
+void row_set(struct row *row, const char *column, const char *text);
 
 /* The text of a column, or NULL where the row has no such column. */
 const char *row_get(const struct row *row, const char *column);

@@ -39,14 +39,17 @@ static json_t *json_field(const struct field *field)
 {
     if (*field->text == '\0')
         return json_null();
-    if (!field->number)
+    if (field->kind == FIELD_FLAG)
+        return json_boolean(strcmp(field->text, "0") != 0 && strcmp(field->text, "no") != 0);
+    if (field->kind == FIELD_TEXT)
         return json_string(field->text);
     char *end;
     errno = 0;
     long long whole = strtoll(field->text, &end, 10);
     if (*end == '\0') /* a count beyond 63 bits stays exact as a string */
         return errno == 0 ? json_integer(whole) : json_string(field->text);
-    return json_real(strtod(field->text, NULL));
+    double real = strtod(field->text, &end); /* rank "all" is no number */
+    return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);
 }
 
 static enum status print_json(json_t *document)
@@ -218,11 +221,15 @@ static void print_caption(const struct settings *settings, const struct result *
         if (spec->column && shown && applies && *text)
             printf(" %s %s", spec->name, text);
     }
+    if (result->cache)
+        printf(" cache %s", result->cache);
     if (comm_size() > 1)
         printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
                result->work.items, workload->item);
     printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
            "roofline", "samples", "#wrong");
+    if (workload->shown)
+        printf(" %9s", workload->shown);
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
     putchar('\n');
@@ -237,6 +244,13 @@ static void print_together(const struct result *result)
     if (result->efficiency > 0)
         snprintf(efficiency, sizeof efficiency, "%.3f", result->efficiency);
     printf(" %10s %10s", imbalance, efficiency);
+}
+
+/* The workload's own column: of all ranks, whose row is the last. */
+static void print_shown(const char *column, const struct result *result)
+{
+    const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
+    printf(" %9s", text && *text ? text : "-");
 }
 
 /* A line without a time for a variant whose results are wrong. */
@@ -258,13 +272,15 @@ static void print_line(struct report *report, const struct result *result)
         if (result->roofline_share > 0)
             snprintf(roofline, sizeof roofline, "%.2f%%", 100 * result->roofline_share);
     }
-    if (result->verified)
+    const struct workload *workload = report->settings->workload;
+    bool checked = result->verified || (result->row_count && workload->checks_runs);
+    if (checked)
         snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
-    const char *colour = !report->coloured || !result->verified ? ""
-                         : result->wrong                        ? "\033[31m"
-                                                                : "\033[32m";
+    const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
     printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s", result->variant, time, error, rate, speed_up, roofline,
            result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    if (workload->shown)
+        print_shown(workload->shown, result);
     if (comm_size() > 1)
         print_together(result);
     putchar('\n');

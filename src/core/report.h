@@ -16,6 +16,7 @@
 /* One variant's line: what one rank found, or all of them together. */
 struct result {
     const char *variant;
+    const char *cache;  /* the state of the page cache that runs begin with; NULL where it does not matter */
     struct bench bench; /* owned by the runner; no samples where the variant was not timed */
     struct work work;
     uint64_t

@@ -388,7 +388,9 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
 {
     runner->entry = entry;
     runner->throttle_reasons = 0;
+    const struct workload *workload = runner->settings->workload;
     struct result result = {.variant = entry->name,
+                            .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .work = runner->settings->workload->work(runner->input, entry->variant)};
     enum status status =
         runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);

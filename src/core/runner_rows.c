@@ -58,8 +58,10 @@ static void parameter_fields(const struct runner *runner, struct row *row)
             *c = '_';
         if (!workload->applies || workload->applies(parameters, spec->name))
             options_text(spec, parameters, text, sizeof text);
-        bool number = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL;
-        (number ? row_number : row_text)(row, column, text);
+        row_add(row, column, text,
+                spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL ? FIELD_NUMBER
+                : spec->kind == OPTION_FLAG                             ? FIELD_FLAG
+                                                                        : FIELD_TEXT);
     }
 }
 
@@ -96,10 +98,13 @@ enum status runner_row(const struct runner *runner, const struct result *result,
     identity_fields(runner, row);
     parameter_fields(runner, row);
     time_fields(result, row);
-    for (size_t i = 0; workload->measures[i].column; i++)
-        row_text(row, workload->measures[i].column, measures ? measures[i] : "");
+    for (size_t i = 0; workload->measures[i].column; i++) {
+        const struct measure *measure = &workload->measures[i];
+        bool text = measure->combine == COMBINE_FIRST || measure->combine == COMBINE_HASHES;
+        row_add(row, measure->column, measures ? measures[i] : "", text ? FIELD_TEXT : FIELD_NUMBER);
+    }
     row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
-    row_text(row, "verified", result->verified ? "yes" : "no");
+    row_add(row, "verified", result->verified ? "yes" : "no", FIELD_FLAG);
     if (result->verified || workload->checks_runs)
         row_count(row, "wrong", result->wrong);
     else
@@ -113,7 +118,7 @@ enum status runner_sample_row(const struct row *whole, const struct sample *samp
 {
     for (size_t i = 0; i < whole->count && strcmp(whole->fields[i].column, "warmups") != 0; i++) {
         const struct field *field = &whole->fields[i];
-        (field->number ? row_number : row_text)(row, field->column, field->text);
+        row_add(row, field->column, field->text, field->kind);
     }
     row_count(row, "sample", number);
     row_real(row, "wall_s", sample->wall_s);

@@ -22,9 +22,10 @@ struct peak {
     double bytes_per_s, operations_per_s;
 };
 
-/* What a column of the row of all ranks holds, given those of the ranks. */
+/* What a column of the row of all ranks holds, given those of the ranks; and so what it is: words, a hash, or
+ * else a number. */
 enum combine {
-    COMBINE_FIRST, /* rank 0's: it is the same on all */
+    COMBINE_FIRST, /* rank 0's words, which are the same on all */
     COMBINE_NONE,  /* nothing: it means something for one rank alone */
     COMBINE_MIN,   /* the smallest number */
     COMBINE_MEAN,
@@ -49,6 +50,9 @@ struct workload {
 
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
+
+    /* The one of them that the table for people has too. May be NULL: none. */
+    const char *shown;
 
     /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
      * too, which looks closer. */

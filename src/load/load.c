@@ -57,8 +57,8 @@ static const struct option_spec options[] = {
 static const struct measure measures[] = {
     {"timed", COMBINE_FIRST},
     {"layout", COMBINE_FIRST},
-    {"shards", COMBINE_FIRST},
-    {"sample_bytes", COMBINE_FIRST},
+    {"shards", COMBINE_MAX},
+    {"sample_bytes", COMBINE_MAX},
     {"skipped", COMBINE_SUM},
     {"displacement", COMBINE_MEAN},
     {"shards_a_batch", COMBINE_MEAN},
@@ -539,6 +539,7 @@ const struct workload workload_load = {
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .measures = measures,
+    .shown = "skipped",
     .checks_runs = true,
     .shares_items = true,
     .open = load_open,
