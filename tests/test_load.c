@@ -645,6 +645,268 @@ Test(load, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini = remo
     close_job(&job);
 }
 
+/* Makes a shard or a file go: its name leads elsewhere. */
+static void take_away(const char *name, bool pipe_instead)
+{
+    char moved[2 * PATH_MAX];
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(in_folder(name), moved), 0);
+    cr_assert(!pipe_instead || mkfifo(in_folder(name), 0600) == 0);
+}
+
+static void bring_back(const char *name)
+{
+    char moved[2 * PATH_MAX];
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(moved, in_folder(name)), 0); /* over a pipe too */
+}
+
+/* A shard that goes before a run: without skip an error, with it the loss of its samples, in every run, and
+ * the row is measured. */
+static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
+{
+    for (int skip = 0; skip <= 1; skip++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        char line[128], texts[64][64] = {{0}};
+        make_shards(101);
+        snprintf(line, sizeof line, "--cache %s --block 4 --depth 3%s", cache,
+                 skip ? " --on-error skip" : "");
+        cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, name, &state);
+        if (variant && skip) {
+            take_away("x-000001.tar", pipe_instead);
+            for (uint64_t number = 0; number < 3; number++) {
+                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                             status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(result.skipped == 25 && result.tally.count == 76, "%s", name);
+            }
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s: %s", name,
+                         status_text());
+            bring_back("x-000001.tar");
+            cr_assert_eq(variant_run(variant, state, 3, &unused), STATUS_FAILED, "%s", name);
+            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
+        } else if (variant) {
+            cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+            take_away("x-000001.tar", pipe_instead);
+            cr_assert_eq(variant->run(state, 0, &unused), STATUS_FAILED, "%s", name);
+            cr_assert_not_null(strstr(status_text(), "x-000001.tar"), "%s: %s", name, status_text());
+            bring_back("x-000001.tar");
+            cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", name, status_text());
+        }
+        if (variant)
+            variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+Test(load, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init = make_folder, .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (int pipe_instead = 0; pipe_instead <= 1; pipe_instead++)
+            expect_loss_of_a_shard(shard_variants[v], "any", pipe_instead);
+    expect_loss_of_a_shard("shards-uring", "warm", true);
+}
+
+/* What has shrunk for good is not copied to learn the bandwidth of copies, which would be a SIGBUS. */
+Test(load, a_shrunk_shard_is_measured_without_its_end, .init = make_folder, .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        char texts[64][64] = {{0}};
+        make_shards(101);
+        cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s",
+                         status_text());
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
+/* A pipe that some process holds for writing would be read without end. */
+Test(load, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second is empty */
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (int skip = 0; skip <= 1; skip++)
+            for (int held = 0; held <= 1; held++)
+                for (size_t n = 0; n < COUNT_OF(names); n++) {
+                    struct job job;
+                    void *state;
+                    struct run_time unused;
+                    struct load_result result;
+                    cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --depth 2"
+                                                     : "--cache any --depth 2"),
+                                 STATUS_OK, "%s", status_text());
+                    const struct variant *variant = start(&job, file_variants[v], &state);
+                    if (variant) {
+                        cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+                        take_away(names[n], true);
+                        int writer = held ? open(in_folder(names[n]), O_RDWR) : -1;
+                        enum status status = variant->run(state, 0, &unused);
+                        cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s: %s", file_variants[v],
+                                     status_text());
+                        cr_assert(skip || strstr(status_text(), names[n]), "%s", status_text());
+                        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                        cr_assert(!skip || (result.skipped == 1 && result.tally.count == 100));
+                        if (held)
+                            close(writer);
+                        bring_back(names[n]);
+                        variant->teardown(state);
+                    }
+                    close_job(&job);
+                }
+}
+
+/* The last member of a shard is empty and its header alone in the last block: that block is to be taken too.
+ */
+Test(load, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
+    for (int shard = 0; shard < 4; shard++) {
+        char name[64];
+        uint8_t header[TAR_BLOCK_BYTES];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        FILE *stream = fopen(in_folder(name), "w");
+        cr_assert_not_null(stream);
+        for (int member = 0; member < 2; member++) {
+            snprintf(name, sizeof name, "%d.%s", shard, member ? "cls" : "bin");
+            cr_assert_eq(tar_header(header, name, member ? 0 : sizeof data), STATUS_OK);
+            fwrite(header, 1, sizeof header, stream);
+            fwrite(data, 1, member ? 0 : sizeof data, stream);
+        }
+        fwrite(zeros, 1, sizeof zeros, stream);
+        fclose(stream);
+    }
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        cr_assert_eq(open_job(&job, "--cache any --block 4 --depth 3 --shuffle 0"), STATUS_OK, "%s",
+                     status_text());
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        for (uint64_t number = 0; variant && number < 4; number++)
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", shard_variants[v],
+                         status_text());
+        if (variant)
+            variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+#ifdef HAVE_PNG
+/* 20 pictures, of which number 7 is none. */
+static void make_pictures(bool shard)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    FILE *stream = shard ? fopen(in_folder("p.tar"), "w") : NULL;
+    for (int i = 0; i < 20; i++) {
+        const struct png_shape shape = {5, 3, 3};
+        uint8_t pixels[45], header[TAR_BLOCK_BYTES];
+        char name[64];
+        void *bytes;
+        size_t size;
+        memset(pixels, i * 3, sizeof pixels);
+        cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK);
+        if (i == 7)
+            memset((uint8_t *)bytes + 20, 0xee, 20);
+        snprintf(name, sizeof name, "%06d.png", i);
+        if (!shard)
+            stream = fopen(in_folder(name), "w");
+        cr_assert_eq(tar_header(header, name, size), STATUS_OK);
+        fwrite(header, 1, shard ? sizeof header : 0, stream);
+        fwrite(bytes, 1, size, stream);
+        fwrite(zeros, 1, shard ? tar_padding(size) : 0, stream);
+        if (!shard)
+            fclose(stream);
+        free(bytes);
+    }
+    if (shard)
+        cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
+}
+
+/* On `ranks` ranks the broken one comes to another in every epoch: all of them lose it together. */
+static void expect_a_picture_lost(const char *name, uint64_t ranks)
+{
+    uint64_t skipped[4] = {0};
+    for (uint64_t rank = 0; rank < ranks; rank++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
+                     "%s", status_text());
+        cr_assert_eq(job.workload->move(job.input, job.parameters,
+                                        &(const struct place){.rank = rank, .ranks = ranks}),
+                     STATUS_OK);
+        const struct variant *variant = start(&job, name, &state);
+        for (uint64_t number = 0; variant && number < 4; number++) {
+            struct run_time unused;
+            struct load_result result;
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                         status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_eq(result.skipped + result.tally.count, 20 / ranks, "%s", name);
+            cr_assert_eq(job.workload->work(job.input, variant).items, (double)result.tally.count, "%s",
+                         name);
+            skipped[number] += result.skipped;
+        }
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+        if (!variant)
+            return;
+    }
+    for (int number = 0; number < 4; number++)
+        cr_assert_eq(skipped[number], 1, "%s: run %d lost %d", name, number, (int)skipped[number]);
+}
+
+static void expect_no_picture(const char *name, const char *file)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    cr_assert_eq(open_job(&job, "--cache any --decode"), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", name);
+        cr_assert(strstr(status_text(), file) && strstr(status_text(), "sample '000007'"), "%s",
+                  status_text());
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+Test(load, an_image_that_does_not_decode_is_an_error_or_lost, .init = make_folder, .fini = remove_folder)
+{
+    for (int shard = 0; shard <= 1; shard++) {
+        make_pictures(shard);
+        for (size_t v = 0; v < (shard ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
+            const char *name = shard ? shard_variants[v] : file_variants[v];
+            expect_no_picture(name, shard ? "p.tar: offset " : "000007.png: offset ");
+            expect_a_picture_lost(name, 1);
+            expect_a_picture_lost(name, 2);
+        }
+        remove_folder();
+        make_folder();
+    }
+}
+#endif
+
 /* A variant that delivers wrong bytes is caught by the run itself. */
 Test(load, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
 {
@@ -758,6 +1020,75 @@ Test(load, flipped_data_are_found_by_the_index, .init = make_folder, .fini = rem
         variant->teardown(state);
     }
     close_job(&job);
+}
+
+/* Another key in the header of the sample at `offset`, which is where its data begin. */
+static void rename_member(const char *shard, uint64_t offset, const char *name)
+{
+    uint8_t before[TAR_BLOCK_BYTES], header[TAR_BLOCK_BYTES];
+    char size[13] = "";
+    int fd = open(in_folder(shard), O_RDWR);
+    cr_assert(fd >= 0 && pread(fd, before, sizeof before, (off_t)(offset - sizeof before)) == sizeof before);
+    memcpy(size, before + 124, 12);
+    cr_assert_eq(tar_header(header, name, strtoull(size, NULL, 8)), STATUS_OK);
+    cr_assert_eq(pwrite(fd, header, sizeof header, (off_t)(offset - sizeof header)), sizeof header);
+    close(fd);
+}
+
+/* With --verify all variants fail alike, and with skip all leave the same samples out. */
+static void expect_headers_compared(const char *words)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (int skip = 0; skip <= 1; skip++) {
+            struct job job;
+            void *state;
+            struct run_time unused;
+            struct load_result result;
+            uint64_t wrong = 1;
+            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK,
+                         "%s", status_text());
+            cr_assert_eq(((const struct load *)job.input)->dataset->skipped, (uint64_t)skip);
+            const struct variant *variant = start(&job, shard_variants[v], &state);
+            if (variant) {
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong),
+                             skip ? STATUS_OK : STATUS_FAILED, "%s", status_text());
+                cr_assert(skip || strstr(status_text(), words), "%s: %s", shard_variants[v], status_text());
+                cr_assert(!skip || wrong == 0);
+            }
+            if (variant && skip) {
+                cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(result.tally.count + result.skipped == 39, "%s", shard_variants[v]);
+            }
+            if (variant)
+                variant->teardown(state);
+            close_job(&job);
+        }
+}
+
+Test(load, headers_that_name_others_than_the_index_are_found, .init = make_folder, .fini = remove_folder)
+{
+    struct dataset dataset;
+    char words[256], shard[64];
+    prepare("shards");
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    const struct dataset_member member = dataset.members[dataset.samples[20].member];
+    snprintf(shard, sizeof shard, "%s", dataset.files[member.file].name);
+    cr_assert_eq(dataset_hash(&dataset), STATUS_OK, "%s", status_text());
+    dataset_close(&dataset);
+    rename_member(shard, member.offset, "000099.npy");
+    snprintf(words, sizeof words, "%s: offset %llu: the header names '000099.npy'", shard,
+             (unsigned long long)member.offset - TAR_BLOCK_BYTES);
+    expect_headers_compared(words);
+    rename_member(shard, member.offset, "000020.png");
+    expect_headers_compared("the header names '000020.png'");
+    rename_member(shard, member.offset, "README"); /* of no sample */
+    expect_headers_compared("the header names 'README'");
+    rename_member(shard, member.offset, "000020.npy");
+    overwrite(shard, (long)member.offset - TAR_BLOCK_BYTES, "9", 1);
+    snprintf(words, sizeof words, "%s: offset %llu: the header's checksum is wrong", shard,
+             (unsigned long long)member.offset - TAR_BLOCK_BYTES);
+    expect_headers_compared(words);
 }
 
 Test(load, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)

@@ -38,7 +38,8 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
     lap(worker, LOAD_OPEN, &begin_ns);
-    ssize_t count = read(fd, bytes, member->size + 1); /* one more: its end is where it should be */
+    /* One more: its end is where it should be. At an offset: pipes have none. */
+    ssize_t count = pread(fd, bytes, member->size + 1, 0);
     lap(worker, LOAD_READ, &begin_ns);
     int failure = count < 0 ? errno : 0;
     close(fd);

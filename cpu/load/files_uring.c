@@ -1,6 +1,10 @@
 /* `files-uring`: one thread keeps --depth files in flight, each a chain of open, read and close that the
  * kernel works off alone. The open file never gets a number of this process: it stands in a table of the
- * ring. */
+ * ring.
+ *
+ * In place of a file may be a pipe by now. Opened without blocking, it would still be read without end while
+ * some process holds it for writing: io_uring polls it. So between the opening and the reading stands advice
+ * that changes nothing for a file and that a pipe refuses (ESPIPE), which breaks the chain. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,7 +13,7 @@
 #include "reader.h"
 #include "uring.h"
 
-enum { CALLS = 3 }; /* of a chain */
+enum call { OPEN, ADVISE, READ, CLOSE, CALLS }; /* of a chain */
 
 /* A file in flight. */
 struct chain {
@@ -40,23 +44,24 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     const struct dataset_member *member = &dataset->members[dataset->samples[sample].member + uring->member];
     uint32_t index = uring->idle[--uring->idle_count];
     uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->place;
-    struct io_uring_sqe *opening = io_uring_get_sqe(&uring->ring), *reading = io_uring_get_sqe(&uring->ring),
-                        *closing = io_uring_get_sqe(&uring->ring);
-    if (!opening || !reading || !closing)
-        return status_set(STATUS_FAILED, "io_uring: its queue is full");
+    struct io_uring_sqe *calls[CALLS];
+    for (int call = 0; call < CALLS; call++)
+        if (!(calls[call] = io_uring_get_sqe(&uring->ring)))
+            return status_set(STATUS_FAILED, "io_uring: its queue is full");
     uring->chains[index] =
         (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
-    io_uring_prep_openat_direct(opening, dataset->directory, dataset->files[member->file].name, O_RDONLY, 0,
-                                index);
+    io_uring_prep_openat_direct(calls[OPEN], dataset->directory, dataset->files[member->file].name,
+                                O_RDONLY | O_NONBLOCK, 0, index);
+    io_uring_prep_fadvise(calls[ADVISE], (int)index, 0, 0, POSIX_FADV_NORMAL);
     /* A byte more, as in `files`: a file that grew shows. It may fall on the next member's first: the sample
      * is lost then anyway. */
-    io_uring_prep_read(reading, (int)index, bytes, (unsigned)member->size + 1, 0);
-    io_uring_prep_close_direct(closing, index);
-    opening->flags |= IOSQE_IO_LINK;
-    reading->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* closed, however the read ends */
-    io_uring_sqe_set_data64(opening, (uint64_t)index * CALLS);
-    io_uring_sqe_set_data64(reading, (uint64_t)index * CALLS + 1);
-    io_uring_sqe_set_data64(closing, (uint64_t)index * CALLS + 2);
+    io_uring_prep_read(calls[READ], (int)index, bytes, (unsigned)member->size + 1, 0);
+    io_uring_prep_close_direct(calls[CLOSE], index);
+    calls[OPEN]->flags |= IOSQE_IO_LINK;
+    calls[ADVISE]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK;   /* broken, the next opening closes the file */
+    calls[READ]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* closed, however the read ends */
+    for (int call = 0; call < CALLS; call++)
+        io_uring_sqe_set_data64(calls[call], (uint64_t)index * CALLS + (uint64_t)call);
     return STATUS_OK;
 }
 
@@ -94,15 +99,17 @@ static enum status chain_done(struct worker *worker, struct files_uring *uring, 
     const char *name = dataset->files[member->file].name;
     enum status status = STATUS_OK;
     uring->pending[chain->slot]--;
-    if (chain->results[0] < 0)
+    if (chain->results[OPEN] < 0)
         status = status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name,
-                            strerror(-chain->results[0]));
-    else if (chain->results[1] < 0)
+                            strerror(-chain->results[OPEN]));
+    else if (chain->results[ADVISE] < 0)
+        status = status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+    else if (chain->results[READ] < 0)
         status = status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
-                            strerror(-chain->results[1]));
-    else if ((uint64_t)chain->results[1] != member->size)
+                            strerror(-chain->results[READ]));
+    else if ((uint64_t)chain->results[READ] != member->size)
         status = status_set(STATUS_FAILED, "%s/%s: offset %d: the file's size has changed from %llu bytes",
-                            dataset->path, name, chain->results[1], (unsigned long long)member->size);
+                            dataset->path, name, chain->results[READ], (unsigned long long)member->size);
     if (status == STATUS_OK || worker->held[chain->slot] == READER_LOST) /* a sample is lost once */
         return STATUS_OK;
     worker->held[chain->slot] = READER_LOST;
@@ -176,7 +183,8 @@ static enum status files_uring_epoch(struct worker *worker)
 
 static enum status files_uring_probe(const struct resources *resources)
 {
-    static const int operations[] = {IORING_OP_OPENAT, IORING_OP_READ, IORING_OP_CLOSE, -1};
+    static const int operations[] = {IORING_OP_OPENAT, IORING_OP_FADVISE, IORING_OP_READ, IORING_OP_CLOSE,
+                                     -1};
     (void)resources;
     return uring_probe(operations);
 }
@@ -250,7 +258,7 @@ static enum status files_uring_fetch(void *state, void *result)
 }
 
 static const struct load_traits traits = {
-    .files = true, .timed = "order+open+read+close", .copy = reader_copy};
+    .files = true, .timed = "order+open+advise+read+close", .copy = reader_copy};
 
 const struct variant variant_files_uring = {
     .platform = "cpu",

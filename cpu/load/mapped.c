@@ -1,52 +1,23 @@
 /* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into
  * its slot, by one thread or by all, each with shards of its own.
  *
- * A file that shrinks while it is mapped turns a copy into SIGBUS. The copies of a batch are guarded: the
- * signal jumps back, and the sample is an error as any other. Checking sizes alone would leave a race. */
+ * A file that shrinks while it is mapped turns a copy into SIGBUS. So copies are guarded, and the sample is
+ * an error as any other. */
 #include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "guard.h"
 #include "reader.h"
 
 struct mapped {
     struct reader reader; /* first: variants share its functions */
-    uint8_t **shards;     /* by file; NULL where it is not mapped */
-    bool guarding;
-    struct sigaction before;
+    uint8_t **shards;     /* by file; NULL where it is not mapped, or could not be and samples may be lost */
+    struct guard guard;
 };
-
-/* ---- SIGBUS ---- */
-
-static __thread sigjmp_buf escape;
-static __thread volatile sig_atomic_t guarded;
-
-static void on_bus_error(int signal_)
-{
-    if (guarded)
-        siglongjmp(escape, 1);
-    signal(signal_, SIG_DFL); /* not ours: it happens again, and ends the program */
-}
-
-/* memcpy(), false where a page of the source is gone. */
-static bool copy_guarded(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    if (sigsetjmp(escape, 0)) { /* no system call; SA_NODEFER keeps the signal open */
-        guarded = 0;
-        return false;
-    }
-    guarded = 1;
-    __asm__ volatile("" : : : "memory");
-    memcpy(to, from, bytes);
-    __asm__ volatile("" : : : "memory");
-    guarded = 0;
-    return true;
-}
 
 /* ---- Mappings ---- */
 
@@ -84,8 +55,11 @@ static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++)
-        if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1])
-            TRY(map_shard(mapped, f));
+        if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1]) {
+            enum status status = map_shard(mapped, f);
+            if (status != STATUS_OK && !mapped->reader.load->skip)
+                return status;
+        }
     return STATUS_OK;
 }
 
@@ -98,6 +72,8 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     const struct dataset_member *end = &dataset->members[last->member + last->members - 1];
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
              begin = dataset->members[first->member].offset / page * page;
+    if (!mapped->shards[segment->shard])
+        return;
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
@@ -146,8 +122,10 @@ static struct next next_sample(const struct worker *worker, const struct mapped 
         return none;
     uint32_t number = worker->order.samples[turn], following = worker->order.samples[turn + 1];
     const struct dataset_member *member = &dataset->members[dataset->samples[following].member];
-    struct next next = {mapped->shards[member->file] + member->offset, member->size};
-    return following == number + 1 && member->size > PIECE_BYTES ? none : next;
+    const uint8_t *shard = mapped->shards[member->file];
+    if (!shard || (following == number + 1 && member->size > PIECE_BYTES))
+        return none;
+    return (struct next){shard + member->offset, member->size};
 }
 
 /* One member into its slot; `*end` is where the last one ended in the mapping. False where a page of it is
@@ -164,10 +142,10 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
         ask_for_lines(next->data, ahead);
         next->data += ahead;
         next->bytes -= ahead;
-        if (!copy_guarded(slot + at, data + at, piece))
+        if (!guarded_copy(slot + at, data + at, piece))
             return false;
     }
-    return next->data || copy_guarded(slot, data, bytes);
+    return next->data || guarded_copy(slot, data, bytes);
 }
 
 static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
@@ -178,14 +156,13 @@ static enum status copy_sample(const struct worker *worker, const struct mapped 
     struct next next = next_sample(worker, mapped, turn);
     for (uint32_t m = 0; m < sample->members; m++) {
         const struct dataset_member *member = &dataset->members[sample->member + m];
-        const uint8_t *data = mapped->shards[member->file] + member->offset;
-        if (!copy_member(slot, data, member->size, &next, end))
+        const uint8_t *shard = mapped->shards[member->file];
+        if (!shard || !copy_member(slot, shard + member->offset, member->size, &next, end))
             return status_set(
-                STATUS_FAILED,
-                "%s/%s: offset %llu: sample '%s' cannot be read from the mapping: the file has shrunk, "
-                "or its device fails",
+                STATUS_FAILED, "%s/%s: offset %llu: sample '%s' cannot be read from the mapping: %s",
                 dataset->path, dataset->files[member->file].name, (unsigned long long)member->offset,
-                sample->key);
+                sample->key,
+                shard ? "the file has shrunk, or its device fails" : "the shard can no longer be opened");
         slot += member->size;
     }
     return STATUS_OK;
@@ -215,8 +192,7 @@ static enum status mapped_epoch(struct worker *worker)
 static void mapped_teardown(void *state)
 {
     struct mapped *mapped = state;
-    if (mapped->guarding)
-        sigaction(SIGBUS, &mapped->before, NULL);
+    guard_close(&mapped->guard);
     if (mapped->shards)
         unmap(mapped);
     free(mapped->shards);
@@ -226,15 +202,11 @@ static void mapped_teardown(void *state)
 
 static enum status open_mapped(const struct load *load, int threads, struct mapped *mapped)
 {
-    struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER};
     TRY(reader_open(&mapped->reader, load, threads, load->batch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
     if (!mapped->shards)
         return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
-    if (sigaction(SIGBUS, &action, &mapped->before) != 0)
-        return status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(errno));
-    mapped->guarding = true;
-    return STATUS_OK;
+    return guard_open(&mapped->guard);
 }
 
 static enum status setup_with(const void *input, int threads, void **state)

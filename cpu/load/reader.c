@@ -1,14 +1,16 @@
 #include "reader.h"
 
-#include <fcntl.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/env.h"
 #include "core/timer.h"
+#include "guard.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* of a working set that is copied to learn the bandwidth */
@@ -59,7 +61,9 @@ void reader_close(struct reader *reader)
     for (int w = 0; reader->workers && w < reader->threads; w++)
         close_worker(reader, &reader->workers[w]);
     free(reader->workers);
+    free(reader->fates);
     reader->workers = NULL;
+    reader->fates = NULL;
     forget_set(reader);
 }
 
@@ -95,7 +99,11 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
             "--threads",
             1e-9 * (double)wanted, 1e-9 * (double)there);
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
-    enum status status = reader->workers ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    if (load->skip)
+        reader->fates = calloc(load->dataset->sample_count, 1);
+    enum status status = reader->workers && (reader->fates || !load->skip)
+                             ? STATUS_OK
+                             : status_set(STATUS_FAILED, "out of memory");
     for (int w = 0; status == STATUS_OK && w < threads; w++)
         status = open_worker(reader, &reader->workers[w]);
     if (status != STATUS_OK)
@@ -122,18 +130,37 @@ enum status reader_ready(struct reader *reader, uint64_t number)
     if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
         TRY(load_expect(load, reader->threads, number, &reader->expected));
     reader->expects = true;
-    reader->device_bytes = cache_device_bytes();
+    reader->device_known = cache_device_bytes(&reader->device_bytes);
     return STATUS_OK;
 }
 
 static void clear(struct worker *worker)
 {
     worker->tally = worker->lost = (struct tally){0};
+    worker->first_lost = worker->changed = false;
     worker->decode_s = worker->augment_s = 0;
     worker->status = STATUS_OK;
     worker->failure[0] = '\0';
     if (worker->load->control->timed_calls)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
+}
+
+/* What runs so far made of a sample. A row's runs must all lose the same ones: else their times are of
+ * different work. Counts would not do, as ranks are dealt other samples in every epoch. */
+enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
+
+/* After an epoch in which the worker lost `lost` samples: the others have been read. */
+static void note_fates(struct worker *worker, uint64_t lost)
+{
+    uint8_t *fates = worker->reader->fates;
+    uint64_t known = 0;
+    for (uint32_t i = 0; i < worker->order.count; i++) {
+        uint8_t *fate = &fates[worker->order.samples[i]];
+        known += *fate == FATE_LOST;
+        if (*fate == FATE_UNKNOWN)
+            *fate = FATE_READ;
+    }
+    worker->changed |= known != lost;
 }
 
 static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
@@ -142,32 +169,36 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
     struct order_plan plan = load_plan(worker->load, worker->reader->threads);
     worker->epoch = epoch;
     worker->delivered = 0;
+    uint64_t lost = worker->lost.count;
     order_make(&plan, epoch, number, &worker->order);
     worker->status = read(worker);
     if (worker->status != STATUS_OK) /* the message is this thread's */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+    else if (worker->reader->fates)
+        note_fates(worker, worker->lost.count - lost);
 }
 
-/* Says once what a run lost. A row's runs must all lose as many: else their times are of different work. */
+/* Says once what runs lose, and ends what loses more or less than before. */
 static enum status check_lost(struct reader *reader, uint64_t number)
 {
-    uint64_t lost = reader->load->control->lost.count;
-    if (lost > 0 && (!reader->ran || lost != reader->lost))
-        for (int w = 0; w < reader->threads; w++)
-            if (reader->workers[w].failure[0])
-                status_warn("left out in a run: %s", reader->workers[w].failure);
-    if (reader->ran && lost != reader->lost)
+    unsigned long long lost = reader->result.skipped;
+    bool changed = false;
+    for (int w = 0; w < reader->threads; w++) {
+        const struct worker *worker = &reader->workers[w];
+        changed |= worker->changed;
+        if (worker->first_lost || (worker->changed && worker->lost.count))
+            status_warn_own("left out in a run: %s", worker->failure);
+    }
+    if (changed)
         return status_set(
             STATUS_FAILED,
-            "run %llu could not read %llu samples and runs before it %llu: the data set changes "
-            "while it is measured; mend it, and run again",
-            (unsigned long long)number, (unsigned long long)lost, (unsigned long long)reader->lost);
-    if (lost == reader->expected.count)
+            "run %llu could not read %llu samples, and not those that runs before it could not: "
+            "the data set changes while it is measured; mend it, and run again",
+            (unsigned long long)number, lost);
+    if (lost > 0 && reader->result.tally.count == 0)
         return status_set(STATUS_FAILED,
                           "run %llu could read none of its %llu samples; see the warning above",
-                          (unsigned long long)number, (unsigned long long)lost);
-    reader->lost = lost;
-    reader->ran = true;
+                          (unsigned long long)number, lost);
     return STATUS_OK;
 }
 
@@ -188,11 +219,11 @@ static enum status finish(struct reader *reader, uint64_t number)
     }
     result->skipped = all.count;
     load->control->lost = all;
-    if (!load->control->whole) /* that is one epoch */
-        TRY(check_lost(reader, number));
+    TRY(check_lost(reader, number));
     tally_merge(&all, &result->tally);
-    if (load->control->whole || (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
-                                 all.sum == reader->expected.sum))
+    if (load->control->whole || /* samples are checked one by one */
+        (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
+         all.sum == reader->expected.sum))
         return STATUS_OK;
     return status_set(STATUS_WRONG,
                       "run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
@@ -259,14 +290,12 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     return STATUS_OK;
 }
 
-#define MEMBERS_MAX 64 /* as dataset_open() allows */
-
 /* With --verify: every byte, sample by sample. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
-    uint64_t hashes[MEMBERS_MAX];
+    uint64_t hashes[DATASET_MEMBERS_MAX];
     for (uint32_t m = 0; m < sample->members; m++) {
         uint64_t size = dataset->members[sample->member + m].size;
         hashes[m] = tally_whole(data, size);
@@ -283,7 +312,7 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
 {
     const struct dataset *dataset = worker->load->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
-    uint64_t hashes[MEMBERS_MAX];
+    uint64_t hashes[DATASET_MEMBERS_MAX];
     for (uint32_t m = 0; m < sample->members; m++) {
         uint64_t size = dataset->members[sample->member + m].size;
         hashes[m] = tally_edges(data, size);
@@ -300,8 +329,11 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
         uint32_t number = worker->held[i];
         if (number == READER_LOST)
             continue;
-        if (load->decode)
-            TRY(prepare(worker, number, data));
+        enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
+        if (status != STATUS_OK) { /* before it is counted */
+            TRY(worker_lose(worker, number, status));
+            continue;
+        }
         (load->control->whole ? check_whole : check_edges)(worker, number, data);
     }
     return STATUS_OK;
@@ -336,6 +368,10 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
         return status;
     if (worker->lost.count == 0)
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+    uint8_t *fate = &worker->reader->fates[sample];
+    worker->first_lost |= *fate == FATE_UNKNOWN;
+    worker->changed |= *fate == FATE_READ;
+    *fate = FATE_LOST;
     tally_add(&worker->lost, lost->edges, lost->bytes);
     return STATUS_OK;
 }
@@ -352,79 +388,107 @@ static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
     return read ? (bytes + page - 1) / page * page : 0;
 }
 
-/* Maps the shards over `memory`, one behind the other, until it is full. */
-static bool map_shards(const struct dataset *dataset, uint8_t *memory, size_t bytes)
+/* Maps one file over `memory`, as far as it goes: `*mapped` bytes, in whole pages. A file that has shrunk
+ * counts with what is left; one that is gone with nothing, where samples may be lost. */
+static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
+                            size_t *mapped)
+{
+    struct stat info;
+    int fd = dataset_file_open(load->dataset, file, 0);
+    *mapped = 0;
+    if (fd < 0)
+        return load->skip ? STATUS_OK : STATUS_FAILED;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t there = fstat(fd, &info) == 0 ? ((size_t)info.st_size + page - 1) / page * page : 0;
+    size_t length = there < bytes ? there : bytes;
+    void *mapping =
+        length ? mmap(memory, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) : memory;
+    int failure = errno;
+    close(fd);
+    if (mapping == MAP_FAILED)
+        return status_set(STATUS_FAILED, "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
+                          load->dataset->files[file].name, length, strerror(failure));
+    *mapped = length;
+    return STATUS_OK;
+}
+
+/* Maps the shards one behind the other, until `*bytes` are full; then `*bytes` are those that there are. */
+static enum status map_shards(const struct load *load, uint8_t *memory, size_t *bytes)
 {
     size_t at = 0;
-    for (uint32_t f = 0; f < dataset->file_count && at < bytes; f++) {
-        size_t length = set_bytes_of(dataset, f);
-        if (length > bytes - at)
-            length = bytes - at;
-        if (length == 0)
-            continue;
-        int fd = dataset_file_open(dataset, f, 0);
-        if (fd < 0)
-            return false;
-        void *mapping = mmap(memory + at, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0);
-        close(fd);
-        if (mapping == MAP_FAILED)
-            return false;
-        at += length;
+    for (uint32_t f = 0; f < load->dataset->file_count && at < *bytes; f++) {
+        size_t length = set_bytes_of(load->dataset, f), left = *bytes - at, mapped;
+        TRY(map_over(load, f, memory + at, length < left ? length : left, &mapped));
+        at += mapped;
     }
-    return true;
+    *bytes = at;
+    return STATUS_OK;
 }
 
 /* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of
  * plain pages. */
-static uint8_t *working_set(const struct dataset *dataset, size_t *bytes)
+static enum status open_set(struct reader *reader)
 {
+    const struct dataset *dataset = reader->load->dataset;
     size_t page = (size_t)sysconf(_SC_PAGESIZE), wanted = 0;
     for (uint32_t f = 0; f < dataset->file_count && wanted < COPY_MAX_BYTES; f++)
         wanted += set_bytes_of(dataset, f);
     wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
     uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return NULL;
-    if (dataset->shards && !map_shards(dataset, memory, wanted)) {
-        munmap(memory, wanted);
-        return NULL;
+        return status_set(STATUS_FAILED, "no memory for %zu bytes to learn the copy bandwidth from", wanted);
+    reader->set = memory;
+    reader->set_bytes = reader->copied_bytes = wanted;
+    if (dataset->shards)
+        return map_shards(reader->load, memory, &reader->copied_bytes);
+    madvise(memory, wanted, MADV_NOHUGEPAGE);
+    memset(memory, 1, wanted);
+    return STATUS_OK;
+}
+
+/* The part of worker number `w`; false where a page of it is gone. */
+static bool copy_part(const struct reader *reader, int w)
+{
+    size_t batch = reader->load->batch * reader->stride, threads = (size_t)reader->threads;
+    size_t begin = reader->copied_bytes * (size_t)w / threads,
+           end = reader->copied_bytes * ((size_t)w + 1) / threads;
+    for (size_t at = begin; at < end; at += batch) {
+        if (!guarded_copy(reader->workers[w].slots, reader->set + at, end - at < batch ? end - at : batch))
+            return false;
+        __asm__ volatile("" : : "r"(reader->workers[w].slots) : "memory");
     }
-    if (!dataset->shards) {
-        madvise(memory, wanted, MADV_NOHUGEPAGE);
-        memset(memory, 1, wanted);
-    }
-    *bytes = wanted;
-    return memory;
+    return true;
 }
 
 enum status reader_copy(void *state, double *bytes_per_s)
 {
     struct reader *reader = state;
-    int threads = reader->threads;
-    size_t batch = reader->load->batch * reader->stride;
+    int threads = reader->threads, torn = 0;
+    struct guard guard = {0};
     if (!reader->set)
-        reader->set = working_set(reader->load->dataset, &reader->set_bytes);
-    if (!reader->set)
-        return status_set(STATUS_FAILED, "cannot map the working set to learn the copy bandwidth");
-    const uint8_t *memory = reader->set;
-    size_t bytes = reader->set_bytes;
+        TRY(open_set(reader));
+    TRY(guard_open(&guard));
     double begin_s = timer_now_s();
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
-    for (int w = 0; w < threads; w++) {
-        size_t end = bytes * ((size_t)w + 1) / (size_t)threads;
-        for (size_t at = bytes * (size_t)w / (size_t)threads; at < end; at += batch) {
-            size_t length = end - at < batch ? end - at : batch;
-            memcpy(reader->workers[w].slots, memory + at, length);
-            __asm__ volatile("" : : "r"(reader->workers[w].slots) : "memory");
-        }
-    }
-    *bytes_per_s = (double)bytes / (timer_now_s() - begin_s);
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : torn) if (threads > 1)
+    for (int w = 0; w < threads; w++)
+        torn += !copy_part(reader, w);
+    *bytes_per_s = (double)reader->copied_bytes / (timer_now_s() - begin_s);
+    guard_close(&guard);
+    if (torn)
+        return status_set(STATUS_FAILED,
+                          "%s: a shard has shrunk while its pages were copied to learn the copy "
+                          "bandwidth; mend the data set, and run again",
+                          reader->load->dataset->path);
     return STATUS_OK;
 }
 
 enum status reader_fetch(struct reader *reader, struct load_result *result)
 {
-    reader->result.device_bytes = cache_device_bytes() - reader->device_bytes;
+    uint64_t device_bytes;
+    reader->result.device_known = reader->device_known && cache_device_bytes(&device_bytes);
+    if (reader->result.device_known)
+        reader->result.device_bytes = device_bytes - reader->device_bytes;
+    reader->result.threads = reader->threads;
     for (int call = 0; call < LOAD_CALLS; call++) {
         reader->result.latency[call] = (struct latency){0};
         for (int w = 0; w < reader->threads; w++)

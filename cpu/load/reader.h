@@ -25,6 +25,7 @@ struct worker {
     uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
 
     struct tally tally, lost; /* delivered; expected of those that could not be read */
+    bool first_lost, changed; /* it lost what no run had read yet; it lost what one had, or the other way */
     struct latency *latency;  /* LOAD_CALLS of them */
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
@@ -44,12 +45,12 @@ struct reader {
     uint32_t slots; /* a worker's */
     struct worker *workers;
     struct tally expected; /* of the run that comes next */
-    uint64_t lost;         /* samples, by the first run */
-    bool ran;
+    uint8_t *fates;        /* by sample: what became of it in runs so far; NULL where none may be lost */
     bool expects, settled; /* `expected` is known; all was brought into the page cache */
-    uint64_t device_bytes; /* read by this process before the run */
-    uint8_t *set;          /* the working set as memory, for reader_copy() */
-    size_t set_bytes;
+    bool device_known;     /* the kernel tells what this process had read before the run: */
+    uint64_t device_bytes;
+    uint8_t *set; /* the working set as memory, for reader_copy(): set_bytes of room, copied_bytes in it */
+    size_t set_bytes, copied_bytes;
     struct load_result result;
 };
 
@@ -84,8 +85,8 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 
-/* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
- */
+/* A sample could not be read or decoded, and the message says why: STATUS_OK where it may be skipped, else
+ * the failure. */
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status);
 
 /* Memory in huge pages where there are some, touched. NULL when there is none. */

@@ -20,8 +20,8 @@
 /* A read in flight, or done and waiting for those before it. */
 struct block {
     uint64_t offset;
+    uint64_t wanted; /* bytes that the file has there */
     uint32_t segment;
-    uint32_t wanted; /* bytes that the file has there */
     int32_t result;
     bool done;
 };
@@ -57,18 +57,40 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
     *end = last->offset + last->size;
 }
 
-static enum status open_segment(struct shards_uring *uring, const struct order *order)
+/* Opens the shard of the next segment; `*failure` is why it cannot where its samples may be lost. */
+static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
     const struct order_segment *segment = &order->segments[uring->segment];
     segment_range(load->dataset, segment, &uring->offset, &uring->end);
-    uring->fds[uring->segment] =
-        dataset_file_open(load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT);
-    if (uring->fds[uring->segment] >= 0)
+    int fd = dataset_file_open(load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT);
+    uring->fds[uring->segment] = fd;
+    *failure = fd < 0 ? errno : 0;
+    if (fd >= 0)
         return STATUS_OK;
-    if (load->cache != LOAD_WARM && errno == EINVAL)
-        return status_prefix(STATUS_FAILED, "this file system has no O_DIRECT; use --cache warm");
-    return STATUS_FAILED;
+    if (load->cache != LOAD_WARM && *failure == EINVAL)
+        return status_prefix(STATUS_UNAVAILABLE, "this file system has no O_DIRECT; use --cache warm");
+    return load->skip && *failure != EMFILE ? STATUS_OK : STATUS_FAILED;
+}
+
+/* A shard that cannot be opened is one block that could not be read: its turn comes, and its samples are
+ * lost.
+ */
+static void submit_failure(struct shards_uring *uring, int failure)
+{
+    uring->blocks[uring->submitted++ % uring->reader.load->depth] =
+        (struct block){.offset = uring->offset,
+                       .wanted = uring->end - uring->offset,
+                       .segment = uring->segment++,
+                       .result = -failure,
+                       .done = true};
+}
+
+static void close_segment(struct shards_uring *uring, uint32_t segment)
+{
+    if (uring->fds[segment] >= 0)
+        close(uring->fds[segment]);
+    uring->fds[segment] = -1;
 }
 
 static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *sqe, uint8_t *buffer,
@@ -88,8 +110,13 @@ static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
     while (uring->submitted - uring->taken < load->depth && uring->segment < order->segment_count) {
+        int failure = 0;
         if (uring->fds[uring->segment] < 0)
-            TRY(open_segment(uring, order));
+            TRY(open_segment(uring, order, &failure));
+        if (failure) {
+            submit_failure(uring, failure);
+            continue;
+        }
         uint32_t index = (uint32_t)(uring->submitted % load->depth);
         uint64_t left = uring->end - uring->offset;
         uint32_t wanted = left < load->block_bytes ? (uint32_t)left : load->block_bytes;
@@ -135,7 +162,7 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
         reap(uring);
     }
     uint8_t *buffer = uring->buffers + (size_t)index * load->block_bytes;
-    while (block->result >= 0 && (uint32_t)block->result < block->wanted) {
+    while (block->result >= 0 && (uint64_t)block->result < block->wanted) {
         uint32_t have = (uint32_t)block->result / ALIGNMENT * ALIGNMENT;
         ssize_t count = pread(uring->fds[block->segment], buffer + have, load->block_bytes - have,
                               (off_t)(block->offset + have));
@@ -183,7 +210,7 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        if (left > 0 && from >= stop)
+        if (from > stop || (left > 0 && from == stop)) /* an empty member waits too: all blocks are taken */
             return STATUS_OK;
         if (!cursor->place)
             cursor->place = worker_slot(worker, cursor->arrival);
@@ -223,8 +250,7 @@ static enum status take_all(struct worker *worker)
             TRY(take_block(worker, block, bytes, end, &cursor));
             uring->taken++;
         }
-        close(uring->fds[s]);
-        uring->fds[s] = -1;
+        close_segment(uring, s);
     }
     return STATUS_OK;
 }
@@ -253,10 +279,7 @@ static enum status uring_epoch(struct worker *worker)
     reason[sizeof reason - 1] = '\0';
     drain(uring);
     for (uint32_t s = 0; s < worker->order.segment_count; s++)
-        if (uring->fds[s] >= 0) {
-            close(uring->fds[s]);
-            uring->fds[s] = -1;
-        }
+        close_segment(uring, s);
     return status_set(status, "%s", reason);
 }
 

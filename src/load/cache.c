@@ -109,15 +109,16 @@ enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes)
     return STATUS_OK;
 }
 
-uint64_t cache_device_bytes(void)
+bool cache_device_bytes(uint64_t *bytes)
 {
-    unsigned long long bytes = 0;
+    unsigned long long found = 0;
     char line[128];
+    bool known = false;
     FILE *stream = fopen("/proc/self/io", "re");
-    while (stream && fgets(line, sizeof line, stream))
-        if (sscanf(line, "read_bytes: %llu", &bytes) == 1)
-            break;
+    while (stream && !known && fgets(line, sizeof line, stream))
+        known = sscanf(line, "read_bytes: %llu", &found) == 1;
     if (stream)
         fclose(stream);
-    return bytes;
+    *bytes = found;
+    return known;
 }

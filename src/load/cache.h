@@ -28,8 +28,9 @@ bool cache_drop_all(void);
 /* Reads an open file through to its end, by way of `buffer`. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
-/* Bytes that this process had read from devices so far (/proc/self/io); 0 where the kernel does not tell. */
-uint64_t cache_device_bytes(void);
+/* Bytes that this process had read from devices so far (/proc/self/io); false where the kernel does not tell.
+ */
+bool cache_device_bytes(uint64_t *bytes);
 
 static inline double cache_share(const struct cache_pages *pages)
 {

@@ -95,19 +95,23 @@ static enum status leave_out(struct dataset *dataset, enum status status, uint64
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
-    struct stat status_;
+    struct stat info;
     /* Not blocking: a pipe would wait for its writer. What is read then may block as usual. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
-    if (fd >= 0 &&
-        (fstat(fd, &status_) != 0 || !S_ISREG(status_.st_mode) || fcntl(fd, F_SETFL, flags) != 0)) {
+    int failure = fd < 0 ? errno : 0;
+    if (!failure && fcntl(fd, F_SETFL, flags) != 0)
+        failure = errno;
+    bool known = fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(fd, &info) == 0;
+    if (known && !S_ISREG(info.st_mode)) {
+        failure = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
         status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+    } else if (failure)
+        status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(failure),
+                   failure == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+    if (failure && fd >= 0)
         close(fd);
-        return -1;
-    }
-    if (fd < 0)
-        status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(errno),
-                   errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
-    return fd;
+    errno = failure;
+    return failure ? -1 : fd;
 }
 
 /* ---- Shards without an index: their headers ---- */
@@ -448,8 +452,7 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
     return STATUS_OK;
 }
 
-/* Whether a shard is what the index says. A shorter one is looked at sample by sample where that is wanted.
- */
+/* Whether a shard is as long as the index says. */
 static enum status check_shard(struct dataset *dataset, uint32_t file)
 {
     struct stat status_;
@@ -477,8 +480,11 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
         TRY(shards_room(dataset, index->place_count));
     for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
         TRY(add_file(dataset, index->places[p].name, index->places[p].bytes));
-        if (check_shard(dataset, (uint32_t)p) != STATUS_OK)
-            TRY(leave_out(dataset, STATUS_FAILED, 0));
+        if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
+            if (!dataset->skip)
+                return STATUS_FAILED;
+            status_warn("%s; its samples are looked at one by one", status_text());
+        }
         dataset->shard_first[p] = (uint32_t)index->places[p].first;
     }
     for (uint64_t i = 0; i < index->sample_count; i++)

@@ -11,6 +11,8 @@
 #include "core/status.h"
 #include "load/index.h"
 
+#define DATASET_MEMBERS_MAX 64 /* of a sample: more extensions than any data set has */
+
 /* A shard, or a file of one member. */
 struct dataset_file {
     const char *name; /* relative to the directory */
@@ -55,17 +57,18 @@ struct dataset {
 };
 
 /* Opens a directory. `skip`: samples and shards that are broken are left out, with a warning and in
- * dataset->skipped; then every byte is compared with the index, if there is one. Else the first of them is
- * STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples. The caller closes
- * it, also after a failure. */
+ * dataset->skipped; then every byte and every header is compared with the index, if there is one. Else the
+ * first of them is STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples.
+ * The caller closes it, also after a failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 void dataset_close(struct dataset *dataset);
 
-/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, where the
- * index has another hash. */
+/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, where an
+ * index has another hash, or the headers of a shard name another member than it does. */
 enum status dataset_hash(struct dataset *dataset);
 
-/* Opens file number `file`, read only, with further open flags. Negative, with a message, when it cannot. */
+/* Opens file number `file`, read only, with further open flags. Negative, with a message and errno, when it
+ * cannot: ESPIPE and EISDIR where it is no regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
 
 #endif

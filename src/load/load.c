@@ -340,6 +340,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
+    if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
+        return status_set(STATUS_USAGE,
+                          "it reads a file in one call, which ends at 2 GiB, and %s holds one of %llu bytes",
+                          load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files)
         return STATUS_OK;
     return status_set(STATUS_USAGE, "it reads %s, and %s holds %s",
@@ -406,20 +410,28 @@ static enum status load_verify(const void *input, const struct variant *variant,
 
 /* ---- Measures ---- */
 
-static enum status measure_order(const struct load *load, char texts[][64])
+/* The mean over the threads, each with an order of its own. */
+static enum status measure_order(const struct load *load, int threads, char texts[][64])
 {
-    struct order_plan plan = load_plan(load, 1);
+    struct order_plan plan = load_plan(load, threads);
     struct order order;
-    struct order_quality quality;
+    double displacement = 0, shards = 0;
+    bool batches = plan.shards > 0;
+    enum status status = STATUS_OK;
     TRY(order_open(&plan, &order));
-    order_make(&plan, 1, load->rank, &order);
-    uint32_t count = order.count;
-    enum status status = order_measure(&plan, &order, load->batch, &quality);
+    for (uint32_t w = 0; status == STATUS_OK && w < (uint32_t)threads; w++) {
+        struct order_quality quality = {0};
+        order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
+        status = order_measure(&plan, &order, load->batch, &quality);
+        displacement += quality.displacement / threads;
+        shards += quality.shards / threads;
+        batches = batches && order.count >= load->batch;
+    }
     order_close(&order);
     TRY(status);
-    snprintf(texts[DISPLACEMENT], 64, "%.4f", quality.displacement);
-    if (plan.shards && count >= load->batch)
-        snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", quality.shards);
+    snprintf(texts[DISPLACEMENT], 64, "%.4f", displacement);
+    if (batches)
+        snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", shards);
     return STATUS_OK;
 }
 
@@ -481,9 +493,9 @@ static enum status measure_copy(const struct load *load, const struct variant *v
     return STATUS_OK;
 }
 
-/* What is known of the latest timed run. */
+/* What is known of the latest timed run, and by how many threads. */
 static enum status measure_run(const struct load *load, const struct variant *variant, void *state,
-                               char texts[][64])
+                               char texts[][64], int *threads)
 {
     const struct dataset *dataset = load->dataset;
     struct cache_pages after;
@@ -494,13 +506,15 @@ static enum status measure_run(const struct load *load, const struct variant *va
     if (status == STATUS_OK)
         status = load_resident(load, &after);
     if (status == STATUS_OK) {
+        *threads = result->threads;
         snprintf(texts[SKIPPED], 64, "%llu",
                  (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
         if (!result->before.hidden)
             snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
         if (!after.hidden)
             snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
-        snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
+        if (result->device_known)
+            snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
         snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
         if (load->decode)
             snprintf(texts[DECODE_S], 64, "%.6g", result->decode_s);
@@ -524,8 +538,10 @@ static enum status load_measure(const void *input, const struct variant *variant
     if (dataset->shards)
         snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
     snprintf(texts[SAMPLE_BYTES], 64, "%.9g", (double)dataset->bytes / dataset->sample_count);
-    TRY(measure_run(&job->load, variant, state, texts)); /* first: it asks for the latest timed run */
-    TRY(measure_order(&job->load, texts));
+    int threads = 1;
+    TRY(measure_run(&job->load, variant, state, texts,
+                    &threads)); /* first: it asks for the latest timed run */
+    TRY(measure_order(&job->load, threads, texts));
     if (traits->calls)
         TRY(measure_calls(job, variant, state, texts));
     return measure_copy(&job->load, variant, state, texts);

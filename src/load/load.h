@@ -63,9 +63,11 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 /* fetch() of every load variant fills this for its latest run. */
 struct load_result {
     struct tally tally;         /* of what was delivered */
-    uint64_t skipped;           /* samples that could not be read */
+    uint64_t skipped;           /* samples that could not be read or decoded */
     struct cache_pages before;  /* resident when the run began; with LOAD_WARM, when all had been read */
+    bool device_known;          /* the kernel tells of the next: */
     uint64_t device_bytes;      /* that the process had read from devices during the run */
+    int threads;                /* that shared the run */
     double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
     struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
 };

@@ -3,10 +3,13 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "load/key.h"
 #include "load/tally.h"
+#include "load/tar.h"
 
 void plain_close(struct plain *plain)
 {
@@ -46,6 +49,17 @@ static enum status plain_turn_to(struct plain *plain, struct dataset_member *mem
     return STATUS_OK;
 }
 
+/* Makes the buffer large enough for `size` bytes from `offset` on. */
+static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t size)
+{
+    if (size <= plain->buffer_bytes)
+        return STATUS_OK;
+    free(plain->buffer);
+    plain->buffer = malloc(size);
+    plain->buffer_bytes = plain->buffer ? size : 0;
+    return plain->buffer ? STATUS_OK : plain_fail(plain, offset, "the member is larger than memory");
+}
+
 static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
 {
     while (size > 0) {
@@ -61,6 +75,75 @@ static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size
     return STATUS_OK;
 }
 
+/* ---- Headers against the index ---- */
+
+/* What stands between the member before, if it is of the same shard, and this one: its headers, 512 bytes in
+ * the shards that we write. */
+static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
+{
+    const struct dataset_member *before = member - 1;
+    if (member == dataset->members || before->file != member->file)
+        return 0;
+    return before->offset + before->size + tar_padding(before->size);
+}
+
+static enum status compare_name(const struct plain *plain, const struct dataset_sample *sample,
+                                const struct dataset_member *member, const struct tar_member *found)
+{
+    const struct dataset *dataset = plain->dataset;
+    size_t length;
+    const char *extension;
+    if (found->data == member->offset && found->size == member->size &&
+        key_split(found->name, &length, &extension) && strlen(sample->key) == length &&
+        memcmp(sample->key, found->name, length) == 0 && strcasecmp(extension, member->extension) == 0)
+        return STATUS_OK;
+    return status_set(
+        STATUS_FAILED, "%s/%s: offset %llu: the header names '%s' of %llu bytes, the index '%s.%s' of %llu",
+        dataset->path, dataset->files[plain->file].name, (unsigned long long)found->header, found->name,
+        (unsigned long long)found->size, sample->key, member->extension, (unsigned long long)member->size);
+}
+
+/* Parses the headers in `bytes`, which go up to the member's data. Members of no sample are passed over. */
+static enum status parse_headers(const struct plain *plain, const struct dataset_sample *sample,
+                                 const struct dataset_member *member, const uint8_t *bytes, size_t available)
+{
+    struct tar_parser parser;
+    struct tar_member found;
+    enum tar_step step = TAR_MORE;
+    size_t need, length;
+    const char *extension;
+    uint64_t end = member->offset;
+    tar_open(&parser, plain->dataset->files[plain->file].bytes);
+    parser.position = end - available;
+    while (parser.position < end) {
+        const uint8_t *at = bytes + (available - (size_t)(end - parser.position));
+        enum status status =
+            tar_next(&parser, at, (size_t)(end - parser.position), false, &found, &step, &need);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s", plain->dataset->path,
+                                 plain->dataset->files[plain->file].name);
+        if (step == TAR_MEMBER && (found.data >= end || key_split(found.name, &length, &extension)))
+            return compare_name(plain, sample, member, &found);
+        if (step != TAR_MEMBER)
+            break;
+    }
+    return plain_fail(plain, end - available, "no header for the member that the index has behind it");
+}
+
+static enum status plain_headers(struct plain *plain, const struct dataset_sample *sample,
+                                 const struct dataset_member *member)
+{
+    uint64_t begin = headers_begin(plain->dataset, member);
+    if (begin >= member->offset)
+        return plain_fail(plain, member->offset, "the index leaves no room for the member's header");
+    size_t bytes = (size_t)(member->offset - begin);
+    TRY(plain_room(plain, begin, bytes));
+    TRY(plain_read(plain, plain->buffer, bytes, begin));
+    return parse_headers(plain, sample, member, plain->buffer, bytes);
+}
+
+/* ---- Data ---- */
+
 static enum status plain_edges(struct plain *plain, struct dataset_member *member)
 {
     uint8_t edges[2 * TALLY_EDGE];
@@ -74,15 +157,7 @@ static enum status plain_edges(struct plain *plain, struct dataset_member *membe
 static enum status plain_whole(struct plain *plain, struct dataset_member *member)
 {
     struct dataset *dataset = plain->dataset;
-    if (member->size > plain->buffer_bytes) {
-        free(plain->buffer);
-        plain->buffer_bytes = member->size;
-        plain->buffer = malloc(member->size);
-        if (!plain->buffer) {
-            plain->buffer_bytes = 0;
-            return plain_fail(plain, member->offset, "the member is larger than memory");
-        }
-    }
+    TRY(plain_room(plain, member->offset, member->size));
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = tally_whole(plain->buffer, member->size);
     if (dataset->indexed && whole != member->whole)
@@ -93,19 +168,19 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
-#define MEMBERS_MAX 64 /* of a sample: more extensions than any data set has */
-
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
 {
     struct dataset *dataset = plain->dataset;
-    uint64_t edges[MEMBERS_MAX], wholes[MEMBERS_MAX];
+    uint64_t edges[DATASET_MEMBERS_MAX], wholes[DATASET_MEMBERS_MAX];
     sample->bytes = 0;
-    if (sample->members > MEMBERS_MAX)
+    if (sample->members > DATASET_MEMBERS_MAX)
         return status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
-                          sample->key, sample->members, MEMBERS_MAX);
+                          sample->key, sample->members, DATASET_MEMBERS_MAX);
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
         TRY(plain_turn_to(plain, member));
+        if (whole && dataset->shards && dataset->indexed)
+            TRY(plain_headers(plain, sample, member));
         TRY((whole ? plain_whole : plain_edges)(plain, member));
         sample->bytes += member->size;
         edges[m] = member->edges;

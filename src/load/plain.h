@@ -19,7 +19,8 @@ struct plain {
 };
 
 /* Reads a sample of the set, all of it or the edges of its members, and fills in its bytes and hashes, and
- * sizes that are not known yet. STATUS_FAILED with file and offset. */
+ * sizes that are not known yet. `whole`, with an index: compares hashes with it, and in shards the headers in
+ * front of the data too, from where the member before ends. STATUS_FAILED with file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
 /* Closes the file and frees the buffer. */
