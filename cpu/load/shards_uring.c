@@ -156,6 +156,9 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
     uint32_t index = (uint32_t)(uring->taken % load->depth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
+    if (io_uring_sq_ready(&uring->ring) >
+        load->depth / 8) /* the device must not run dry while this one copies */
+        TRY(uring_submit(&uring->ring));
     reap(uring);
     while (!block->done) {
         TRY(uring_wait(&uring->ring));

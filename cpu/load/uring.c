@@ -27,6 +27,14 @@ enum status uring_probe(const int *operations)
     return status;
 }
 
+enum status uring_submit(struct io_uring *ring)
+{
+    int result = io_uring_submit(ring);
+    if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY)
+        return status_set(STATUS_FAILED, "io_uring: %s", strerror(-result));
+    return STATUS_OK;
+}
+
 enum status uring_wait(struct io_uring *ring)
 {
     int result;
