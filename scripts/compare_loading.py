@@ -1,25 +1,35 @@
 #!/usr/bin/env python3
-"""Other loaders over the same samples: PyTorch's DataLoader, and webdataset where it is installed.
+"""Other loaders over the same samples: PyTorch's DataLoader, and webdataset and NVIDIA DALI where they are installed.
 
-    scripts/compare_loading.py --files DIR --shards DIR [--out FILE] [--workers N] [--batch N] [--time S]
+    scripts/compare_loading.py --files DIR --shards DIR [--out FILE] [--workers N] [--batch N] [--time S] [--bench PROGRAM]
 
-A run is one epoch; every sample comes out as a tensor in a batch, as fdsl-bench delivers bytes in a batch. Loaders:
+A run is one epoch; every sample comes out in a batch, as fdsl-bench delivers bytes in a batch. Loaders:
 
     torch-files         DataLoader over a Dataset that opens, reads and closes a file a sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
-    webdataset          WebDataset over the same tars, where the module is installed
+    webdataset          DataLoader over webdataset.WebDataset of the same tars, where the module is installed
+    dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, likewise
 
-Rows have the columns of fdsl-bench's rows of the workload `load` (what does not apply is empty), so both can stand
-in one table; counts of samples and bytes are checked in every epoch. Workers are processes; 0 is the process itself.
+Workers are processes that stay over all epochs (DALI's are threads), and the column `threads` counts them. With
+--workers 0 the process itself reads, in one thread; those variants are called torch-files-inline and so on. Before
+the timing one epoch is hashed: a sum over the samples that must be that of the files, or of the tars as tarfile reads
+them; in every epoch samples and bytes are counted. Rows have the columns of fdsl-bench's rows of the workload `load`
+(what does not apply is empty), so both can stand in one table.
+
+--bench PROGRAM also measures the fdsl-bench variants over the same data with as many threads as workers (one for
+--workers 0) and prints what each takes a sample, and how many times that is of the fastest.
 """
 import argparse
 import contextlib
 import csv
 import datetime
+import hashlib
+import importlib
 import os
 import random
 import socket
 import statistics
+import subprocess
 import sys
 import tarfile
 import time
@@ -53,13 +63,66 @@ def is_data(name):
     return name.rsplit(".", 1)[-1].lower() in DATA_EXTENSIONS
 
 
+class TorchLoader:
+    """A DataLoader that lives over all epochs, so that starting its workers is in none of them."""
+
+    def __init__(self, torch, dataset, options, **more):
+        def collate(samples):  # one tensor a batch, whatever the sizes: workers pay for each that they hand over
+            sizes = [len(sample) for sample in samples]
+            return torch.stack(samples) if min(sizes) == max(sizes) else (torch.cat(samples), sizes)
+        self.loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch, num_workers=options.workers,
+                                                  persistent_workers=options.workers > 0, collate_fn=collate, **more)
+
+    def epoch(self):
+        """Batches of an epoch: a tensor (samples, bytes), or where sizes differ one of all bytes and the sizes."""
+        return iter(self.loader)
+
+    @staticmethod
+    def count(batch):
+        """Samples and bytes, without a look at each."""
+        return (batch.shape[0], batch.numel()) if hasattr(batch, "numel") else (len(batch[1]), batch[0].numel())
+
+    @staticmethod
+    def samples(batch):
+        return (sample.numpy().tobytes() for sample in (batch if hasattr(batch, "numel") else batch[0].split(batch[1])))
+
+
+class DaliLoader:
+    """DALI's reader of tars, on the CPU. The last batch of an epoch is filled up with its last sample, which does not
+    count."""
+
+    def __init__(self, dali, shards, extension, options):
+        indexes = [shard[:-len("tar")] + "idx" for shard in shards]
+        self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1), device_id=None)
+        with self.pipeline:
+            self.pipeline.set_outputs(dali.fn.readers.webdataset(
+                paths=shards, index_paths=indexes, ext=[extension], name="reader", pad_last_batch=True))
+        self.pipeline.build()
+        self.size = self.pipeline.reader_meta("reader")["epoch_size"]
+        self.batch = options.batch
+
+    def epoch(self):
+        for first in range(0, self.size, self.batch):
+            yield self.pipeline.run()[0], min(self.batch, self.size - first)
+
+    @staticmethod
+    def count(batch):
+        tensors, samples = batch
+        return samples, sum(shape[0] for shape in tensors.shape()[:samples])
+
+    @staticmethod
+    def samples(batch):
+        tensors, samples = batch
+        return (bytes(tensors.at(i)) for i in range(samples))
+
+
 def as_tensor(torch, data):
     """Bytes as a tensor of its own, as the default collation needs it."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def make_loaders(torch, options):
-    """Yields (name, layout, folder, shards, a function from epoch to an iterable of batches)."""
+def make_datasets(torch):
+    """The two plain ways to feed a DataLoader."""
     class Files(torch.utils.data.Dataset):
         def __init__(self, paths):
             self.paths = paths
@@ -69,60 +132,88 @@ def make_loaders(torch, options):
 
         def __getitem__(self, index):
             with open(self.paths[index], "rb", buffering=0) as stream:
-                return as_tensor(torch, stream.read())
+                data = bytearray(os.fstat(stream.fileno()).st_size)
+                stream.readinto(data)
+            return torch.frombuffer(data, dtype=torch.uint8)
 
     class Shards(torch.utils.data.IterableDataset):
-        def __init__(self, paths, epoch):
+        """A worker has a copy, and so counts its epochs itself: all shuffle alike."""
+
+        def __init__(self, paths):
             self.paths = list(paths)
-            random.Random(epoch).shuffle(self.paths)
+            self.epoch = 0
 
         def __iter__(self):
+            paths = list(self.paths)
+            random.Random(self.epoch).shuffle(paths)
+            self.epoch += 1
             worker = torch.utils.data.get_worker_info()
-            mine = self.paths[worker.id::worker.num_workers] if worker else self.paths
-            for path in mine:
+            for path in paths[worker.id::worker.num_workers] if worker else paths:
                 with tarfile.open(path, "r|") as shard:
                     for member in shard:
                         if member.isfile() and is_data(member.name):
                             yield as_tensor(torch, shard.extractfile(member).read())
+    return Files, Shards
 
-    def loader(dataset, **more):
-        return torch.utils.data.DataLoader(dataset, batch_size=options.batch, num_workers=options.workers,
-                                           collate_fn=collate, **more)
 
-    def collate(samples):
-        same = all(len(sample) == len(samples[0]) for sample in samples)
-        return torch.stack(samples) if same else samples
+def find_module(name):
+    """A module, or None with a line that says so."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print("compare_loading: %s is left out: %s" % (name, error), file=sys.stderr)
+        return None
 
+
+def make_loaders(torch, options):
+    """Yields (name, layout, folder, shards, a function that makes the loader)."""
+    Files, Shards = make_datasets(torch)
     if options.files:
-        files = Files(data_files(options.files))
-        yield "torch-files", "files", options.files, "", lambda epoch: loader(
-            files, shuffle=True, generator=torch.Generator().manual_seed(epoch))
+        yield "torch-files", "files", options.files, "", lambda: TorchLoader(
+            torch, Files(data_files(options.files)), options, shuffle=True)
     if not options.shards:
         return
     shards = data_shards(options.shards)
-    yield "torch-shards", "shards", options.shards, len(shards), lambda epoch: loader(Shards(shards, epoch))
-    try:
-        import webdataset
-    except ImportError:
-        print("compare_loading: webdataset is not installed; left out", file=sys.stderr)
-        return
-
-    def web(epoch):
-        paths = list(shards)
-        random.Random(epoch).shuffle(paths)
-        dataset = webdataset.WebDataset(paths, shardshuffle=False, empty_check=False).map(
-            lambda sample: as_tensor(torch, next(value for key, value in sample.items() if is_data("." + key))))
-        return loader(dataset)
-    yield "webdataset", "shards", options.shards, len(shards), web
+    yield "torch-shards", "shards", options.shards, len(shards), lambda: TorchLoader(torch, Shards(shards), options)
+    webdataset = find_module("webdataset")
+    if webdataset:
+        def tensor_of(sample):
+            return as_tensor(torch, next(value for key, value in sample.items() if is_data("." + key)))
+        yield "webdataset", "shards", options.shards, len(shards), lambda: TorchLoader(
+            torch, webdataset.WebDataset(shards, shardshuffle=len(shards), empty_check=False).map(tensor_of), options)
+    dali = find_module("nvidia.dali")
+    if dali:
+        with tarfile.open(shards[0]) as shard:
+            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
+        yield "dali", "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
 
 
-def read_epoch(batches):
+def count_epoch(loader):
     """Samples and bytes of an epoch."""
     samples = total = 0
-    for batch in batches:
-        samples += len(batch)
-        total += sum(len(sample) for sample in batch)
+    for batch in loader.epoch():
+        found = loader.count(batch)
+        samples += found[0]
+        total += found[1]
     return samples, total
+
+
+def hash_of(data):
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def hash_samples(samples):
+    """(samples, bytes, the sum of their hashes modulo 2^64): it depends on no order."""
+    count = total = hashes = 0
+    for sample in samples:
+        count += 1
+        total += len(sample)
+        hashes = (hashes + hash_of(sample)) % 2**64
+    return count, total, hashes
+
+
+def hash_epoch(loader):
+    return hash_samples(sample for batch in loader.epoch() for sample in loader.samples(batch))
 
 
 def check_end(path, offset):
@@ -145,17 +236,24 @@ def check_count(folder, found):
         sys.exit("compare_loading: %s holds %d samples and its samples.csv tells of %d" % (folder, found, told))
 
 
-def expected(layout, folder):
-    """The same by plain means."""
-    if layout == "files":
-        sizes = [os.path.getsize(path) for path in data_files(folder)]
-        return len(sizes), sum(sizes)
-    sizes = []
+def shard_samples(folder):
     for path in data_shards(folder):
         with tarfile.open(path) as shard:
-            sizes += [member.size for member in shard if member.isfile() and is_data(member.name)]
+            for member in shard:
+                if member.isfile() and is_data(member.name):
+                    yield shard.extractfile(member).read()
             check_end(path, shard.offset)
-    return len(sizes), sum(sizes)
+
+
+def file_samples(folder):
+    for path in data_files(folder):
+        with open(path, "rb") as stream:
+            yield stream.read()
+
+
+def expected(layout, folder):
+    """The same by plain means: samples, bytes, hash."""
+    return hash_samples(file_samples(folder) if layout == "files" else shard_samples(folder))
 
 
 def quantile(ordered, p):
@@ -165,21 +263,28 @@ def quantile(ordered, p):
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
-def measure(batches_of, wanted, options):
-    """Seconds of each epoch, after one to warm up. Every epoch must deliver what is there."""
+def check(name, what, found, wanted):
+    if found != wanted:
+        sys.exit("compare_loading: %s: %s delivered %s where %s is right (samples, bytes, hash)"
+                 % (name, what, found, wanted))
+
+
+def measure(name, loader, wanted, options):
+    """Seconds of each epoch, after one to warm up, which is hashed. Every epoch must deliver what is there."""
     times = []
-    epoch = 0
-    while epoch == 0 or len(times) < options.min_samples or sum(times) < options.time:
+    check(name, "the first epoch", hash_epoch(loader), wanted)
+    while len(times) < options.min_samples or sum(times) < options.time:
         begin = time.perf_counter()
-        found = read_epoch(batches_of(epoch))
-        seconds = time.perf_counter() - begin
-        if found != wanted:
-            sys.exit("compare_loading: epoch %d delivered %d samples and %d bytes where %d and %d are right"
-                     % (epoch, *found, *wanted))
-        if epoch > 0:
-            times.append(seconds)
-        epoch += 1
+        found = count_epoch(loader)
+        times.append(time.perf_counter() - begin)
+        check(name, "epoch %d" % len(times), found, wanted[:2])
     return times
+
+
+def name_of(loader, workers):
+    """A variant: `threads` is 1 with one worker and with none, and two processes are another thing than one. DALI
+    always has a thread of its own."""
+    return loader if workers or loader == "dali" else loader + "-inline"
 
 
 def row_of(name, layout, folder, shards, wanted, times, options):
@@ -197,7 +302,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "time_sd_s": "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
         "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate", "layout": layout, "shards": shards,
-        "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "no", "wrong": 0,
+        "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
     return row
 
@@ -227,18 +332,53 @@ def append(path, rows):
         writer.writerows(rows)
 
 
+def run_ours(options):
+    """Rows of fdsl-bench over the same data, with as many threads."""
+    several = options.workers > 1
+    runs = [("files-omp" if several else "files,files-uring", options.files, [])] if options.files else []
+    if options.shards:
+        names = "shards-omp" if several else "shards,shards-mmap,shards-uring"
+        runs += [(names, options.shards, ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
+    rows = []
+    for names, folder, more in runs:
+        command = [options.bench, "--variant", names, "--data", folder, "--threads", str(max(options.workers, 1)),
+                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify", "--format", "csv"] + more
+        try:
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit("compare_loading: %s" % error)
+        rows += csv.DictReader(done.stdout.splitlines())
+    return rows
+
+
+def print_ratios(rows):
+    """What each takes a sample, and how many times the fastest's."""
+    def micros(row):
+        return 1e6 * float(row["time_median_s"]) / float(row["items"])
+    fastest = min(map(micros, rows))
+    print("%-22s %-8s %7s %12s %9s" % ("", "shuffle", "threads", "us/sample", "times"))
+    for row in sorted(rows, key=micros):
+        print("%-22s %-8s %7s %12.3f %9.1f"
+              % (row["variant"], row["shuffle"] if row["layout"] == "shards" else "all", row["threads"], micros(row),
+                 micros(row) / fastest))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", metavar="DIR", help="samples as files")
     parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
     parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="worker processes (default 0)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N",
+                        help="worker processes; 0 reads in this one (default 1)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a batch (default 32)")
     parser.add_argument("--time", type=float, default=1, metavar="S", help="at least so long (default 1)")
     parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="never fewer epochs (default 5)")
+    parser.add_argument("--bench", metavar="PROGRAM", help="measure this fdsl-bench too and print a table; needs --out")
     options = parser.parse_args()
     if not options.files and not options.shards:
         parser.error("name --files DIR, --shards DIR or both")
+    if options.bench and not options.out:
+        parser.error("--bench prints a table; name --out FILE for the rows")
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
         parser.error("--batch and --min-samples are at least 1, and --workers is at least 0")
     try:
@@ -248,14 +388,19 @@ def main():
         print("compare_loading: PyTorch is not installed (Debian: python3-torch)", file=sys.stderr)
         return 4
     columns_of(options.out)
+    torch.set_num_threads(1)  # as in the workers; more of them do not copy a batch faster
     rows = []
-    for name, layout, folder, shards, batches_of in make_loaders(torch, options):
+    for name, layout, folder, shards, make in make_loaders(torch, options):
         wanted = expected(layout, folder)
         if not wanted[0]:
             sys.exit("compare_loading: %s holds no samples" % folder)
         check_count(folder, wanted[0])
-        rows.append(row_of(name, layout, folder, shards, wanted, measure(batches_of, wanted, options), options))
-    append(options.out, rows)
+        name = name_of(name, options.workers)
+        rows.append(row_of(name, layout, folder, shards, wanted, measure(name, make(), wanted, options), options))
+    ours = run_ours(options) if options.bench else []
+    append(options.out, rows + ours)
+    if options.bench:
+        print_ratios(rows + ours)
     return 0
 
 

@@ -11,7 +11,8 @@ from rows import LOAD_DEFAULTS
 COMMAND = "scripts/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
 ALL_THREADS = ("files-omp", "shards-omp")
-OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py
+OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py; those in figures
+NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",)
 IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # and the group of a device: the style of its copies
 NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this

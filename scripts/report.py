@@ -103,14 +103,14 @@ def threads_option(row):
     """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
     the cores differ, as they do by default and not by --threads."""
     threads = threads_a_rank(row)
-    one_thread = row["variant"] == "naive" or row["variant"] in loading.ONE_THREAD + loading.OTHERS
+    one_thread = row["variant"] == "naive" or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
 
 
 def command(rows):
     """The command line that makes these rows, which differ in nothing but their variants and devices."""
     first = rows[0]
-    if first["variant"] in loading.OTHERS:
+    if first["variant"] in loading.NOT_OURS:
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
     words = launcher + ["./fdsl-bench"]
@@ -127,10 +127,15 @@ def command(rows):
     return shlex.join(words)
 
 
+def workers(row):
+    """Of another loader; without any the process itself reads, in one thread."""
+    return 0 if row["variant"].endswith("-inline") else row["threads"]
+
+
 def others_command(row):
     """That of rows of other loaders; their threads are worker processes."""
     words = ["scripts/compare_loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
-    return shlex.join(words + (["--workers", f"{row['threads']:.0f}"] if row["threads"] > 1 else []))
+    return shlex.join(words + (["--workers", f"{workers(row):.0f}"] if workers(row) != 1 else []))
 
 
 # ---- Rows ------------------------------------------------------------------------------------------------------
@@ -138,9 +143,9 @@ def others_command(row):
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
-    others = row["variant"] in loading.OTHERS
+    others = row["variant"] in loading.NOT_OURS
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)),
-            (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and row["threads"],
+            (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
             threads_option(row))
 
 

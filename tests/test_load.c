@@ -1219,6 +1219,20 @@ Test(load, the_comparison_refuses_shards_that_tarfile_cuts_short, .init = make_f
     cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
 }
 
+/* Rows without workers and with one have both one thread. */
+Test(load, the_comparison_tells_workers_apart)
+{
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    cr_assert_eq(
+        system("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import compare_loading as c\n"
+               "names = [c.name_of(n, w) for n in (\"torch-files\", \"dali\") for w in (0, 1)]\n"
+               "assert names == [\"torch-files-inline\", \"torch-files\", \"dali\", \"dali\"]\n"
+               "assert c.hash_samples([b\"a\", b\"bc\"]) == c.hash_samples([b\"bc\", b\"a\"])\n"
+               "assert c.hash_samples([b\"a\", b\"bc\"]) != c.hash_samples([b\"ab\", b\"c\"])'"),
+        0);
+}
+
 /* ---- Tars that others wrote ---- */
 
 Test(load, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = remove_folder)
