@@ -74,8 +74,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
 }
 
 /* A shard that cannot be opened is one block that could not be read: its turn comes, and its samples are
- * lost.
- */
+ * lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
     uring->blocks[uring->submitted++ % uring->reader.load->depth] =
@@ -156,8 +155,8 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
     uint32_t index = (uint32_t)(uring->taken % load->depth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
-    if (io_uring_sq_ready(&uring->ring) >
-        load->depth / 8) /* the device must not run dry while this one copies */
+    /* The device must not run dry while what there is is copied. */
+    if (io_uring_sq_ready(&uring->ring) > load->depth / 8)
         TRY(uring_submit(&uring->ring));
     reap(uring);
     while (!block->done) {
