@@ -81,9 +81,9 @@ static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size
  * the shards that we write. */
 static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
 {
-    const struct dataset_member *before = member - 1;
-    if (member == dataset->members || before->file != member->file)
+    if (member == dataset->members || member[-1].file != member->file)
         return 0;
+    const struct dataset_member *before = member - 1;
     return before->offset + before->size + tar_padding(before->size);
 }
 
