@@ -30,7 +30,7 @@ def plain_rows(measured, variants, cache, threads=None):
     return [row for row in measured.loads
             if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
             and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
-            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1"]
+            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1" and not row["compute_ms"]]
 
 
 def order_of(row):

@@ -74,7 +74,8 @@ text = html.escape
 
 
 def option(column):
-    return "--" + column.replace("_", "-")
+    """The option whose values a column holds: units are in names of columns alone."""
+    return "--" + column.removesuffix("_ms").replace("_", "-")
 
 
 def batch_option(row):

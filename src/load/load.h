@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/consumer.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "load/augment.h"
@@ -24,9 +25,10 @@ enum load_cache {
 
 /* What the workload asks of a run beyond its results. Changed between runs. */
 struct load_control {
-    bool whole;       /* tallies are over every byte, and samples are checked one by one */
-    bool timed_calls; /* open, read and close are timed each */
-    uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
+    bool whole;                /* tallies are over every byte, and samples are checked one by one */
+    bool timed_calls;          /* open, read and close are timed each */
+    uint8_t *seen;             /* with `whole`: how often each sample came right, up to 255 */
+    struct consumer *consumer; /* takes every batch that is delivered; NULL: nobody does */
 
     struct tally lost; /* what the latest run could not read; variants write it */
 };
