@@ -13,10 +13,10 @@
 
 /* ---- The step ---- */
 
-/* Products of float32 matrices, A and B of SIDE x SIDE values: a block multiplies a strip of A by a strip of B, of a part
- * of their depth, into a tile of C. Strips are short, so that a block takes some tens of microseconds and blocks of
- * other kernels get in between, as they do between the kernels of a network. The length of a step is a number of units,
- * each a wave of blocks going DEPTH deeper. */
+/* Products of float32 matrices, A and B of SIDE x SIDE values: a block multiplies a strip of A by a strip of
+ * B, of a part of their depth, into a tile of C. Strips are short, so that a block takes some tens of
+ * microseconds and blocks of other kernels get in between, as they do between the kernels of a network. The
+ * length of a step is a number of units, each a wave of blocks going DEPTH deeper. */
 #define SIDE       2048
 #define TILE       64
 #define DEPTH      8
@@ -148,18 +148,16 @@ static enum status calibrate(struct step *step, cudaStream_t stream, cudaEvent_t
             return STATUS_OK;
         double units = round(step->units * (wanted_s / step->alone_s));
         if (units < 1 || units > UNITS_MAX)
-            return status_set(STATUS_FAILED, "no step of %g ms can be made on this GPU",
-                              1e3 * wanted_s);
+            return status_set(STATUS_FAILED, "no step of %g ms can be made on this GPU", 1e3 * wanted_s);
         if (turn + 1 < ROUNDS_MAX || warmed_s < WARM_S)
             step->units = (unsigned)units;
     }
     if (fabs(step->alone_s / wanted_s - 1) < ERROR_ALLOWED)
         return STATUS_OK;
-    return status_set(
-        STATUS_FAILED,
-        "a step of %g ms took %.4g ms after %d rounds of calibration: the GPU's clocks change "
-        "or something else is using it; quiet it, or take a longer step",
-        1e3 * wanted_s, 1e3 * step->alone_s, ROUNDS_MAX);
+    return status_set(STATUS_FAILED,
+                      "a step of %g ms took %.4g ms after %d rounds of calibration: the GPU's clocks change "
+                      "or something else is using it; quiet it, or take a longer step",
+                      1e3 * wanted_s, 1e3 * step->alone_s, ROUNDS_MAX);
 }
 
 /* ---- The consumer ---- */
