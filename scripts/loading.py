@@ -12,6 +12,7 @@ COMMAND = "scripts/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
 ALL_THREADS = ("files-omp", "shards-omp")
 OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py
+OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # of the same with --gpu
 IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # and the group of a device: the style of its copies
 NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this
