@@ -25,12 +25,13 @@ enum load_cache {
 
 /* What the workload asks of a run beyond its results. Changed between runs. */
 struct load_control {
-    bool whole;                /* tallies are over every byte, and samples are checked one by one */
-    bool timed_calls;          /* open, read and close are timed each */
-    uint8_t *seen;             /* with `whole`: how often each sample came right, up to 255 */
-    struct consumer *consumer; /* takes every batch that is delivered; NULL: nobody does */
+    bool whole;       /* tallies are over every byte, and samples are checked one by one */
+    bool timed_calls; /* open, read and close are timed each */
+    uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
 
     struct tally lost; /* what the latest run could not read; variants write it */
+
+    struct consumer *consumer; /* takes every batch that is delivered; NULL: none */
 };
 
 /* The input: constant over all runs but for `control`, and `epochs`, which is 1 while --verify looks. Run n
