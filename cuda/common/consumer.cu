@@ -85,7 +85,14 @@ static enum status make_matrices(int device, struct step *step, cudaStream_t str
     CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
     step->wave = (unsigned)(multiprocessors * blocks);
-    CUDA_TRY(cudaMalloc(&step->matrices, values * sizeof(float)));
+    if (cudaMalloc(&step->matrices, values * sizeof(float)) != cudaSuccess) {
+        (void)cudaGetLastError(); /* the next call must not see it again */
+        return status_set(
+            STATUS_FAILED,
+            "GPU %d has no %.0f MB of memory left for the step's matrices; free some, or take another "
+            "GPU with --device",
+            device, 1e-6 * (double)(values * sizeof(float)));
+    }
     fill_kernel<<<(unsigned)((values + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(step->matrices, values);
     CUDA_TRY_LAUNCH("fill_kernel");
     return STATUS_OK;
