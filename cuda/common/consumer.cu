@@ -188,11 +188,11 @@ struct cuda_consumer {
     cudaStream_t steps, copies;
     cudaEvent_t origin; /* where the span begins */
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
-    cudaEvent_t last_end;       /* of the latest step that was counted */
-    uint64_t enqueued, counted; /* steps since the opening */
-    uint64_t span_first;        /* the first step of the span */
-    double span_s, wait_s, first_wait_s, busy_s;
-    uint64_t tickets; /* host batches so far */
+    cudaEvent_t last_end;                /* of the latest step that was counted */
+    uint64_t enqueued, counted;          /* steps since the opening */
+    uint64_t span_first;                 /* the first step of the span */
+    double wait_s, first_wait_s, busy_s; /* of its steps that were counted */
+    uint64_t tickets;                    /* host batches so far */
     struct slot ring[RING];
 };
 
