@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Other loaders over the same samples: PyTorch's DataLoader, and webdataset and NVIDIA DALI where they are installed.
 
-    scripts/compare_loading.py --files DIR --shards DIR [--out FILE] [--workers N] [--batch N] [--time S] [--bench PROGRAM]
+    scripts/compare_loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
+                               [--bench PROGRAM]
 
 A run is one epoch; every sample comes out in a batch, as fdsl-bench delivers bytes in a batch. Loaders:
 
@@ -18,6 +19,11 @@ them; in every epoch samples and bytes are counted. Rows have the columns of fds
 
 --bench PROGRAM also measures the fdsl-bench variants over the same data with as many threads as workers (one for
 --workers 0) and prints what each takes a sample, and how many times that is of the fastest.
+
+With --gpu batches end on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu: what PyTorch recommends,
+16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
+non_blocking=True. An epoch ends when the last copy has. Nothing is done to the bytes on the GPU, which the GPU
+variants of fdsl-bench do.
 """
 import argparse
 import contextlib
@@ -36,12 +42,13 @@ import time
 
 COLUMNS = (
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
-    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,"
+    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,compute_ms,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
     "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
     "copy_bytes_per_s,copy_share,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
-    "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,cache,verified,wrong").split(",")
+    "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
+    "steps,wait_share,first_wait_s,step_s,utilisation,slowdown,cache,verified,wrong").split(",")
 METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
@@ -71,7 +78,8 @@ class TorchLoader:
             sizes = [len(sample) for sample in samples]
             return torch.stack(samples) if min(sizes) == max(sizes) else (torch.cat(samples), sizes)
         self.loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch, num_workers=options.workers,
-                                                  persistent_workers=options.workers > 0, collate_fn=collate, **more)
+                                                  persistent_workers=options.workers > 0, collate_fn=collate,
+                                                  pin_memory=options.gpu, **more)
 
     def epoch(self):
         """Batches of an epoch: a tensor (samples, bytes), or where sizes differ one of all bytes and the sizes."""
@@ -84,7 +92,24 @@ class TorchLoader:
 
     @staticmethod
     def samples(batch):
-        return (sample.numpy().tobytes() for sample in (batch if hasattr(batch, "numel") else batch[0].split(batch[1])))
+        return (sample.cpu().numpy().tobytes()
+                for sample in (batch if hasattr(batch, "numel") else batch[0].split(batch[1])))
+
+
+class GpuLoader(TorchLoader):
+    """The same, with batches that end on the GPU."""
+
+    def __init__(self, torch, *arguments, **more):
+        super().__init__(torch, *arguments, **more)
+        self.torch = torch
+
+    def epoch(self):
+        for batch in self.loader:
+            if hasattr(batch, "numel"):
+                yield batch.to("cuda", non_blocking=True)
+            else:
+                yield batch[0].to("cuda", non_blocking=True), batch[1]
+        self.torch.cuda.synchronize()
 
 
 class DaliLoader:
@@ -117,8 +142,17 @@ class DaliLoader:
 
 
 def as_tensor(torch, data):
-    """Bytes as a tensor of its own, as the default collation needs it."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    """Bytes as a tensor of its own, as the default collation needs it; those of a bytearray stay where they are."""
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
+
+
+def read_whole(path):
+    """A file, read once and into its place."""
+    with open(path, "rb", buffering=0) as stream:
+        data = bytearray(os.fstat(stream.fileno()).st_size)
+        if stream.readinto(data) != len(data):
+            raise OSError("%s: a short read" % path)
+    return data
 
 
 def make_datasets(torch):
@@ -131,10 +165,7 @@ def make_datasets(torch):
             return len(self.paths)
 
         def __getitem__(self, index):
-            with open(self.paths[index], "rb", buffering=0) as stream:
-                data = bytearray(os.fstat(stream.fileno()).st_size)
-                stream.readinto(data)
-            return torch.frombuffer(data, dtype=torch.uint8)
+            return as_tensor(torch, read_whole(self.paths[index]))
 
     class Shards(torch.utils.data.IterableDataset):
         """A worker has a copy, and so counts its epochs itself: all shuffle alike."""
@@ -168,13 +199,17 @@ def find_module(name):
 def make_loaders(torch, options):
     """Yields (name, layout, folder, shards, a function that makes the loader)."""
     Files, Shards = make_datasets(torch)
+    torch_loader, suffix = (GpuLoader, "-gpu") if options.gpu else (TorchLoader, "")
     if options.files:
-        yield "torch-files", "files", options.files, "", lambda: TorchLoader(
+        yield "torch-files" + suffix, "files", options.files, "", lambda: torch_loader(
             torch, Files(data_files(options.files)), options, shuffle=True)
     if not options.shards:
         return
     shards = data_shards(options.shards)
-    yield "torch-shards", "shards", options.shards, len(shards), lambda: TorchLoader(torch, Shards(shards), options)
+    yield "torch-shards" + suffix, "shards", options.shards, len(shards), lambda: torch_loader(
+        torch, Shards(shards), options)
+    if options.gpu:
+        return
     webdataset = find_module("webdataset")
     if webdataset:
         def tensor_of(sample):
@@ -301,23 +336,26 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "time_p95_s": "%.9g" % quantile(ordered, 0.95), "time_p99_s": "%.9g" % quantile(ordered, 0.99),
         "time_sd_s": "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
-        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate", "layout": layout, "shards": shards,
+        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu, "layout": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
+    if options.gpu:
+        import torch
+        row.update({"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "ranks_per_device": 1})
     return row
 
 
 def columns_of(path):
     """The columns and the schema of a file that fdsl-bench or this script began; else ours."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
-        return COLUMNS, "load/3"
+        return COLUMNS, "load/4"
     with open(path, newline="") as stream:
         reader = csv.DictReader(stream)
         first = next(reader, {})
         header = list(reader.fieldnames)
     if set(COLUMNS) - set(header) or not first.get("schema", "load/").startswith("load/"):
         sys.exit("compare_loading: %s is no table of the workload load; name another file" % path)
-    return header, first.get("schema", "load/3")
+    return header, first.get("schema", "load/4")
 
 
 def append(path, rows):
@@ -368,8 +406,9 @@ def main():
     parser.add_argument("--files", metavar="DIR", help="samples as files")
     parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
     parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
-    parser.add_argument("--workers", type=int, default=1, metavar="N",
-                        help="worker processes; 0 reads in this one (default 1)")
+    parser.add_argument("--gpu", action="store_true", help="batches end on the GPU")
+    parser.add_argument("--workers", type=int, metavar="N",
+                        help="worker processes; 0 reads in this one (default 1; with --gpu 16)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a batch (default 32)")
     parser.add_argument("--time", type=float, default=1, metavar="S", help="at least so long (default 1)")
     parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="never fewer epochs (default 5)")
@@ -379,6 +418,10 @@ def main():
         parser.error("name --files DIR, --shards DIR or both")
     if options.bench and not options.out:
         parser.error("--bench prints a table; name --out FILE for the rows")
+    if options.bench and options.gpu:
+        parser.error("--bench compares loading into host memory; leave out --gpu")
+    if options.workers is None:
+        options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
         parser.error("--batch and --min-samples are at least 1, and --workers is at least 0")
     try:
@@ -386,6 +429,9 @@ def main():
         import torch.utils.data
     except ImportError:
         print("compare_loading: PyTorch is not installed (Debian: python3-torch)", file=sys.stderr)
+        return 4
+    if options.gpu and not torch.cuda.is_available():
+        print("compare_loading: --gpu: PyTorch sees no GPU", file=sys.stderr)
         return 4
     columns_of(options.out)
     torch.set_num_threads(1)  # as in the workers; more of them do not copy a batch faster

@@ -74,7 +74,8 @@ text = html.escape
 
 
 def option(column):
-    return "--" + column.replace("_", "-")
+    """The option whose values a column holds: units are in names of columns alone."""
+    return "--" + column.removesuffix("_ms").replace("_", "-")
 
 
 def batch_option(row):
@@ -135,7 +136,9 @@ def workers(row):
 def others_command(row):
     """That of rows of other loaders; their threads are worker processes."""
     words = ["scripts/compare_loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
-    return shlex.join(words + (["--workers", f"{workers(row):.0f}"] if workers(row) != 1 else []))
+    words += ["--gpu"] if row["variant"] in loading.OTHERS_TO_GPU else []
+    usual = 16 if row["variant"] in loading.OTHERS_TO_GPU else 1
+    return shlex.join(words + (["--workers", f"{workers(row):.0f}"] if workers(row) != usual else []))
 
 
 # ---- Rows ------------------------------------------------------------------------------------------------------

@@ -207,6 +207,13 @@ static const char *time_text(double time_s, char *text, size_t size)
     return text;
 }
 
+/* Whether lines end with what the accelerator waited; of several ranks the rows tell. */
+static bool shows_wait(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    return comm_size() == 1 && workload->step_s && workload->step_s(settings->parameters) > 0;
+}
+
 /* The parameters in one line, so that the table can be read without the command. */
 static void print_caption(const struct settings *settings, const struct result *result)
 {
@@ -232,6 +239,8 @@ static void print_caption(const struct settings *settings, const struct result *
         printf(" %9s", workload->shown);
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
+    if (shows_wait(settings))
+        printf(" %9s", "wait");
     putchar('\n');
 }
 
@@ -251,6 +260,14 @@ static void print_shown(const char *column, const struct result *result)
 {
     const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
     printf(" %9s", text && *text ? text : "-");
+}
+
+static void print_wait(const struct result *result)
+{
+    char wait[32] = "-";
+    if (result->wait_share >= 0)
+        snprintf(wait, sizeof wait, "%.2f%%", 100 * result->wait_share);
+    printf(" %9s", wait);
 }
 
 /* A line without a time for a variant whose results are wrong. */
@@ -283,6 +300,8 @@ static void print_line(struct report *report, const struct result *result)
         print_shown(workload->shown, result);
     if (comm_size() > 1)
         print_together(result);
+    if (shows_wait(report->settings))
+        print_wait(result);
     putchar('\n');
 }
 

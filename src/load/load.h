@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/consumer.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "load/augment.h"
@@ -29,6 +30,8 @@ struct load_control {
     uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
 
     struct tally lost; /* what the latest run could not read; variants write it */
+
+    struct consumer *consumer; /* takes every batch that is delivered; NULL: none */
 };
 
 /* The input: constant over all runs but for `control`, and `epochs`, which is 1 while --verify looks. Run n
