@@ -263,6 +263,13 @@ Test(index, bad_lines_are_named)
                      "member");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
     expect_bad_lines("other\tx\n", "no kind of line");
+    expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
+                     "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
+                     "line 4: x: offset 512: the member before ends at 1537, which leaves no room");
+    expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t512\t600\t0123456789abcdef\tpng\t1536\t1\t"
+                     "0123456789abcdef\n",
+                     "line 3: x: offset 1536: the member before ends at 1112");
+    expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
 }
 
 #ifdef HAVE_JANSSON

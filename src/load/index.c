@@ -10,6 +10,7 @@
 
 #include "core/file.h"
 #include "load/bytes.h"
+#include "load/tar.h"
 
 #define FIRST_FIELD "fdsl-index/1"
 
@@ -209,6 +210,23 @@ static enum status read_member(char *extension, char **line, const struct index_
     return STATUS_OK;
 }
 
+/* Members of a shard stand one behind the other, each with a header of a block before it: readers go through
+ * them in this order and never back. */
+static enum status check_place_of(const struct index *index, const struct index_place *place)
+{
+    const struct index_member *member = &index->members[index->member_count];
+    bool is_first = index->samples[place->first].first == index->member_count;
+    uint64_t end = is_first ? 0 : member[-1].offset + member[-1].size;
+    if (index->layout != INDEX_SHARDS ||
+        (member->offset >= end && member->offset - end >= tar_padding(end) + TAR_BLOCK_BYTES))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: offset %" PRIu64 ": the member before ends at %" PRIu64
+                      ", which leaves no room for a header; prepare the dataset again, or remove the index "
+                      "to read without it",
+                      place->name, member->offset, end);
+}
+
 static enum status read_sample(char *line, struct index *index)
 {
     if (index->place_count == 0)
@@ -221,6 +239,7 @@ static enum status read_sample(char *line, struct index *index)
         return status_set(STATUS_FAILED, "a sample without a proper key");
     while ((extension = next_field(&line))) {
         TRY(read_member(extension, &line, place, &index->members[index->member_count]));
+        TRY(check_place_of(index, place));
         index->member_count++;
         sample->count++;
     }
