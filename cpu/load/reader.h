@@ -34,7 +34,6 @@ struct worker {
                       * consumed, else of a sample */
     size_t images_bytes, images_room;
 
-    void *own; /* the variant's */
     enum status status;
     char failure[1024]; /* why the run failed, or its first sample was lost */
 };

@@ -128,7 +128,7 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         struct tar_member member;
         size_t length;
         const char *extension;
-        do /* those before were left out when the directory was opened */
+        do /* those before were left out when the directory was opened, or are of another share */
             TRY(next_member(stream, &member, &length, &extension));
         while (member.data < members[m].offset);
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
@@ -143,13 +143,14 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
     return STATUS_OK;
 }
 
-/* Begins a shard at its first byte, or in its middle behind the sample before. */
+/* Begins a shard at its first byte, or in its middle behind the sample before, unless a pax header for all
+ * that follows may stand before that. */
 static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
     uint64_t position = 0;
     stream->file = segment->shard;
-    if (segment->first > dataset->shard_first[segment->shard]) {
+    if (segment->first > dataset->shard_first[segment->shard] && !dataset->files[segment->shard].global) {
         const struct dataset_sample *before = &dataset->samples[segment->first - 1];
         const struct dataset_member *last = &dataset->members[before->member + before->members - 1];
         position = last->offset + last->size + tar_padding(last->size);

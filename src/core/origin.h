@@ -41,7 +41,6 @@ struct origin_request {
     const void *parameters;
     void *workload_parameters;
     struct resources resources;
-    uint64_t samples; /* that will be asked for; 0: all */
 };
 
 struct origin {

@@ -12,12 +12,15 @@
 #include <unistd.h>
 
 #include "load/key.h"
+#include "load/md5.h"
 #include "load/plain.h"
 #include "load/tally.h"
 #include "load/tar.h"
 
 #define WARNINGS_MAX 8    /* about what is left out, one by one */
 #define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+#define MD5_BYTES    ((size_t)1 << 20)
+#define NOT_KNOWN    UINT64_MAX /* how many samples were lost */
 
 static enum status out_of_memory(void)
 {
@@ -62,7 +65,7 @@ static enum status keep_name(struct dataset *dataset, const char *name, size_t l
 static enum status add_file(struct dataset *dataset, const char *name, uint64_t bytes)
 {
     TRY(grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
-    dataset->files[dataset->file_count++] = (struct dataset_file){name, bytes};
+    dataset->files[dataset->file_count++] = (struct dataset_file){.name = name, .bytes = bytes};
     return STATUS_OK;
 }
 
@@ -81,14 +84,16 @@ static enum status add_sample(struct dataset *dataset, const char *key)
     return STATUS_OK;
 }
 
-/* What was just recorded as a failure leaves `samples` samples out, or ends everything. */
+/* What was just recorded as a failure leaves `samples` samples out, which may be NOT_KNOWN, or ends
+ * everything. */
 static enum status leave_out(struct dataset *dataset, enum status status, uint64_t samples)
 {
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < WARNINGS_MAX)
         status_warn("left out: %s", status_text());
-    dataset->skipped += samples;
+    dataset->uncounted |= samples == NOT_KNOWN;
+    dataset->skipped += samples == NOT_KNOWN ? 0 : samples;
     return STATUS_OK;
 }
 
@@ -206,34 +211,56 @@ static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
     }
 }
 
-/* The samples of one shard. A broken one keeps what stands before the break, less the sample that the break
- * may have cut. */
-static enum status scan_shard(struct dataset *dataset, const char *name)
+static enum status scan_file(struct scan *scan, uint32_t file)
 {
     struct stat status_;
+    struct dataset *dataset = scan->dataset;
+    uint32_t first = dataset->sample_count;
+    if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
+        return status_set(STATUS_FAILED, "it is no regular file");
+    dataset->files[file].bytes = (uint64_t)status_.st_size;
+    enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
+    dataset->files[file].global = scan->parser.has_global;
+    if (status == STATUS_OK && dataset->sample_count == first)
+        status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
+    if (status != STATUS_OK && dataset->sample_count > first)
+        dataset->sample_count--; /* the break may have cut it */
+    return status;
+}
+
+/* Whether a shard that was read to its end is the one that a list of wids means. */
+static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
+{
+    if (samples != told->samples)
+        return status_set(STATUS_FAILED, "the shard holds %llu samples and its wids index says %llu",
+                          (unsigned long long)samples, (unsigned long long)told->samples);
+    if (told->bytes && bytes != told->bytes)
+        return status_set(STATUS_FAILED, "the shard has %llu bytes and its wids index says %llu",
+                          (unsigned long long)bytes, (unsigned long long)told->bytes);
+    return STATUS_OK;
+}
+
+/* The samples of one shard, of which a list of wids may tell (else NULL). A broken one keeps what stands
+ * before the break. */
+static enum status scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told)
+{
     TRY(add_file(dataset, name, 0));
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
     dataset->shard_first[file] = first;
     struct scan scan = {.dataset = dataset, .fd = dataset_file_open(dataset, file, 0)};
-    if (scan.fd < 0)
-        return leave_out(dataset, STATUS_FAILED, 0);
-    enum status status = STATUS_OK;
-    if (fstat(scan.fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        status = status_set(STATUS_FAILED, "it is no regular file");
-    else {
-        dataset->files[file].bytes = (uint64_t)status_.st_size;
-        status = scan_open_shard(&scan, (uint64_t)status_.st_size);
-        if (status == STATUS_OK && dataset->sample_count == first)
-            status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
-    }
-    close(scan.fd);
+    enum status status = scan.fd < 0 ? STATUS_FAILED : scan_file(&scan, file);
+    uint64_t found = dataset->sample_count - first;
+    if (status == STATUS_OK && told)
+        status = check_told(told, found, dataset->files[file].bytes);
+    if (status != STATUS_OK && scan.fd >= 0)
+        status_prefix(status, "%s/%s", dataset->path, name);
+    if (scan.fd >= 0)
+        close(scan.fd);
     free(scan.large);
     if (status == STATUS_OK)
         return STATUS_OK;
-    if (dataset->sample_count > first)
-        dataset->sample_count--;
-    status_prefix(status, "%s/%s", dataset->path, name);
-    return leave_out(dataset, status, 1);
+    uint64_t left = told && told->samples > found ? told->samples - found : 0;
+    return leave_out(dataset, status, told ? left : NOT_KNOWN);
 }
 
 /* ---- Names in the directory ---- */
@@ -343,8 +370,35 @@ static enum status open_shards(struct dataset *dataset, const struct names *name
     TRY(shards_room(dataset, names->count));
     for (uint32_t i = 0; i < names->count; i++)
         if (ends_in(names->items[i], ".tar"))
-            TRY(scan_shard(dataset, names->items[i]));
+            TRY(scan_shard(dataset, names->items[i], NULL));
     dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* Whether a path has ".." among its parts. */
+static bool climbs(const char *path)
+{
+    for (const char *part = path; part; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (strncmp(part, "..", 2) == 0 && (part[2] == '/' || part[2] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+/* A shard that the list of wids called `list` names. */
+static enum status open_told(struct dataset *dataset, const char *list, const struct wids_shard *told)
+{
+    const char *name = NULL, *md5 = NULL;
+    if (told->url[0] == '/' || strstr(told->url, "://") || climbs(told->url))
+        return status_set(STATUS_FAILED,
+                          "%s/%s: '%.200s' leads out of the folder; keep shards beside their list",
+                          dataset->path, list, told->url);
+    TRY(keep_name(dataset, told->url, strlen(told->url), &name));
+    if (*told->md5)
+        TRY(keep_name(dataset, told->md5, strlen(told->md5), &md5));
+    TRY(scan_shard(dataset, name, told));
+    dataset->files[dataset->file_count - 1].md5 = md5;
     return STATUS_OK;
 }
 
@@ -357,17 +411,8 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     enum status status = wids_read(path, &wids);
     if (status == STATUS_OK)
         status = shards_room(dataset, wids.count);
-    for (size_t i = 0; status == STATUS_OK && i < wids.count; i++) {
-        const char *kept = NULL;
-        uint32_t before = dataset->sample_count;
-        status = keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &kept);
-        if (status == STATUS_OK)
-            status = scan_shard(dataset, kept);
-        if (status == STATUS_OK && !dataset->skip && dataset->sample_count - before != wids.shards[i].samples)
-            status = status_set(STATUS_FAILED, "%s/%s: the shard holds %u samples and %s says %llu",
-                                dataset->path, kept, dataset->sample_count - before, name,
-                                (unsigned long long)wids.shards[i].samples);
-    }
+    for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
+        status = open_told(dataset, name, &wids.shards[i]);
     if (status == STATUS_OK)
         dataset->shard_first[dataset->file_count] = dataset->sample_count;
     wids_free(&wids);
@@ -469,6 +514,12 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     return STATUS_OK;
 }
 
+/* Whether more than a header stands before the first member, which may be a pax header for all. */
+static bool begins_extended(const struct index *index, const struct index_place *place)
+{
+    return place->count > 0 && index->members[index->samples[place->first].first].offset > TAR_BLOCK_BYTES;
+}
+
 static enum status open_indexed(struct dataset *dataset, const char *name)
 {
     char path[2 * PATH_MAX];
@@ -486,6 +537,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
             status_warn("%s; its samples are looked at one by one", status_text());
         }
         dataset->shard_first[p] = (uint32_t)index->places[p].first;
+        dataset->files[p].global = begins_extended(index, &index->places[p]);
     }
     for (uint64_t i = 0; i < index->sample_count; i++)
         TRY(add_indexed(dataset, &index->samples[i]));
@@ -515,8 +567,6 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
         dataset->bytes += sample->bytes;
         if (sample->bytes > dataset->sample_bytes_max)
             dataset->sample_bytes_max = sample->bytes;
-        if (sample->members > dataset->members_max)
-            dataset->members_max = sample->members;
         dataset->samples[kept++] = *sample;
     }
     plain_close(&plain);
@@ -529,9 +579,56 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
     return STATUS_OK;
 }
 
+/* The md5 of an open file. */
+static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
+{
+    void *md5 = NULL;
+    ssize_t count = 0;
+    enum status status = md5_begin(&md5);
+    while (status == STATUS_OK && (count = read(fd, buffer, MD5_BYTES)) > 0)
+        status = md5_add(md5, buffer, (size_t)count);
+    if (status == STATUS_OK && count < 0)
+        status = status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    if (status == STATUS_OK)
+        status = md5_end(md5, hex);
+    md5_free(md5);
+    return status;
+}
+
+/* Whether a shard has the md5 that a list of wids tells, where this build can make one. Which sample is
+ * another cannot be known, so nothing can be left out. */
+static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
+{
+    const struct dataset_file *shard = &dataset->files[file];
+    char hex[33];
+    int fd = dataset_file_open(dataset, file, 0);
+    if (fd < 0)
+        return dataset->skip ? STATUS_OK : STATUS_FAILED; /* its samples are lost, and counted */
+    enum status status = md5_of(fd, buffer, hex);
+    close(fd);
+    if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
+        status = status_set(STATUS_FAILED, "the shard's md5 is %s and its wids index says %s: flipped bits?",
+                            hex, shard->md5);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
+}
+
+static enum status check_sums(const struct dataset *dataset)
+{
+    uint8_t *buffer = NULL;
+    enum status status = STATUS_OK;
+    for (uint32_t f = 0; status == STATUS_OK && f < dataset->file_count; f++)
+        if (dataset->files[f].md5)
+            status = buffer || (buffer = malloc(MD5_BYTES)) ? check_md5(dataset, f, buffer) : out_of_memory();
+    free(buffer);
+    return status;
+}
+
 enum status dataset_hash(struct dataset *dataset)
 {
-    return dataset->hashed ? STATUS_OK : look_at_all(dataset, true);
+    if (dataset->hashed)
+        return STATUS_OK;
+    TRY(check_sums(dataset));
+    return look_at_all(dataset, true);
 }
 
 /* ---- Opening ---- */
@@ -590,9 +687,9 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     TRY(list_samples(dataset));
     TRY(look_at_all(dataset, skip && dataset->indexed));
     if (dataset->faults > WARNINGS_MAX)
-        status_warn("%s: %llu more faults like these; %llu samples are left out", path,
+        status_warn("%s: %llu more faults like these; %llu samples are left out%s", path,
                     (unsigned long long)(dataset->faults - WARNINGS_MAX),
-                    (unsigned long long)dataset->skipped);
+                    (unsigned long long)dataset->skipped, dataset->uncounted ? ", and more uncounted" : "");
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
                           path, path);

@@ -17,6 +17,8 @@
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
+    const char *md5; /* as a list of wids tells it; NULL: nobody does */
+    bool global;     /* a pax header in it may hold for all that follows */
 };
 
 struct dataset_member {
@@ -47,11 +49,11 @@ struct dataset {
     uint32_t file_count, member_count, sample_count;
     uint32_t *shard_first; /* the first sample of each file, and behind the last; NULL without shards */
     uint64_t bytes, sample_bytes_max;
-    uint32_t members_max; /* of a sample */
-    uint64_t skipped;     /* samples left out */
-    uint64_t faults;      /* reasons for that: the first few were warned about */
-    struct index index;   /* owns names where `indexed` */
-    char **names;         /* owns them else */
+    uint64_t skipped;   /* samples left out */
+    bool uncounted;     /* and more, behind a break that hides how many: no index and no list of wids tells */
+    uint64_t faults;    /* reasons for that: the first few were warned about */
+    struct index index; /* owns names where `indexed` */
+    char **names;       /* owns them else */
     size_t name_count, name_capacity;
     uint32_t file_capacity, member_capacity, sample_capacity; /* while it grows */
 };
@@ -59,12 +61,14 @@ struct dataset {
 /* Opens a directory. `skip`: samples and shards that are broken are left out, with a warning and in
  * dataset->skipped; then every byte and every header is compared with the index, if there is one. Else the
  * first of them is STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples.
- * The caller closes it, also after a failure. */
+ * A list of wids that names a shard outside of the directory is STATUS_FAILED in either case. The caller
+ * closes it, also after a failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 void dataset_close(struct dataset *dataset);
 
 /* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, where an
- * index has another hash, or the headers of a shard name another member than it does. */
+ * index has another hash, or the headers of a shard name another member than it does; and where a list of
+ * wids has another md5 of a shard, in builds with libcrypto. */
 enum status dataset_hash(struct dataset *dataset);
 
 /* Opens file number `file`, read only, with further open flags. Negative, with a message and errno, when it

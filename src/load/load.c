@@ -528,8 +528,10 @@ static enum status measure_run(const struct load *load, const struct variant *va
         status = load_resident(load, &after);
     if (status == STATUS_OK) {
         *threads = result->threads;
-        snprintf(texts[SKIPPED], 64, "%llu",
-                 (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
+        if (!dataset->uncounted)
+            snprintf(
+                texts[SKIPPED], 64, "%llu",
+                (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
         if (!result->before.hidden)
             snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
         if (!after.hidden)

@@ -34,6 +34,7 @@ static enum status plain_turn_to(struct plain *plain, struct dataset_member *mem
     if (plain->fd >= 0)
         close(plain->fd);
     plain->file = member->file;
+    tar_open(&plain->parser, dataset->files[member->file].bytes);
     plain->fd = dataset_file_open(dataset, member->file, 0);
     if (plain->fd < 0)
         return STATUS_FAILED;
@@ -104,21 +105,20 @@ static enum status compare_name(const struct plain *plain, const struct dataset_
 }
 
 /* Parses the headers in `bytes`, which go up to the member's data. Members of no sample are passed over. */
-static enum status parse_headers(const struct plain *plain, const struct dataset_sample *sample,
+static enum status parse_headers(struct plain *plain, const struct dataset_sample *sample,
                                  const struct dataset_member *member, const uint8_t *bytes, size_t available)
 {
-    struct tar_parser parser;
+    struct tar_parser *parser = &plain->parser;
     struct tar_member found;
     enum tar_step step = TAR_MORE;
     size_t need, length;
     const char *extension;
     uint64_t end = member->offset;
-    tar_open(&parser, plain->dataset->files[plain->file].bytes);
-    parser.position = end - available;
-    while (parser.position < end) {
-        const uint8_t *at = bytes + (available - (size_t)(end - parser.position));
+    tar_move(parser, end - available);
+    while (parser->position < end) {
+        const uint8_t *at = bytes + (available - (size_t)(end - parser->position));
         enum status status =
-            tar_next(&parser, at, (size_t)(end - parser.position), false, &found, &step, &need);
+            tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need);
         if (status != STATUS_OK)
             return status_prefix(status, "%s/%s", plain->dataset->path,
                                  plain->dataset->files[plain->file].name);
@@ -168,6 +168,18 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
+/* In files too, where "1.cls" and "1.CLS" may stand side by side, case makes no difference. */
+static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const struct dataset_member *members = &dataset->members[sample->member];
+    for (uint32_t m = 1; m < sample->members; m++)
+        for (uint32_t other = 0; other < m; other++)
+            if (strcasecmp(members[m].extension, members[other].extension) == 0)
+                return status_set(STATUS_FAILED, "%s: sample '%s' has '%s' twice", dataset->path, sample->key,
+                                  members[m].extension);
+    return STATUS_OK;
+}
+
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
 {
     struct dataset *dataset = plain->dataset;
@@ -176,6 +188,7 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     if (sample->members > DATASET_MEMBERS_MAX)
         return status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
                           sample->key, sample->members, DATASET_MEMBERS_MAX);
+    TRY(check_extensions(dataset, sample));
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
         TRY(plain_turn_to(plain, member));

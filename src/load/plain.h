@@ -7,6 +7,7 @@
 
 #include "core/status.h"
 #include "load/dataset.h"
+#include "load/tar.h"
 
 /* It keeps the latest file open, as the next sample of a shard is in it. Begins with a dataset and the
  * descriptor -1. */
@@ -16,6 +17,7 @@ struct plain {
     uint32_t file;
     uint8_t *buffer; /* owned */
     uint64_t buffer_bytes;
+    struct tar_parser parser; /* of the shard's headers: it knows those that hold for all that follow */
 };
 
 /* Reads a sample of the set, all of it or the edges of its members, and fills in its bytes and hashes, and

@@ -34,12 +34,17 @@ static enum status bad_at(uint64_t offset, enum status status)
 
 void tar_open(struct tar_parser *parser, uint64_t shard_bytes)
 {
-    parser->position = 0;
+    tar_move(parser, 0);
     parser->shard_bytes = shard_bytes;
+    parser->has_global = parser->global.has_name = parser->global.has_size = false;
+    parser->name[0] = '\0';
+}
+
+void tar_move(struct tar_parser *parser, uint64_t position)
+{
+    parser->position = position;
     parser->is_extended = false;
     parser->next.has_name = parser->next.has_size = false;
-    parser->global.has_name = parser->global.has_size = false;
-    parser->name[0] = '\0';
 }
 
 /* ---- Fields ---- */
@@ -196,6 +201,7 @@ static enum status take_extension(struct tar_parser *parser, uint8_t type, const
     uint64_t at = parser->position;
     if (type == 'L')
         return take_name(at, &parser->next, data, strnlen((const char *)data, size));
+    parser->has_global |= type == 'g';
     if (type == 'K') /* where a link leads to; links are not read */
         return STATUS_OK;
     return take_pax(at, type == 'g' ? &parser->global : &parser->next, data, size);

@@ -40,6 +40,7 @@ struct tar_parser {
     uint64_t shard_bytes; /* TAR_SIZE_UNKNOWN: members are checked against the end only where it is seen */
     uint64_t extended;    /* where the headers of the member begin, when extended ones come before it */
     bool is_extended;
+    bool has_global; /* a header for all that follow came by */
     struct tar_override next, global;
     char name[TAR_NAME_MAX + 1];
 };
@@ -48,6 +49,9 @@ FDSL_C_BEGIN
 
 /* Begins a shard of that size, or of TAR_SIZE_UNKNOWN. The parser holds no memory. */
 void tar_open(struct tar_parser *parser, uint64_t shard_bytes);
+
+/* Goes on at another member's headers; what was said for all that follow stays. */
+void tar_move(struct tar_parser *parser, uint64_t position);
 
 /* One step. `bytes` are the `available` bytes of the shard from parser->position on; `at_end`: there are no
  * more behind them.
