@@ -370,17 +370,33 @@ Test(prepare, cifar)
 
 /* ---- Going on ---- */
 
-/* Killed again and again at moments that grow, then left alone: the bytes are those of one run. */
-static void kill_and_resume(const char *options)
+/* Killed again and again with SIGKILL, all ranks at once, each time when some more places are finished and
+ * half of them are not; then left alone: what was finished stays, and the bytes are those of one run. */
+static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
+                            int rounds)
 {
+    char inode[32] = "";
+    int kept = 0;
     EXPECT(0, "$P --prepare whole %s", options);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 1; i <= rounds; i++) {
+        int goal = 1 + i * (places - 2) / (2 * rounds);
         EXPECT(0,
-               "$P --prepare a %s --threads 1 & p=$!; sleep 0.0%d; kill -9 $p 2>/dev/null; wait $p "
-               "2>/dev/null; true",
-               options, (i * 7 + 1) % 10);
+               "{ %s $P --prepare a %s --threads 1 >log 2>&1 & p=$!; "
+               "while set -- a/.prepare/*.part; ! { [ -e \"$1\" ] && [ $# -ge %d ]; } && kill -0 $p; do "
+               "sleep 0.002; done; kill -9 $p $(cat /proc/$p/task/$p/children); wait $p 2>/dev/null; "
+               "flock -w 20 a true && test -e a/.prepare/spec && ls a/.prepare | grep -c '[.]part$'; }",
+               launcher, options, goal);
+        kept = atoi(out);
+        cr_assert(kept >= goal && kept < places, "%d of %d places when %d were awaited", kept, places, goal);
+        EXPECT(0, "stat -c %%i a/%s", first_place);
+        cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was made again", first_place);
+        memcpy(inode, out, sizeof inode);
     }
-    EXPECT(0, "$P --prepare a %s && diff -r whole a", options);
+    EXPECT(0, "%s $P --prepare a %s", launcher, options);
+    char words[64];
+    snprintf(words, sizeof words, "(%d of them %s there)", kept, kept == 1 ? "was" : "were");
+    cr_assert_not_null(strstr(out, words), "%s lacks %s", out, words);
+    EXPECT(0, "diff -r whole a && test \"$(stat -c %%i a/%s)\" = %s", first_place, inode);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name .prepare)\"");
     EXPECT(0, "$P --prepare a %s", options);
     cr_assert_not_null(strstr(out, "complete already"), "%s", out);
@@ -388,24 +404,35 @@ static void kill_and_resume(const char *options)
 
 Test(prepare, killed_shards_go_on)
 {
-    kill_and_resume("--samples 4000 --shards 40 --sample-shape 1000");
+    kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 10);
 }
 
 Test(prepare, killed_files_go_on)
 {
-    kill_and_resume("--samples 2500 --sample-shape 10 --layout files");
+    kill_and_resume("", "--samples 3500 --sample-shape 10 --layout files", "000/000000.npy", 4, 2);
 }
 
+#if defined(HAVE_PNG) && defined(HAVE_INIH)
+Test(prepare, killed_synth_goes_on)
+{
+    kill_and_resume("", "--from synth --classes 3 --samples 200 --shards 100 --res 32", "synth-000000.tar",
+                    100, 4);
+}
+#endif
+
 #ifdef HAVE_MPI
-/* Places are shared out among ranks; what they write does not show it. The settings start mpirun anywhere,
- * and have the sanitizers leave out what MPI keeps for good (test_mpi.c looks for our own leaks). */
+/* The settings start mpirun anywhere, and have the sanitizers leave out what MPI keeps for good (test_mpi.c
+ * looks for our own leaks). */
+static const char ranks_settings[] =
+    "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+    "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
+    "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo";
+
+/* Places are shared out among ranks; what they write does not show it. */
 Test(prepare, ranks_write_the_same_bytes)
 {
-    static const char ranks[] =
-        "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
-        "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo "
-        "timeout 60 mpirun --bind-to none -n 3 $P --threads 1";
+    char ranks[1024];
+    snprintf(ranks, sizeof ranks, "%s timeout 60 mpirun --bind-to none -n 3 $P --threads 1", ranks_settings);
     if (run("command -v mpirun") != 0)
         cr_skip_test("mpirun is not installed");
     EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
@@ -414,6 +441,16 @@ Test(prepare, ranks_write_the_same_bytes)
     cr_assert_not_null(strstr(out, "b: complete already"), "%s", out);
     cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
     cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
+}
+
+Test(prepare, killed_ranks_go_on)
+{
+    char launcher[1024];
+    snprintf(launcher, sizeof launcher, "%s mpirun --bind-to none -n 3", ranks_settings);
+    if (run("command -v mpirun") != 0)
+        cr_skip_test("mpirun is not installed");
+    kill_and_resume(launcher, "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400,
+                    2);
 }
 #endif
 
@@ -426,6 +463,21 @@ Test(prepare, what_is_lost_is_made_again)
     cr_assert_not_null(strstr(out, "(2 of them were there)"), "%s", out);
     EXPECT(0, "diff -r whole a && truncate -s 100 a/counter-000002.tar && rm a/counter-000000.idx");
     EXPECT(0, "$P --prepare a " SMALL " && diff -r whole a");
+    EXPECT(0, "truncate -s -3 a/counter-000001.idx");
+    EXPECT(0, "$P --prepare a " SMALL);
+    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
+    EXPECT(0, "diff -r whole a");
+    static const char *const broken[] = {"rm a/samples.csv", "truncate -s -1 a/samples.csv",
+#ifdef HAVE_JANSSON
+                                         "rm a/counter.wids.json", "truncate -s -1 a/counter.wids.json",
+#endif
+                                         "truncate -s 0 a/samples.csv"};
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
+        cr_assert_not_null(strstr(out, "is missing or cut, and is written again"), "%s: %s", broken[i], out);
+        cr_assert_not_null(strstr(out, "(3 of them were there)"), "%s", out);
+        EXPECT(0, "diff -r whole a");
+    }
     EXPECT(0,
            "$P --prepare f --samples 30 --sample-shape 2 --layout files && cp -r f g && rm g/000/000007.npy");
     EXPECT(0, "$P --prepare g --samples 30 --sample-shape 2 --layout files && diff -r f g");
@@ -481,10 +533,10 @@ Test(prepare, two_at_a_time_are_refused)
 
 Test(prepare, a_folder_without_permission)
 {
-    if (geteuid() == 0)
-        cr_skip_test("root may write anywhere");
-    EXPECT(0, "mkdir a && chmod 555 a");
-    expect_refusal(2, "a " SMALL, "cannot write into folder 'a'");
+    const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
+    EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write anywhere */
+    EXPECT(2, "%s ./program --prepare a " SMALL, other);
+    cr_assert_not_null(strstr(out, "cannot write into folder 'a'"), "%s", out);
 }
 
 /* A write that fails, as on a full disk, leaves no piece of a file, and what was finished. */

@@ -65,15 +65,31 @@ static bool file_is_whole(const struct folder *folder, const struct index_place 
            has_size(path, member->size);
 }
 
-static bool shard_is_whole(const struct folder *folder, const struct index_place *place)
+/* Whether a file holds this text and nothing else. */
+static bool has_text(const char *path, const char *text, size_t size)
 {
-    char path[PATH_MAX];
+    char *bytes = NULL;
+    size_t count = 0;
+    bool same = has_size(path, size) && bytes_read(path, &bytes, &count) == STATUS_OK && count == size &&
+                memcmp(bytes, text, size) == 0;
+    free(bytes);
+    return same;
+}
+
+/* A shard, and what DALI is told of it. */
+static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
+{
+    const struct index_place *place = &index->places[number];
+    char path[PATH_MAX], *dali = NULL;
+    size_t size = 0;
     if (inside(folder, path, "/%s", place->name) != STATUS_OK || !has_size(path, place->bytes))
         return false;
     char *dot = strrchr(path, '.');
     if (dot)
         strcpy(dot, ".idx");
-    return dot && access(path, F_OK) == 0;
+    bool whole = dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
+    free(dali);
+    return whole;
 }
 
 /* Whether all files of a place have the sizes that the index tells. */
@@ -81,7 +97,7 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
 {
     const struct index_place *place = &index->places[number];
     if (index->layout == INDEX_SHARDS)
-        return shard_is_whole(folder, place);
+        return shard_is_whole(folder, index, number);
     for (uint64_t s = place->first; s < place->first + place->count; s++) {
         const struct index_sample *sample = &index->samples[s];
         for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
@@ -89,6 +105,40 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
                 return false;
     }
     return true;
+}
+
+/* Whether samples.csv has a line for its columns and one for each sample, the last of them ended. */
+static bool samples_are_whole(const struct folder *folder, const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    uint64_t lines = 0;
+    if (inside(folder, path, "/" FOLDER_SAMPLES_CSV) != STATUS_OK || access(path, F_OK) != 0 ||
+        bytes_read(path, &text, &size) != STATUS_OK)
+        return false;
+    for (size_t i = 0; i < size; i++)
+        lines += text[i] == '\n';
+    bool whole = lines == index->sample_count + 1 && text[size - 1] == '\n';
+    free(text);
+    return whole;
+}
+
+/* The list of shards for wids; a build that writes none misses none. */
+static bool wids_is_whole(const struct folder *folder, const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    if (inside(folder, path, "/%s.wids.json", folder->name) != STATUS_OK)
+        return false;
+    enum status status = wids_format(folder->name, index, &text);
+    bool whole = status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
+    free(text);
+    return whole;
+}
+
+/* Whether what tells of all places is there. */
+static bool lists_are_whole(const struct folder *folder, const struct index *index)
+{
+    return samples_are_whole(folder, index) && (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
 /* Reads the part of a place: false where there is none, or not that of this dataset's place. */
@@ -233,10 +283,14 @@ static enum status reopen(const struct folder *folder, const struct index *index
             kept++;
         }
     TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
-    status_warn("%s: %" PRIu64 " of %" PRIu64
-                " %s lack files, or have some of another size, and are made again",
-                folder->path, index->place_count - kept, index->place_count,
-                folder->layout == INDEX_SHARDS ? "shards" : "folders");
+    if (kept < index->place_count)
+        status_warn("%s: %" PRIu64 " of %" PRIu64
+                    " %s lack files, or have some of another size, and are made again",
+                    folder->path, index->place_count - kept, index->place_count,
+                    folder->layout == INDEX_SHARDS ? "shards" : "folders");
+    else
+        status_warn("%s: " FOLDER_SAMPLES_CSV " or the list for wids is missing or cut, and is written again",
+                    folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
 }
@@ -259,11 +313,11 @@ static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
     struct index index;
-    bool complete = true;
     TRY(index_path(folder, path));
     enum status status = index_read(path, &index);
     if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
         status = refuse_options(folder, index.made);
+    bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
     for (uint64_t i = 0; status == STATUS_OK && i < index.place_count; i++)
         complete &= is_whole(folder, &index, i);
     if (status == STATUS_OK && !complete)

@@ -2,7 +2,7 @@
  *
  * NAME.index, beside the shards or the folders of files. It is text: lines of fields between tabs, the first
  * of which says what the line is; docs/formats.md shows one. The last line counts and hashes all before it,
- * so that an index that was cut or changed is refused. Also here: the index of wids, as JSON. */
+ * so that an index that was cut or changed is refused. Also here: the indexes of DALI and of wids. */
 #ifndef FDSL_LOAD_INDEX_H
 #define FDSL_LOAD_INDEX_H
 
@@ -78,6 +78,14 @@ void index_text_free(struct index_text *text);
 
 /* Writes an index of `count` places of another, from `first` on, atomically. */
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count);
+
+/* ---- DALI ---- */
+
+/* The text of a shard's index, NAME.idx: a head that counts its samples, and a line for each. The caller
+ * frees `*text`, also after a failure. */
+#define DALI_HEAD "v1.2 %" PRIu64 "\n"
+void dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
+enum status dali_format(const struct index *index, uint64_t place, char **text, size_t *size);
 
 /* ---- wids ---- */
 

@@ -126,7 +126,6 @@ static enum status add_to_shard(struct place_writer *writer, const char *key,
     TRY(add_bytes(writer, header, sizeof header));
     entry->offset = writer->bytes;
     TRY(add_bytes(writer, member->bytes, member->size));
-    fprintf(writer->dali, "%s %" PRIu64 " %zu %s", member->extension, entry->offset, member->size, name);
     return add_bytes(writer, NULL, tar_padding(member->size));
 }
 
@@ -183,13 +182,10 @@ static enum status add_sample(struct place_writer *writer, uint64_t number,
                                            .hash = hash_of(member->bytes, member->size)};
         if (writer->layout == INDEX_FILES)
             writer->bytes += member->size;
-        else {
-            if (i > 0)
-                fputc(' ', writer->dali);
+        else
             TRY(add_to_shard(writer, key, member, &entries[i]));
-        }
     }
-    fputc('\n', writer->dali);
+    dali_add_sample(writer->dali, key, entries, sample->count);
     index_text_add_sample(writer->lines, key, entries, sample->count);
     writer->samples++;
     return STATUS_OK;
@@ -227,7 +223,7 @@ static enum status write_dali(struct place_writer *writer)
     FILE *stream = open_memstream(&text, &size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
-    fprintf(stream, "v1.2 %" PRIu64 "\n%s", writer->samples, writer->dali_text);
+    fprintf(stream, DALI_HEAD "%s", writer->samples, writer->dali_text);
     enum status status = end_text(&stream);
     if (status == STATUS_OK)
         status = file_write_atomic(path, text, size);

@@ -363,7 +363,7 @@ static enum status write_samples(const struct job *job, const struct index *inde
 {
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
-    TRY(place_path(path, job->folder.path, "samples.csv"));
+    TRY(place_path(path, job->folder.path, FOLDER_SAMPLES_CSV));
     FILE *stream = open_memstream(&text, &size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory for %s", path);

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# An export of VisualAtom images is the same bytes on 1 and on 4 ranks, also when it is killed again and again and goes on.
+#
+#   scripts/check_prepare.sh DIR        DIR: a new or an empty folder; 1 GB. What it made is removed again
+#
+# 10,000 images of 224 x 224 as PNG in 25 shards. The killed ones get SIGKILL, all ranks at once, at ten random moments
+# between the first finished shard and the end, and each time the same command goes on. Prints a table; exit status 1
+# where a byte differs or a kill came too late, 4 without mpirun. A few minutes.
+# SAMPLES, SHARDS, RES, KILLS, RANKS (4): other sizes; SEED: of the moments (it is printed).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
+dir=${1:?name a folder for the images}
+samples=${SAMPLES:-10000} shards=${SHARDS:-25} res=${RES:-224} kills=${KILLS:-10} several=${RANKS:-4}
+SEED=${SEED:-$RANDOM}
+RANDOM=$SEED
+options=(--from synth --classes 100 --samples "$samples" --shards "$shards" --res "$res")
+# As root, on fewer cores than ranks, over shared memory.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+command -v mpirun >/dev/null || { echo "check_prepare.sh: mpirun is not installed (Debian: openmpi-bin)" >&2 && exit 4; }
+((shards > 2 * several + 1)) || { echo "check_prepare.sh: SHARDS=$shards: give more than twice RANKS" >&2 && exit 2; }
+mkdir -p "$dir"
+[[ -z $(ls -A "$dir") ]] || { echo "check_prepare.sh: $dir is not empty" >&2 && exit 2; }
+failed=0
+
+start() { # ranks, name: begins an export; its process is $pid
+    local launcher=()
+    (($1 == 1)) || launcher=(mpirun --bind-to none -n "$1")
+    "${launcher[@]}" "$bench" --prepare "$dir/$2" "${options[@]}" >"$dir/$2.log" 2>&1 &
+    pid=$!
+}
+finished() { # name: how many shards are
+    find "$dir/$1/.prepare" -name '*.part' 2>/dev/null | wc -l
+}
+run_to_end() { # ranks, name
+    start "$@"
+    wait "$pid" || { cat "$dir/$2.log" >&2 && exit 1; }
+}
+row() { # ranks, killed at, kept, bytes
+    printf '%5s  %-44s %-6s %s\n' "$@"
+}
+compare() { # name: sets $verdict
+    verdict=identical
+    diff -r "$dir/whole" "$dir/$1" >&2 || { verdict=DIFFERENT && failed=1; }
+    rm -r "${dir:?}/$1"
+}
+
+echo "$samples images of $res x $res in $shards shards, SEED=$SEED"
+row ranks "killed when so many shards were finished" kept bytes
+begin=$EPOCHREALTIME
+run_to_end 1 whole
+shard_us=$(((${EPOCHREALTIME/./} - ${begin/./}) / shards))
+row 1 never - "$(du -sb "$dir/whole" | cut -f 1)"
+run_to_end "$several" ranks
+compare ranks
+row "$several" never - "$verdict"
+
+for ranks in 1 "$several"; do
+    moments='' kept=0
+    # Finished shards to wait for, and then a random part of the time that one takes; the last ones end too soon.
+    goals=$(for ((i = 0; i < kills; i++)); do echo $((1 + RANDOM % (shards - 2 * ranks))); done | sort -n)
+    for goal in $goals; do
+        start "$ranks" killed
+        while (($(finished killed) < goal)) && kill -0 "$pid" 2>/dev/null; do sleep 0.01; done
+        delay_us=$((RANDOM * shard_us / 32768))
+        sleep "$((delay_us / 1000000)).$(printf %06d $((delay_us % 1000000)))"
+        read -r -a children <"/proc/$pid/task/$pid/children" || true
+        kill -9 "$pid" "${children[@]}" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+        flock -w 60 "$dir/killed" true # until the last of its ranks is gone
+        kept=$(finished killed)
+        moments+="$kept "
+        ((kept > 0 && kept < shards)) || { echo "check_prepare.sh: a kill came too late; try another SEED" >&2 && failed=1; }
+    done
+    run_to_end "$ranks" killed
+    grep -q "($kept of them w" "$dir/killed.log" || { cat "$dir/killed.log" >&2 && failed=1; }
+    compare killed
+    row "$ranks" "$moments" "$kept" "$verdict"
+done
+rm -r "${dir:?}/whole" "$dir"/*.log
+exit $failed

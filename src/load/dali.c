@@ -1,0 +1,29 @@
+/* DALI's index of a shard, read by its webdataset reader. */
+#include "load/index.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+void dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream, "%s%s %" PRIu64 " %" PRIu64 " %s.%s", i ? " " : "", members[i].extension,
+                members[i].offset, members[i].size, key, members[i].extension);
+    fputc('\n', stream);
+}
+
+enum status dali_format(const struct index *index, uint64_t number, char **text, size_t *size)
+{
+    const struct index_place *place = &index->places[number];
+    *text = NULL;
+    FILE *stream = open_memstream(text, size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory for an index of DALI");
+    fprintf(stream, DALI_HEAD, place->count);
+    for (uint64_t s = place->first; s < place->first + place->count; s++)
+        dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
+                        index->samples[s].count);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index of DALI");
+}
