@@ -470,6 +470,68 @@ Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = 
     cr_expect(decoded.sum == same.sum && decoded.sum > 0, "the same pixels in any order");
 }
 
+#ifdef HAVE_PNG
+static void make_pictures(bool shard);
+
+/* Notes which pictures of make_pictures() came: each is 45 equal bytes, three times its number. */
+struct viewing {
+    struct consumer consumer;
+    int seen[20], steps, spoilt;
+};
+
+static enum status view_batch(struct consumer *consumer, const void *batch, size_t bytes)
+{
+    struct viewing *self = (struct viewing *)consumer;
+    const uint8_t *pixels = batch;
+    bool spoilt = bytes % 45 != 0 || bytes > 3 * 45;
+    for (size_t at = 0; !spoilt && at < bytes; at += 45) {
+        for (size_t i = 0; i < 45; i++)
+            spoilt |= pixels[at + i] != pixels[at] || pixels[at] % 3 != 0 || pixels[at] >= 60;
+        if (!spoilt)
+            __atomic_fetch_add(&self->seen[pixels[at] / 3], 1, __ATOMIC_RELAXED);
+    }
+    __atomic_fetch_add(&self->steps, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&self->spoilt, spoilt, __ATOMIC_RELAXED);
+    return STATUS_OK;
+}
+
+static const struct consumer_type viewing_type = {.take_host = view_batch};
+
+static void expect_pictures_in_batches(const char *name)
+{
+    struct viewing viewing = {.consumer = {&viewing_type}};
+    struct job job;
+    void *state;
+    struct run_time unused;
+    cr_assert_eq(open_job(&job, "--cache any --decode --on-error skip --batch 3"), STATUS_OK, "%s",
+                 status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        job.workload->set_consumer(job.input, &viewing.consumer);
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s: %s", name, status_text());
+        cr_expect_eq(viewing.spoilt, 0, "%s", name);
+        cr_expect_geq(viewing.steps, 7, "%s", name);
+        for (int i = 0; i < 20; i++)
+            cr_expect_eq(viewing.seen[i], i != 7, "%s: picture %d came %d times", name, i, viewing.seen[i]);
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+/* Whole batches of decoded images, without the one that does not decode. */
+Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini = remove_folder)
+{
+    make_pictures(true);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        expect_pictures_in_batches(shard_variants[v]);
+    remove_folder();
+    make_folder();
+    make_pictures(false);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        expect_pictures_in_batches(file_variants[v]);
+}
+#endif
+
 /* A data set with an index. */
 static void prepare(const char *layout)
 {
@@ -1040,6 +1102,94 @@ Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder
     cr_expect_str_eq(text, "order+open+map+copy");
     measured("shards-mmap", "--cache any", "resident_before", text);
     cr_expect_neq(*text, '\0');
+}
+
+/* A number of a row, between bounds. */
+static double expect_between(const char *variant, const char *line, const char *column, double least,
+                             double most)
+{
+    char text[64], *end;
+    measured(variant, line, column, text);
+    double value = strtod(text, &end);
+    cr_expect(*text && !*end && value >= least && value <= most, "%s %s: %s is '%s', not %g to %g", variant,
+              line, column, text, least, most);
+    return value;
+}
+
+Test(load, rows_hold_sane_measures, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const calls[] = {"open", "read", "close"};
+    make_files(101);
+    for (int v = 0; v < 2; v++)
+        for (size_t c = 0; c < COUNT_OF(calls); c++) {
+            char p50[32], p99[32], p999[32];
+            snprintf(p50, sizeof p50, "%s_p50_s", calls[c]);
+            snprintf(p99, sizeof p99, "%s_p99_s", calls[c]);
+            snprintf(p999, sizeof p999, "%s_p999_s", calls[c]);
+            expect_between(file_variants[v], "--cache any", p50, 1e-8, 1);
+            expect_between(file_variants[v], "--cache any", p99, 1e-8, 10);
+            expect_between(file_variants[v], "--cache any", p999, 1e-8, 10);
+        }
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        if (variant_available(variant_find(file_variants[v]), &(const struct resources){.threads = 1}) ==
+            STATUS_OK)
+            expect_between(file_variants[v], "--cache warm", "copy_share", 1e-5, 1.5);
+    remove_folder();
+    make_folder();
+    make_shards(101);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        if (variant_available(variant_find(shard_variants[v]), &(const struct resources){.threads = 1}) ==
+            STATUS_OK) {
+            expect_between(shard_variants[v], "--cache warm", "copy_share", 1e-4, 1.5);
+            expect_between(shard_variants[v], "--cache warm", "copy_bytes_per_s", 1e6, 1e13);
+            expect_between(shard_variants[v], "--cache warm", "resident_before", 0.99, 1);
+        }
+}
+
+/* The test's folder anew where it is not in memory: beside the program, as /tmp may be. */
+static void make_folder_beside(const char *where)
+{
+    remove_folder();
+    snprintf(folder, sizeof folder, "%s/fdsl-load-XXXXXX", where);
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct cache_pages pages;
+    make_folder_beside("build");
+    make_shards(101);
+    cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
+    enum status settled = load_settle_cache(job.input, &pages);
+    close_job(&job);
+    if (settled != STATUS_OK)
+        cr_skip_test("this file system keeps files in the page cache");
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        const struct variant_entry *entry = variant_find(shard_variants[v]);
+        char text[64], line[] = "--cache cold";
+        if (variant_available(entry, &(const struct resources){.threads = 1}) != STATUS_OK)
+            continue;
+        expect_between(shard_variants[v], line, "resident_before", 0, 0.01);
+        measured(shard_variants[v], line, "device_bytes", text);
+        if (*text) /* the kernel tells */
+            cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
+    }
+}
+
+Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct cache_pages pages;
+    if (access("/dev/shm", W_OK) != 0)
+        cr_skip_test("no /dev/shm");
+    make_folder_beside("/dev/shm");
+    make_shards(101);
+    cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
+    cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "--cache cold: 100.0 % of the data set stays"), "%s",
+                       status_text());
+    close_job(&job);
 }
 
 /* ---- With an index ---- */

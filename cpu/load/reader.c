@@ -254,10 +254,10 @@ enum status reader_run(struct reader *reader, uint64_t number, enum status (*epo
 
 /* ---- Delivery ---- */
 
-/* Room for one more image of the batch in delivery, or instead of the last one where nobody consumes it. */
+/* Room for one more image of the batch in delivery. */
 static enum status add_image(struct worker *worker, size_t bytes, void **room)
 {
-    size_t begin = worker->load->control->consumer ? worker->images_bytes : 0, end = begin + bytes;
+    size_t begin = worker->images_bytes, end = begin + bytes;
     if (end > worker->images_room) {
         uint8_t *images = realloc(worker->images, end);
         if (!images)
@@ -270,7 +270,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
     return STATUS_OK;
 }
 
-/* What training gets of an image. */
+/* What training gets of an image, into the batch. */
 static enum status finish_image(struct worker *worker, const struct image *image, uint32_t number)
 {
     static const size_t value_bytes[] = {[IMAGE_U8] = 1, [IMAGE_F16] = 2, [IMAGE_F32] = 4};
@@ -282,9 +282,10 @@ static enum status finish_image(struct worker *worker, const struct image *image
         TRY(add_image(worker, count * sizeof(float), &room));
         image_augment(&load->augmentation, image, worker->epoch, number, room);
         worker->augment_s += timer_now_s() - begin_s;
-    } else if (load->control->consumer) {
+    } else {
         TRY(add_image(worker, count * value_bytes[image->type], &room));
         memcpy(room, image->pixels, count * value_bytes[image->type]);
+        worker->decode_s += timer_now_s() - begin_s;
     }
     return STATUS_OK;
 }
@@ -362,8 +363,10 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
         uint32_t number = worker->held[i];
         if (number == READER_LOST)
             continue;
+        size_t images_bytes = worker->images_bytes;
         enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
-        if (status != STATUS_OK) { /* before it is counted */
+        if (status != STATUS_OK) { /* before it is counted; none of its images is delivered */
+            worker->images_bytes = images_bytes;
             TRY(worker_lose(worker, number, status));
             continue;
         }
@@ -479,35 +482,47 @@ static enum status open_set(struct reader *reader)
     return STATUS_OK;
 }
 
-/* The part of worker number `w`; false where a page of it is gone. */
-static bool copy_part(const struct reader *reader, int w)
+/* The part of worker number `w`, in pieces, each into the next slot of a batch or, larger than a slot, over
+ * several; false where a page of it is gone. */
+static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
-    size_t batch = reader->load->batch * reader->stride, threads = (size_t)reader->threads;
+    size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;
     size_t begin = reader->copied_bytes * (size_t)w / threads,
-           end = reader->copied_bytes * ((size_t)w + 1) / threads;
-    for (size_t at = begin; at < end; at += batch) {
-        if (!guarded_copy(reader->workers[w].slots, reader->set + at, end - at < batch ? end - at : batch))
+           end = reader->copied_bytes * ((size_t)w + 1) / threads, slot = 0;
+    for (size_t at = begin; at < end; at += piece) {
+        uint8_t *to = reader->workers[w].slots + slot * reader->stride;
+        if (!guarded_copy(to, reader->set + at, end - at < piece ? end - at : piece))
             return false;
-        __asm__ volatile("" : : "r"(reader->workers[w].slots) : "memory");
+        __asm__ volatile("" : : "r"(to) : "memory");
+        slot = slot + 1 < slots ? slot + 1 : 0;
     }
     return true;
+}
+
+/* All of it once; bytes a second, 0 where a page of it is gone. */
+static double copy_all(const struct reader *reader, size_t piece)
+{
+    int threads = reader->threads, torn = 0;
+    double begin_s = timer_now_s();
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : torn) if (threads > 1)
+    for (int w = 0; w < threads; w++)
+        torn += !copy_part(reader, w, piece);
+    return torn ? 0 : (double)reader->copied_bytes / (timer_now_s() - begin_s);
 }
 
 enum status reader_copy(void *state, double *bytes_per_s)
 {
     struct reader *reader = state;
-    int threads = reader->threads, torn = 0;
     struct guard guard = {0};
     if (!reader->set)
         TRY(open_set(reader));
     TRY(guard_open(&guard));
-    double begin_s = timer_now_s();
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : torn) if (threads > 1)
-    for (int w = 0; w < threads; w++)
-        torn += !copy_part(reader, w);
-    *bytes_per_s = (double)reader->copied_bytes / (timer_now_s() - begin_s);
+    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* its headers with it */
+    double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
+    double by_batch = copy_all(reader, reader->load->batch * reader->stride);
     guard_close(&guard);
-    if (torn)
+    *bytes_per_s = by_sample > by_batch ? by_sample : by_batch;
+    if (by_sample <= 0 || by_batch <= 0)
         return status_set(STATUS_FAILED,
                           "%s: a shard has shrunk while its pages were copied to learn the copy "
                           "bandwidth; mend the data set, and run again",

@@ -30,8 +30,8 @@ struct worker {
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
     size_t decoded_bytes;
-    uint8_t *images; /* as they came out of decoding and augmentation: of the batch in delivery where it is
-                      * consumed, else of a sample */
+    uint8_t *images; /* of the batch in delivery, as they came out of decoding and augmentation, one behind
+                      * the other: what a consumer gets */
     size_t images_bytes, images_room;
 
     enum status status;
@@ -73,8 +73,9 @@ enum status reader_run(struct reader *reader, uint64_t number, enum status (*epo
 /* fetch() of the variants. */
 enum status reader_fetch(struct reader *reader, struct load_result *result);
 
-/* One copy of the working set by the same threads into the same buffers, a batch at a time: the wall for any
- * loader. The set is the shards, mapped from the page cache, or as many bytes of plain memory. */
+/* Copies of the working set by the same threads into the same buffers, a batch at a time and a sample at a
+ * time into its slot, of which the faster is the wall for any loader. The set is the shards, mapped from the
+ * page cache, or as many bytes of plain memory. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* A batch is whole: `count` samples from slot number `slot` on. */
