@@ -1434,8 +1434,32 @@ Test(load, extensions_that_differ_in_case_are_named, .init = make_folder, .fini 
     make_files(101);
     FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
     cr_assert(stream && putc('7', stream) == '7' && fclose(stream) == 0);
-    expect_refused("sample '000/000004' has 'cls' twice");
+    expect_refused("000/000004.cls: offset 0: sample '000/000004' has 'cls' twice");
     expect_skipped(100, "1");
+}
+
+/* Names that lead nowhere, and pipes among shards: skip goes on, and says that it does not know how many were
+ * lost. */
+Test(load, what_cannot_be_read_is_left_out, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
+    expect_refused("dead.bin: No such file");
+    expect_skipped(101, "");
+    remove_folder();
+    make_folder();
+    make_shards(101);
+    cr_assert_eq(mkfifo(in_folder("pipe.tar"), 0600), 0);
+    expect_skipped(101, "0");
+    for (int shard = 0; shard < 3; shard++) {
+        char name[64];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        cr_assert_eq(truncate(in_folder(name), 0), 0);
+    }
+    struct job job;
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "all of its samples are broken"), "%s", status_text());
+    close_job(&job);
 }
 
 Test(load, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
@@ -1444,9 +1468,12 @@ Test(load, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini =
     FILE *stream = fopen(in_folder("twice.tar"), "w");
     put_member(stream, 1, 0);
     put_member(stream, 1, 0);
+    for (uint32_t sample = 2; sample < 10; sample++)
+        put_member(stream, sample, 0);
     fwrite(zeros, 1, sizeof zeros, stream);
     fclose(stream);
-    expect_refused("twice.tar: offset 1536: sample '000001' has 'bin' twice");
+    expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
+    expect_skipped(8, "1"); /* the rest can be read */
 }
 
 /* ---- io_uring forbidden, as in a container ---- */

@@ -48,7 +48,7 @@ enum status bytes_read(const char *path, char **bytes, size_t *size)
 {
     *bytes = NULL;
     *size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for its writer */
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s: cannot be read: %s", path, strerror(errno));
     enum status status = read_open(fd, bytes, size);

@@ -91,7 +91,7 @@ static enum status leave_out(struct dataset *dataset, enum status status, uint64
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < WARNINGS_MAX)
-        status_warn("left out: %s", status_text());
+        status_warn("left out%s: %s", samples == NOT_KNOWN ? ", and all behind it" : "", status_text());
     dataset->uncounted |= samples == NOT_KNOWN;
     dataset->skipped += samples == NOT_KNOWN ? 0 : samples;
     return STATUS_OK;
@@ -148,10 +148,6 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
         TRY(add_sample(dataset, key));
         sample = &dataset->samples[dataset->sample_count - 1];
     }
-    for (uint32_t m = 0; m < sample->members; m++)
-        if (strcasecmp(dataset->members[sample->member + m].extension, extension) == 0)
-            return status_set(STATUS_FAILED, "offset %llu: sample '%s' has '%s' twice",
-                              (unsigned long long)found->header, sample->key, extension);
     struct dataset_member member = {.offset = found->data, .size = found->size, .file = file};
     TRY(keep_name(dataset, extension, strlen(extension), &member.extension));
     TRY(add_member(dataset, member));
@@ -305,9 +301,11 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
     struct stat self = {0};
     int fd = openat(dataset->directory, *folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
-                          strerror(errno));
+    if (!stream) {
+        status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
+                   strerror(errno));
+        return *folder ? leave_out(dataset, STATUS_FAILED, NOT_KNOWN) : STATUS_FAILED;
+    }
     enum status status = STATUS_OK;
     if (fstat(fd, &self) != 0)
         status = status_set(STATUS_FAILED, "%s/%s: %s", dataset->path, folder, strerror(errno));
@@ -321,16 +319,17 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
         if (entry->d_name[0] == '.')
             continue;
         if (snprintf(path, sizeof path - 1, "%s%s", folder, entry->d_name) >= (int)sizeof path - 1 ||
-            fstatat(dirfd(stream), entry->d_name, &status_, 0) != 0)
-            status = status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name,
-                                strerror(errno));
-        else if (S_ISDIR(status_.st_mode) && deep)
+            fstatat(dirfd(stream), entry->d_name, &status_, 0) != 0) {
+            status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name, strerror(errno));
+            status = leave_out(dataset, STATUS_FAILED, NOT_KNOWN);
+        } else if (S_ISDIR(status_.st_mode) && deep)
             status = list_folder(dataset, strcat(path, "/"), true, &nest, names);
         else if (S_ISREG(status_.st_mode)) {
             status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
             if (status == STATUS_OK)
                 status = keep_name(dataset, path, strlen(path), &names->items[names->count++]);
-        }
+        } else if (!deep && ends_in(path, ".tar"))
+            status_warn("%s/%s is no regular file, and is not read", dataset->path, path);
     }
     closedir(stream);
     return status;
@@ -690,6 +689,9 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
         status_warn("%s: %llu more faults like these; %llu samples are left out%s", path,
                     (unsigned long long)(dataset->faults - WARNINGS_MAX),
                     (unsigned long long)dataset->skipped, dataset->uncounted ? ", and more uncounted" : "");
+    if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
+        return status_set(STATUS_FAILED, "--data %s: all of its samples are broken; see the warnings above",
+                          path);
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
                           path, path);

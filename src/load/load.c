@@ -211,20 +211,33 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 
 #define COLD_SHARE_MAX 0.01
 #define WARM_SHARE_MIN 0.99
+#define WARM_READS     3 /* at most, as other processes may evict */
+
+/* Reads all files until their pages stay in the page cache. */
+static enum status warm_up(const struct load *load, struct cache_pages *pages)
+{
+    void *buffer = malloc(FILL_BYTES);
+    enum status status = buffer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    for (int i = 0; status == STATUS_OK && i < WARM_READS; i++) {
+        status = each_file(load, fill_file, buffer);
+        if (status == STATUS_OK)
+            status = load_resident(load, pages);
+        if (pages->hidden || cache_share(pages) >= WARM_SHARE_MIN)
+            break;
+    }
+    free(buffer);
+    return status;
+}
 
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages)
 {
-    void *buffer = load->cache == LOAD_WARM ? malloc(FILL_BYTES) : NULL;
-    enum status status = STATUS_OK;
-    if (load->cache == LOAD_WARM)
-        status = buffer ? each_file(load, fill_file, buffer) : status_set(STATUS_FAILED, "out of memory");
-    free(buffer);
     if (load->cache == LOAD_COLD) {
-        status = each_file(load, evict_file, NULL);
-        cache_drop_all(); /* names too, where this process may */
+        TRY(each_file(load, evict_file, NULL));
+        cache_drop_all();
     }
-    TRY(status);
-    TRY(load_resident(load, pages));
+    TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
+    if (load->cache == LOAD_COLD)
+        cache_drop_all(); /* names too, where this process may: counting has opened every file */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,
@@ -238,11 +251,11 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
             "another process uses it); use --cache any",
             100 * share);
     if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
-        return status_set(
-            STATUS_FAILED,
-            "--cache warm: only %.1f %% of the data set stays in the page cache: memory is too small; use "
-            "--cache any",
-            100 * share);
+        return status_set(STATUS_FAILED,
+                          "--cache warm: only %.1f %% of the data set stays in the page cache, read %d "
+                          "times: memory is too "
+                          "small, or another process evicts; use --cache any",
+                          100 * share, WARM_READS);
     return STATUS_OK;
 }
 
@@ -514,6 +527,18 @@ static enum status measure_copy(const struct load *load, const struct variant *v
     return STATUS_OK;
 }
 
+/* Rows that say warm while something was read from the device: another process evicts. */
+static void warn_of_cooling(const struct load *load, const struct load_result *result,
+                            const struct cache_pages *after)
+{
+    uint64_t read = result->device_known ? result->device_bytes : 0;
+    if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
+        status_warn("--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
+                    "is in the page cache: another process evicts or needs the memory, and the row is not "
+                    "of warm runs alone",
+                    (unsigned long long)read, 100 * cache_share(after));
+}
+
 /* What is known of the latest timed run, and by how many threads. */
 static enum status measure_run(const struct load *load, const struct variant *variant, void *state,
                                char texts[][64], int *threads)
@@ -528,6 +553,7 @@ static enum status measure_run(const struct load *load, const struct variant *va
         status = load_resident(load, &after);
     if (status == STATUS_OK) {
         *threads = result->threads;
+        warn_of_cooling(load, result, &after);
         if (!dataset->uncounted)
             snprintf(
                 texts[SKIPPED], 64, "%llu",

@@ -46,7 +46,12 @@ static enum status plain_turn_to(struct plain *plain, struct dataset_member *mem
     if (member->size == UINT64_MAX)
         member->size = (uint64_t)status_.st_size;
     if (member->size != (uint64_t)status_.st_size)
-        return plain_fail(plain, member->size, "the file's size is not what its index says");
+        return status_set(
+            STATUS_FAILED, "%s/%s: offset %llu: the file has %llu bytes and its index says %llu",
+            dataset->path, dataset->files[plain->file].name,
+            (unsigned long long)(member->size < (uint64_t)status_.st_size ? member->size
+                                                                          : (uint64_t)status_.st_size),
+            (unsigned long long)status_.st_size, (unsigned long long)member->size);
     return STATUS_OK;
 }
 
@@ -168,15 +173,16 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
-/* In files too, where "1.cls" and "1.CLS" may stand side by side, case makes no difference. */
+/* Case makes no difference: in files "1.cls" and "1.CLS" may stand side by side. */
 static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const struct dataset_member *members = &dataset->members[sample->member];
     for (uint32_t m = 1; m < sample->members; m++)
         for (uint32_t other = 0; other < m; other++)
             if (strcasecmp(members[m].extension, members[other].extension) == 0)
-                return status_set(STATUS_FAILED, "%s: sample '%s' has '%s' twice", dataset->path, sample->key,
-                                  members[m].extension);
+                return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s' has '%s' twice",
+                                  dataset->path, dataset->files[members[m].file].name,
+                                  (unsigned long long)members[m].offset, sample->key, members[m].extension);
     return STATUS_OK;
 }
 
