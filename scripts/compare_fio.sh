@@ -21,6 +21,7 @@ fail() { # status, message
     exit "$1"
 }
 
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 dir=${1:-}
 rounds=${2:-5}
 [[ $dir && $rounds =~ ^[1-9][0-9]*$ ]] || fail 2 'usage: compare_fio.sh DIR [ROUNDS]'

@@ -4,7 +4,9 @@
     scripts/compare_loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
                                [--bench PROGRAM]
 
-A run is one epoch; every sample comes out in a batch, as fdsl-bench delivers bytes in a batch. Loaders:
+A run is one epoch; every sample comes out in a batch, as fdsl-bench delivers bytes in a batch. Only a sample's data
+(npy, bin, png, jpg) are read: labels (.cls and the like), which fdsl-bench delivers too, are left out, so compare on
+samples without labels, as --prepare makes them from its counter. Loaders:
 
     torch-files         DataLoader over a Dataset that opens, reads and closes a file a sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
@@ -252,10 +254,15 @@ def hash_epoch(loader):
 
 
 def check_end(path, offset):
-    """Where tarfile stopped must be the end of the shard: before a broken header it stops without a word."""
+    """Where tarfile stopped must be a block of zeros: before a broken header, and where the shard was cut, it stops
+    without a word."""
     with open(path, "rb") as stream:
         stream.seek(offset)
-        if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        block = stream.read(tarfile.BLOCKSIZE)
+        if len(block) < tarfile.BLOCKSIZE:
+            sys.exit("compare_loading: %s: offset %d: the shard was cut: it ends without a block of zeros"
+                     % (path, os.path.getsize(path)))
+        if block.strip(b"\0"):
             sys.exit("compare_loading: %s: offset %d: a broken header; what is behind it would not be read"
                      % (path, offset))
 

@@ -7,6 +7,10 @@
 #   scripts/setup.sh plots    what the figures need
 #   --quiet                   no notes about what is optional
 #
+# Some scripts ask for tools of their own, which are not installed here, as nothing else needs them. Each says so where
+# its tool is missing: fio (scripts/compare_fio.sh), python3-torch (scripts/compare_loading.py), pyarrow
+# (scripts/metadata_parquet.py; no Debian package: pip install pyarrow).
+#
 # Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
 # for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed.
 #

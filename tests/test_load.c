@@ -1330,6 +1330,10 @@ Test(load, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .
     cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
     expect_refused("counter-000001.tar: the shard is missing");
     expect_skipped(27, "13");
+    struct dataset dataset;
+    cr_assert_eq(dataset_open(folder, true, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert(dataset.faults == 1 && dataset.skipped == 13, "%d faults", (int)dataset.faults);
+    dataset_close(&dataset);
     cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
     cr_assert_eq(chmod(folder, 0), 0);
     if (geteuid() == 0)
@@ -1506,6 +1510,26 @@ static void expect_no_uring(unsigned failure)
     cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
 }
 
+/* The filter holds for programs that this process starts. */
+Test(load, forbidden_io_uring_exits_4, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const names[] = {"shards-uring", "files-uring"};
+    const char *program = getenv("FDSL_BENCH");
+    forbid(425 /* io_uring_setup */, 1 /* EPERM */);
+    for (int shards = 1; shards >= 0; shards--) {
+        char command[4 * PATH_MAX];
+        shards ? make_shards(101) : make_files(101);
+        snprintf(command, sizeof command, "timeout 30 %s --variant %s --data '%s' >'%s' 2>&1",
+                 program ? program : "./fdsl-bench", names[!shards], folder, in_folder("out.txt"));
+        int status = system(command);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 4, "%s: %x", command, (unsigned)status);
+        snprintf(command, sizeof command, "grep -q 'no io_uring here.*seccomp' '%s'", in_folder("out.txt"));
+        cr_assert_eq(system(command), 0);
+        remove_folder();
+        make_folder();
+    }
+}
+
 Test(load, forbidden_io_uring_makes_variants_unavailable)
 {
     expect_no_uring(1 /* EPERM */);
@@ -1572,9 +1596,36 @@ Test(load, the_comparison_refuses_shards_that_tarfile_cuts_short, .init = make_f
         fprintf(stream, "%06d\n", i);
     fclose(stream);
     cr_assert(comparison_refuses("holds 101 samples and its samples.csv tells of 102"));
+    cr_assert_eq(unlink(in_folder("samples.csv")), 0);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
+    make_shards(101);
+    struct stat whole;
+    cr_assert_eq(stat(in_folder("x-000002.tar"), &whole), 0);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), whole.st_size - TAR_END_BYTES), 0);
+    cr_assert(comparison_refuses("x-000002.tar: offset "));
+    make_shards(101);
     /* The second header: behind that of sample 0, which has no bytes, comes its label. */
     overwrite("x-000000.tar", 512, "z", 1);
     cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
+}
+
+/* Its rows can stand in one table with ours. */
+Test(load, the_comparison_has_the_columns_of_our_rows, .init = make_folder, .fini = remove_folder)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    make_shards(101);
+    snprintf(
+        command, sizeof command,
+        "%s --variant shards-mmap --data '%s' --cache any --min-time 0 --format csv 2>/dev/null | "
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, csv, compare_loading as c\n"
+        "rows = list(csv.reader(sys.stdin))\n"
+        "assert rows[0] == c.COLUMNS, set(rows[0]) ^ set(c.COLUMNS)\n"
+        "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'",
+        program ? program : "./fdsl-bench", folder);
+    cr_assert_eq(system(command), 0);
 }
 
 /* Rows without workers and with one have both one thread. */
@@ -1645,6 +1696,26 @@ Test(load, a_global_pax_header_holds_in_every_share, .init = make_folder, .fini 
         }
 }
 
+/* All variants read the shards in the folder, whole. */
+static void expect_read(uint32_t samples)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, samples);
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
 Test(load, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = remove_folder)
 {
     static const char script[] =
@@ -1663,19 +1734,52 @@ Test(load, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = rem
         cr_skip_test("no python3");
     snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
     cr_assert_eq(system(command), 0);
-    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
-        struct job job;
-        void *state;
-        uint64_t wrong;
-        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
-        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, 40);
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        if (variant) {
-            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                         status_text());
-            cr_assert_eq(wrong, 0);
-            variant->teardown(state);
-        }
-        close_job(&job);
+    expect_read(40);
+}
+
+/* As webdataset's TarWriter calls tarfile: a stream ("w|"), members of a sample in the order of their
+ * extensions, the key's before the others, its owner and mode, the time as a float. */
+Test(load, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
+{
+    static const char script[] =
+        "import tarfile,io,sys,time\n"
+        "for s,f in enumerate((tarfile.USTAR_FORMAT, tarfile.DEFAULT_FORMAT)):\n"
+        "  with open('%s/w-%06d.tar'%(sys.argv[1],s),'wb') as stream:\n"
+        "    t=tarfile.open(fileobj=stream,mode='w|',format=f)\n"
+        "    for i in range(30):\n"
+        "      "
+        "sample={'__key__':'train/%d-%06d'%(s,i),'jpg':b'%d'%i*(i*200+1),'cls':b'%d'%i,'meta.json':b'{}'}\n"
+        "      for k in sorted(sample):\n"
+        "        if k=='__key__': continue\n"
+        "        m=tarfile.TarInfo(sample['__key__']+'.'+k); m.size=len(sample[k]); m.mtime=time.time()\n"
+        "        m.mode=0o444; m.uname=m.gname='bigdata'; t.addfile(m,io.BytesIO(sample[k]))\n"
+        "    t.close()\n";
+    char command[sizeof script + PATH_MAX + 64];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert_eq(system(command), 0);
+    expect_read(60);
+}
+
+/* All formats of GNU tar, with names as long as each can hold; folders are members too. */
+Test(load, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
+{
+    static const struct {
+        const char *name;
+        int half; /* of a name */
+    } formats[] = {{"v7", 40}, {"ustar", 90}, {"oldgnu", 200}, {"gnu", 200}, {"pax", 200}};
+    char command[2 * PATH_MAX];
+    if (system("tar --version 2>/dev/null | grep -q GNU") != 0)
+        cr_skip_test("no GNU tar");
+    for (size_t f = 0; f < COUNT_OF(formats); f++) {
+        snprintf(command, sizeof command,
+                 "cd '%s' && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
+                 "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
+                 "seq 99 >$f/$long/$long.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
+                 "cd .. && rm -r t",
+                 folder, formats[f].name, formats[f].half);
+        cr_assert_eq(system(command), 0, "%s", command);
     }
+    expect_read(50);
 }

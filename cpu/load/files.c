@@ -45,7 +45,8 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     close(fd);
     lap(worker, LOAD_CLOSE, &begin_ns);
     if (failure)
-        return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name, strerror(failure));
+        return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
+                          failure == ESPIPE ? "it is no regular file" : strerror(failure));
     if ((uint64_t)count != member->size)
         return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
                           dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);

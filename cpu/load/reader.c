@@ -139,6 +139,7 @@ static void clear(struct worker *worker)
     worker->tally = worker->lost = (struct tally){0};
     worker->first_lost = worker->changed = false;
     worker->decode_s = worker->augment_s = 0;
+    worker->image_count = 0;
     worker->status = STATUS_OK;
     worker->failure[0] = '\0';
     if (worker->load->control->timed_calls)
@@ -202,12 +203,24 @@ static enum status check_lost(struct reader *reader, uint64_t number)
     return STATUS_OK;
 }
 
+/* Says once that --decode or --augment had nothing to do. */
+static void warn_imageless(struct reader *reader, uint64_t images)
+{
+    if (!reader->load->decode || images > 0 || reader->result.tally.count == 0 || reader->imageless)
+        return;
+    reader->imageless = true;
+    status_warn("--%s: no sample holds an image that is known (png; npy of |u1, <f2 or <f4 with two or three "
+                "axes, in C order): nothing was done",
+                reader->load->augment ? "augment" : "decode");
+}
+
 /* Sums up the workers, and holds what they delivered against what the plain reader read. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
     const struct load *load = reader->load;
     struct tally all = {0};
+    uint64_t images = 0;
     result->tally = (struct tally){0};
     result->decode_s = result->augment_s = 0;
     for (int w = 0; w < reader->threads; w++) {
@@ -216,7 +229,9 @@ static enum status finish(struct reader *reader, uint64_t number)
         tally_merge(&all, &worker->lost);
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
+        images += worker->image_count;
     }
+    warn_imageless(reader, images);
     result->skipped = all.count;
     load->control->lost = all;
     TRY(check_lost(reader, number));
@@ -226,9 +241,9 @@ static enum status finish(struct reader *reader, uint64_t number)
          all.sum == reader->expected.sum))
         return STATUS_OK;
     return status_set(STATUS_WRONG,
-                      "run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
+                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
                       "(hash %016llx) are right",
-                      (unsigned long long)number, (unsigned long long)all.count,
+                      load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
                       (unsigned long long)all.bytes, (unsigned long long)all.sum,
                       (unsigned long long)reader->expected.count, (unsigned long long)reader->expected.bytes,
                       (unsigned long long)reader->expected.sum);
@@ -266,6 +281,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
         worker->images_room = end;
     }
     worker->images_bytes = end;
+    worker->image_count++;
     *room = worker->images + begin;
     return STATUS_OK;
 }

@@ -33,6 +33,7 @@ struct worker {
     uint8_t *images; /* of the batch in delivery, as they came out of decoding and augmentation, one behind
                       * the other: what a consumer gets */
     size_t images_bytes, images_room;
+    uint64_t image_count; /* of the run */
 
     enum status status;
     char failure[1024]; /* why the run failed, or its first sample was lost */
@@ -46,6 +47,7 @@ struct reader {
     struct worker *workers;
     struct tally expected; /* of the run that comes next */
     uint8_t *fates;        /* by sample: what became of it in runs so far; NULL where none may be lost */
+    bool imageless;        /* a run found no image to decode, and that was said */
     bool expects, settled; /* `expected` is known; all was brought into the page cache */
     bool device_known;     /* the kernel tells what this process had read before the run: */
     uint64_t device_bytes;

@@ -1,5 +1,6 @@
-/* `shards`: one thread reads each shard from its begin to its end with read(2) and takes the samples from the
- * tar headers as they come by: no index is used, and nothing is ever sought. */
+/* `shards`: one thread reads its part of each shard in a row with read(2) and takes the samples from the tar
+ * headers as they come by. Where the data lie is taken from these headers alone; only where a share begins in
+ * the midst of a shard is known from when the directory was opened, and sought once. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -317,8 +317,8 @@ static enum status check(struct runner *runner, void *state, struct result *resu
     result->wrong = wrong;
     if (runner_leads(runner))
         TRY(report_add(runner->report, result));
-    return status_set(STATUS_WRONG, "%s: %llu of %.0f %s are wrong; its time is not recorded",
-                      result->variant, (unsigned long long)wrong, items, runner->settings->workload->item);
+    return status_set(STATUS_WRONG, "%llu of %.0f %s are wrong; its time is not recorded",
+                      (unsigned long long)wrong, items, runner->settings->workload->item);
 }
 
 static enum status check_and_time(struct runner *runner, void *state, struct result *result)
@@ -526,6 +526,7 @@ static enum status run_variants(struct runner *runner)
     for (size_t i = 0; i < settings->variant_count; i++) {
         enum status status = comm_agree(run_variant(runner, settings->variants[i]));
         if (status == STATUS_WRONG) {
+            status_prefix(status, "%s", settings->variants[i]->name);
             status_print();
             wrong++;
         } else if (status != STATUS_OK)

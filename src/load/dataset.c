@@ -552,13 +552,21 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0;
+    bool closed = false; /* the latest file could not be opened, and that was said */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
         for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
             dataset->shard_first[shard] = kept;
+        bool said = closed && dataset->members[sample->member].file == plain.file;
         status = plain_sample(&plain, sample, whole);
+        closed = plain.fd < 0;
+        if (status != STATUS_OK && said && dataset->skip) {
+            status = STATUS_OK;
+            dataset->skipped++;
+            continue;
+        }
         if (status != STATUS_OK) {
             status = leave_out(dataset, status, 1);
             continue;
