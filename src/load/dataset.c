@@ -328,7 +328,7 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
             status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
             if (status == STATUS_OK)
                 status = keep_name(dataset, path, strlen(path), &names->items[names->count++]);
-        } else if (!deep && ends_in(path, ".tar"))
+        } else if (!deep && !S_ISDIR(status_.st_mode) && ends_in(path, ".tar"))
             status_warn("%s/%s is no regular file, and is not read", dataset->path, path);
     }
     closedir(stream);
