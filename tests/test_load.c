@@ -586,24 +586,34 @@ static void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* With --on-error skip the rest, `left` samples, is read; `skipped` is what the column says. */
+/* With --on-error skip every variant reads the rest, `left` samples; `skipped` is what the column says. */
 static void expect_skipped(uint32_t left, const char *skipped)
 {
-    struct job job;
-    void *state;
-    struct run_time unused;
-    struct load_result result;
-    char texts[64][64] = {{0}};
-    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
-    const struct load *load = job.input;
-    const struct variant *variant = start(&job, load->dataset->shards ? "shards-mmap" : "files", &state);
-    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-    cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-    cr_assert_eq(result.tally.count, left, "%d left", (int)result.tally.count);
-    cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s", status_text());
-    cr_assert_str_eq(texts[column_of(job.workload, "skipped")], skipped);
-    variant->teardown(state);
-    close_job(&job);
+    for (size_t v = 0; v < COUNT_OF(shard_variants) + COUNT_OF(file_variants); v++) {
+        bool shards = v < COUNT_OF(shard_variants);
+        const char *name = shards ? shard_variants[v] : file_variants[v - COUNT_OF(shard_variants)];
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        char texts[64][64] = {{0}};
+        cr_assert_eq(open_job(&job, "--cache any --on-error skip --shuffle 9 --batch 4"), STATUS_OK, "%s",
+                     status_text());
+        const struct load *load = job.input;
+        const struct variant *variant = load->dataset->shards == shards ? start(&job, name, &state) : NULL;
+        if (variant) {
+            for (uint64_t number = 0; number < 2; number++)
+                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                             status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_eq(result.tally.count, left, "%s: %d left", name, (int)result.tally.count);
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_str_eq(texts[column_of(job.workload, "skipped")], skipped);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
 }
 
 /* Samples from number `sample` on that are whole in a shard that ends at `bytes`, less the last, which the

@@ -504,6 +504,8 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
         return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
                           strerror(errno));
+    if (!S_ISREG(status_.st_mode))
+        return status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, shard->name);
     uint64_t bytes = (uint64_t)status_.st_size;
     if (bytes != shard->bytes)
         return status_set(
