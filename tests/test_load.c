@@ -527,6 +527,12 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
     remove_folder();
     make_folder();
     make_pictures(false);
+    /* An array that decodes, in the sample whose picture does not: it must not stay in the batch. */
+    char array[NPY_HEADER_MAX + 45];
+    size_t header = npy_header(array, "|u1", "5, 9");
+    memset(array + header, 21, 45);
+    FILE *stream = fopen(in_folder("000007.npy"), "w");
+    cr_assert(stream && fwrite(array, 1, header + 45, stream) == header + 45 && fclose(stream) == 0);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         expect_pictures_in_batches(file_variants[v]);
 }
