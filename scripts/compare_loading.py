@@ -336,7 +336,8 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "time_p95_s": "%.9g" % quantile(ordered, 0.95), "time_p99_s": "%.9g" % quantile(ordered, 0.99),
         "time_sd_s": "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
-        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu, "layout": layout, "shards": shards,
+        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu,
+        "layout": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
     if options.gpu:
