@@ -84,6 +84,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
                               .threads = threads,
+                              .proof = {.load = load, .plan = load_plan(load, threads)},
                               .stride = stride % 4096 ? stride : stride + 64,
                               .slots = (slots + load->batch - 1) / load->batch * load->batch};
     uint64_t wanted = (uint64_t)threads * reader->slots * reader->stride,
@@ -116,14 +117,7 @@ enum status reader_ready(struct reader *reader, uint64_t number)
     const struct load *load = reader->load;
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
-    if (load->cache != LOAD_WARM || !reader->settled)
-        TRY(load_settle_cache(load, &reader->result.before));
-    reader->settled = true;
-    if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
-        TRY(load_expect(load, reader->threads, number, &reader->expected));
-    reader->expects = true;
-    reader->device_bytes = cache_device_bytes();
-    return STATUS_OK;
+    return proof_ready(&reader->proof, number, &reader->result.before);
 }
 
 static void clear(struct worker *worker)
@@ -148,59 +142,25 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
 }
 
-/* Says once what a run lost. A row's runs must all lose as many: else their times are of different work. */
-static enum status check_lost(struct reader *reader, uint64_t number)
-{
-    uint64_t lost = reader->load->control->lost.count;
-    if (lost > 0 && (!reader->ran || lost != reader->lost))
-        for (int w = 0; w < reader->threads; w++)
-            if (reader->workers[w].failure[0])
-                status_warn("left out in a run: %s", reader->workers[w].failure);
-    if (reader->ran && lost != reader->lost)
-        return status_set(
-            STATUS_FAILED,
-            "run %llu could not read %llu samples and runs before it %llu: the data set changes "
-            "while it is measured; mend it, and run again",
-            (unsigned long long)number, (unsigned long long)lost, (unsigned long long)reader->lost);
-    if (lost == reader->expected.count)
-        return status_set(STATUS_FAILED,
-                          "run %llu could read none of its %llu samples; see the warning above",
-                          (unsigned long long)number, (unsigned long long)lost);
-    reader->lost = lost;
-    reader->ran = true;
-    return STATUS_OK;
-}
-
 /* Sums up the workers, and holds what they delivered against what the plain reader read. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
-    const struct load *load = reader->load;
-    struct tally all = {0};
+    struct tally lost = {0};
     result->tally = (struct tally){0};
     result->decode_s = result->augment_s = 0;
     for (int w = 0; w < reader->threads; w++) {
         const struct worker *worker = &reader->workers[w];
         tally_merge(&result->tally, &worker->tally);
-        tally_merge(&all, &worker->lost);
+        tally_merge(&lost, &worker->lost);
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
     }
-    result->skipped = all.count;
-    load->control->lost = all;
-    if (!load->control->whole) /* that is one epoch */
-        TRY(check_lost(reader, number));
-    tally_merge(&all, &result->tally);
-    if (load->control->whole || (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
-                                 all.sum == reader->expected.sum))
-        return STATUS_OK;
-    return status_set(STATUS_WRONG,
-                      "run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
-                      "(hash %016llx) are right",
-                      (unsigned long long)number, (unsigned long long)all.count,
-                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
-                      (unsigned long long)reader->expected.count, (unsigned long long)reader->expected.bytes,
-                      (unsigned long long)reader->expected.sum);
+    result->skipped = lost.count;
+    for (int w = 0; proof_lost_anew(&reader->proof, &lost) && w < reader->threads; w++)
+        if (reader->workers[w].failure[0])
+            status_warn("left out in a run: %s", reader->workers[w].failure);
+    return proof_finish(&reader->proof, number, &result->tally, &lost);
 }
 
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
@@ -424,7 +384,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
 
 enum status reader_fetch(struct reader *reader, struct load_result *result)
 {
-    reader->result.device_bytes = cache_device_bytes() - reader->device_bytes;
+    reader->result.device_bytes = proof_device_bytes(&reader->proof);
     for (int call = 0; call < LOAD_CALLS; call++) {
         reader->result.latency[call] = (struct latency){0};
         for (int w = 0; w < reader->threads; w++)

@@ -9,6 +9,7 @@
 
 #include "core/variant.h"
 #include "load/load.h"
+#include "load/proof.h"
 
 #define READER_LOST UINT32_MAX /* in worker->held: the slot's sample could not be read */
 
@@ -43,12 +44,8 @@ struct reader {
     size_t stride;
     uint32_t slots; /* a worker's */
     struct worker *workers;
-    struct tally expected; /* of the run that comes next */
-    uint64_t lost;         /* samples, by the first run */
-    bool ran;
-    bool expects, settled; /* `expected` is known; all was brought into the page cache */
-    uint64_t device_bytes; /* read by this process before the run */
-    uint8_t *set;          /* the working set as memory, for reader_copy() */
+    struct proof proof;
+    uint8_t *set; /* the working set as memory, for reader_copy() */
     size_t set_bytes;
     struct load_result result;
 };

@@ -56,7 +56,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         snprintf(column, sizeof column, "%s", spec->name);
         for (char *c = column; (c = strchr(c, '-'));)
             *c = '_';
-        if (!workload->applies || workload->applies(parameters, spec->name))
+        if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         bool number = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL;
         (number ? row_number : row_text)(row, column, text);
