@@ -28,17 +28,18 @@ if [[ -z $dir ]]; then
     trap 'rm -rf "$dir"' EXIT
 fi
 
-passed=0 failed=0
+# Checks run side by side, as most of each is the start of CUDA.
+jobs=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
+log=$(mktemp)
 check() { # name, command ...
-    local name=$1 begin=$SECONDS output
-    shift
-    if output=$("$@" 2>&1); then
-        passed=$((passed + 1))
-        printf 'ok      %3d s  %s\n' $((SECONDS - begin)) "$name"
-    else
-        failed=$((failed + 1))
-        printf 'FAILED  %3d s  %s\n%s\n' $((SECONDS - begin)) "$name" "$output"
-    fi
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+    (
+        name=$1 begin=$SECONDS verdict=ok
+        shift
+        output=$("$@" 2>&1) || verdict=FAILED
+        [[ $verdict == ok ]] && output=
+        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$log"
+    ) &
 }
 fails_with() { # exit status, words of the message, command ...
     local wanted=$1 words=$2 output status=0
@@ -48,8 +49,17 @@ fails_with() { # exit status, words of the message, command ...
     printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
     return 1
 }
-make_set() { # layout, name, options of --prepare ...
-    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --layout "$1" "${@:3}" >/dev/null 2>&1
+breaks() { # variant, state of the page cache, command that breaks a shard
+    local set shard
+    set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
+    shard=$(find "$set" -name '*.tar' | sort | sed -n 2p)
+    (sleep 3 && $3 "$shard") &
+    fails_with 1 "$set/" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 --min-time 60 --max-time 90
+}
+make_set() { # layout, name, shards, options of --prepare ...
+    local shards=(--shards "$3")
+    [[ $1 == shards ]] || shards=()
+    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --layout "$1" "${shards[@]}" "${@:4}" >/dev/null
 }
 layouts_of() { # variant
     case $1 in files-gpu) echo files ;; gpu-resident) echo files shards ;; *) echo shards ;; esac
@@ -65,21 +75,25 @@ verify() { # variant, set, options ...
     done
 }
 
-# name: samples, shards, then options of --prepare
 make_sets() {
     local layout
     for layout in files shards; do
-        make_set $layout one --samples 1 --shards 1 --sample-shape 7 --dtype u8
-        make_set $layout three --samples 3 --shards 2 --sample-shape 3,5,7 --dtype f16
-        make_set $layout odd --samples 257 --shards 5 --sample-shape 3,31,33 --dtype u8
-        make_set $layout half --samples 101 --shards 1 --sample-shape 1,1001 --dtype f16
-        make_set $layout float --samples 97 --shards 7 --sample-shape 129 --dtype f32
-        make_set $layout large --samples 5 --shards 2 --sample-shape 3,1024,1025 --dtype u8
+        make_set $layout one 1 --samples 1 --sample-shape 7 --dtype u8
+        make_set $layout three 2 --samples 3 --sample-shape 3,5,7 --dtype f16
+        make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
+        make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
+        make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
+        make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
     done
-    make_set shards many --samples 10000 --shards 10000 --sample-shape 40 --dtype u8
+    make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
 }
 sets=(one three odd half float large)
 make_sets
+# cuFile takes the files of some file systems, and of others none.
+if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then
+    echo "check_load_gpu.sh: gds is left out: name a DIR on a file system that cuFile takes" >&2
+    variants=$(grep -v '^gds$' <<<"$variants")
+fi
 
 if ((sanitize)); then
     # racecheck looks at shared memory, initcheck at what was never written.
@@ -125,17 +139,16 @@ else
         check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
             --data "$dir/large-shards" --batch 1000000 --tensor f32 --cache any
         [[ $variant == gpu-resident ]] && continue
-        rm -rf "$dir/gone" && cp -r "$dir/odd-shards" "$dir/gone"
-        shard=$(find "$dir/gone" -name '*.tar' | sort | sed -n 2p)
         # A shard that goes, and one that shrinks, while the epochs of a run go by
-        for fault in "rm $shard" "truncate -s 5000 $shard"; do
-            rm -rf "$dir/gone" && cp -r "$dir/odd-shards" "$dir/gone"
-            (sleep 2 && $fault) &
-            check "$variant: ${fault%% *} in a run" fails_with 1 'gone/' "$bench" --variant "$variant" --data "$dir/gone" \
-                --cache any --threads 4 --epochs 100 --min-time 60 --max-time 90
-            wait
+        check "$variant: a shard goes" breaks "$variant" any rm
+        for cache in any warm; do
+            check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done
     done
 fi
+wait
+passed=$(grep -c '^ok ' "$log") || true
+failed=$(grep -c '^FAILED ' "$log") || true
+rm -f "$log"
 echo "$passed passed, $failed failed"
-((failed == 0))
+((failed == 0 && passed > 0))

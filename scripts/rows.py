@@ -25,8 +25,9 @@ DEFAULTS = {
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048",
 }
+LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
@@ -179,8 +180,9 @@ def read_file(path):
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
         elif schema == "load/3":
-            need_columns(path, header, IDENTITY + ("rank", "verified", "layout") + LOAD_NUMBERS + tuple(LOAD_DEFAULTS),
-                         schema)
+            options = tuple(option for option in LOAD_DEFAULTS if option not in LOAD_LATER)
+            need_columns(path, header, IDENTITY + ("rank", "verified", "layout") + LOAD_NUMBERS + options, schema)
+            fields = dict.fromkeys(LOAD_LATER, "") | fields
             rows.append(measured_row(path, line, fields, LOAD_NUMBERS, LOAD_NEEDED))
         elif schema in ROW_SCHEMAS:
             columns = IDENTITY + ("rank", "verified") + NEEDED + tuple(DEFAULTS)

@@ -1,52 +1,23 @@
 /* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into
  * its slot, by one thread or by all, each with shards of its own.
  *
- * A file that shrinks while it is mapped turns a copy into SIGBUS. The copies of a batch are guarded: the
- * signal jumps back, and the sample is an error as any other. Checking sizes alone would leave a race. */
+ * A file that shrinks while it is mapped turns a copy into SIGBUS. Copies are guarded (load/guard.h): the
+ * sample is an error as any other. */
 #include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "load/guard.h"
 #include "reader.h"
 
 struct mapped {
     struct reader reader; /* first: variants share its functions */
     uint8_t **shards;     /* by file; NULL where it is not mapped */
-    bool guarding;
-    struct sigaction before;
+    struct guard guard;
 };
-
-/* ---- SIGBUS ---- */
-
-static __thread sigjmp_buf escape;
-static __thread volatile sig_atomic_t guarded;
-
-static void on_bus_error(int signal_)
-{
-    if (guarded)
-        siglongjmp(escape, 1);
-    signal(signal_, SIG_DFL); /* not ours: it happens again, and ends the program */
-}
-
-/* memcpy(), false where a page of the source is gone. */
-static bool copy_guarded(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    if (sigsetjmp(escape, 0)) { /* no system call; SA_NODEFER keeps the signal open */
-        guarded = 0;
-        return false;
-    }
-    guarded = 1;
-    __asm__ volatile("" : : : "memory");
-    memcpy(to, from, bytes);
-    __asm__ volatile("" : : : "memory");
-    guarded = 0;
-    return true;
-}
 
 /* ---- Mappings ---- */
 
@@ -164,10 +135,10 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
         ask_for_lines(next->data, ahead);
         next->data += ahead;
         next->bytes -= ahead;
-        if (!copy_guarded(slot + at, data + at, piece))
+        if (!guard_copy(slot + at, data + at, piece))
             return false;
     }
-    return next->data || copy_guarded(slot, data, bytes);
+    return next->data || guard_copy(slot, data, bytes);
 }
 
 static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
@@ -215,8 +186,7 @@ static enum status mapped_epoch(struct worker *worker)
 static void mapped_teardown(void *state)
 {
     struct mapped *mapped = state;
-    if (mapped->guarding)
-        sigaction(SIGBUS, &mapped->before, NULL);
+    guard_close(&mapped->guard);
     if (mapped->shards)
         unmap(mapped);
     free(mapped->shards);
@@ -226,15 +196,11 @@ static void mapped_teardown(void *state)
 
 static enum status open_mapped(const struct load *load, int threads, struct mapped *mapped)
 {
-    struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER};
     TRY(reader_open(&mapped->reader, load, threads, load->batch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
     if (!mapped->shards)
         return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
-    if (sigaction(SIGBUS, &action, &mapped->before) != 0)
-        return status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(errno));
-    mapped->guarding = true;
-    return STATUS_OK;
+    return guard_open(&mapped->guard);
 }
 
 static enum status setup_with(const void *input, int threads, void **state)

@@ -157,7 +157,8 @@ static const struct load_traits traits = {.shards = false,
                                           .ring = false,
                                           .keyed = false,
                                           .calls = false,
-                                          .timed = "order+open+read+close+copy+unpack",
+                                          .accepts = NULL,
+                                          .timed = "order+open+read+close+transfer+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = files_gpu_copy};
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <new>
 
@@ -33,25 +34,68 @@ static struct gds *gds_of(const struct ring_worker *worker)
     return reinterpret_cast<struct gds *>(worker->ring);
 }
 
-static enum status gds_open(struct ring_worker *worker, struct piece *piece)
+/* A shard that the library has. */
+struct gds_file {
+    int fd;
+    void *file;
+};
+
+static enum status register_shard(const struct cufile *library, const struct dataset *dataset, uint32_t shard,
+                                  struct gds_file *file)
 {
-    const struct dataset *dataset = worker->outlet->delivery->load->dataset;
     struct cufile_descriptor descriptor = {};
+    file->fd = dataset_file_open(dataset, shard, 0);
+    if (file->fd < 0)
+        return STATUS_FAILED;
     descriptor.type = CUFILE_OPAQUE_FD;
-    descriptor.handle.fd = piece->fd;
-    struct cufile_error opened = gds_of(worker)->library->register_file(&piece->handle, &descriptor);
-    if (opened.error == 0)
+    descriptor.handle.fd = file->fd;
+    struct cufile_error error = library->register_file(&file->file, &descriptor);
+    if (error.error == 0)
         return STATUS_OK;
+    close(file->fd);
     return status_set(
-        STATUS_FAILED,
-        "%s/%s: cuFile does not take the file (error %d): keep the shards on a file system that it "
-        "serves (ext4, xfs, ...), or take shards-gpu",
-        dataset->path, dataset->files[piece->shard].name, opened.error);
+        STATUS_UNAVAILABLE,
+        "%s/%s: cuFile does not take the file (error %d; cufile.log says more): keep the shards on a "
+        "file system that it serves (ext4, xfs, ...), or take shards-gpu",
+        dataset->path, dataset->files[shard].name, error.error);
 }
 
-static void gds_close(struct ring_worker *worker, struct piece *piece)
+static void deregister_shard(const struct cufile *library, const struct gds_file *file)
 {
-    gds_of(worker)->library->deregister_file(piece->handle);
+    library->deregister_file(file->file);
+    close(file->fd);
+}
+
+static enum status gds_open(struct ring_worker *worker, struct piece *piece)
+{
+    struct gds_file *file = static_cast<struct gds_file *>(malloc(sizeof *file));
+    if (!file)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status =
+        register_shard(gds_of(worker)->library, worker->outlet->delivery->load->dataset, piece->shard, file);
+    if (status == STATUS_OK)
+        piece->handle = file;
+    else
+        free(file);
+    return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status; /* gds_accepts() has seen others taken */
+}
+
+static void gds_close(struct ring_worker *worker, void *handle)
+{
+    deregister_shard(gds_of(worker)->library, static_cast<struct gds_file *>(handle));
+    free(handle);
+}
+
+/* Whether the library takes the shards: before the variant is chosen. */
+static enum status gds_accepts(const struct load *load)
+{
+    const struct cufile *library;
+    struct gds_file file;
+    TRY(device_probe(0));
+    TRY(cufile_open(&library));
+    TRY(register_shard(library, load->dataset, 0, &file));
+    deregister_shard(library, &file);
+    return STATUS_OK;
 }
 
 /* Takes what cuFile returned for a read: bytes, or a failure. */
@@ -68,10 +112,11 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     struct gds_worker *own = static_cast<struct gds_worker *>(worker->own);
     struct chunk *chunk = &worker->chunks[index];
     struct piece *piece = &chunk->pieces[0];
-    if (chunk->piece_count == 0 || piece->fd < 0)
+    void *file = piece->handle ? static_cast<struct gds_file *>(piece->handle)->file : NULL;
+    if (chunk->piece_count == 0 || piece->broken)
         return STATUS_OK;
     if (!gds->batches) {
-        take(piece, gds->library->read(piece->handle, worker->device, piece->bytes, (off_t)piece->offset,
+        take(piece, gds->library->read(file, worker->device, piece->bytes, (off_t)piece->offset,
                                        (off_t)(index * worker->ring->buffer_bytes)));
         return STATUS_OK;
     }
@@ -82,7 +127,7 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     request->u.batch.file_offset = (off_t)piece->offset;
     request->u.batch.base_offset = (off_t)(index * worker->ring->buffer_bytes);
     request->u.batch.bytes = piece->bytes;
-    request->file = piece->handle;
+    request->file = file;
     request->operation = CUFILE_READ;
     request->cookie = piece;
     struct cufile_error submitted = gds->library->batch_submit(own->batches[index], 1, request, 0);
@@ -232,6 +277,7 @@ static const struct load_traits traits = {.shards = true,
                                           .ring = true,
                                           .keyed = false,
                                           .calls = false,
+                                          .accepts = gds_accepts,
                                           .timed = "order+open+read+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = gds_copy};

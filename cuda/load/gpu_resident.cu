@@ -48,7 +48,7 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
 {
     return cub::DeviceRadixSort::SortPairs(
         scratch, *scratch_bytes, resident->keys[0], resident->keys[1], resident->order[0], resident->order[1],
-        static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, 64, stream);
+        static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
 /* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
@@ -305,6 +305,7 @@ static const struct load_traits traits = {.shards = true,
                                           .ring = false,
                                           .keyed = true,
                                           .calls = false,
+                                          .accepts = NULL,
                                           .timed = "order+gather",
                                           .timed_unless_warm = NULL,
                                           .copy = resident_copy};

@@ -42,21 +42,18 @@ static void read_ahead(struct ring_worker *worker)
     }
 }
 
-static enum status open_segment(struct ring_worker *worker, struct piece *piece)
+/* Opens the shard of the segment that begins. */
+static enum status open_segment(struct ring_worker *worker, uint32_t shard)
 {
-    const struct ring_type *type = worker->ring->type;
+    struct piece piece = {};
     read_ahead(worker);
-    worker->handle = NULL;
-    worker->fd = piece->fd = dataset_file_open(worker->outlet->delivery->load->dataset, piece->shard, 0);
-    enum status status = piece->fd < 0 ? STATUS_FAILED : type->open ? type->open(worker, piece) : STATUS_OK;
-    if (status == STATUS_OK) {
-        worker->handle = piece->handle;
+    piece.shard = shard;
+    enum status status = worker->ring->type->open(worker, &piece);
+    worker->handle = piece.handle;
+    worker->broken = status != STATUS_OK;
+    if (!worker->broken)
         return STATUS_OK;
-    }
     snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
-    if (worker->fd >= 0)
-        close(worker->fd);
-    worker->fd = piece->fd = -1;
     return worker->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
@@ -98,10 +95,10 @@ static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
         fit_piece(worker, chunk, piece);
         if (piece->count == 0)
             break;
-        piece->fd = worker->fd;
-        piece->handle = worker->handle;
         if (worker->within == 0)
-            TRY(open_segment(worker, piece));
+            TRY(open_segment(worker, piece->shard));
+        piece->handle = worker->handle;
+        piece->broken = worker->broken;
         chunk->piece_count++;
         chunk->samples += piece->count;
         chunk->bytes = piece->at + piece->bytes;
@@ -111,7 +108,7 @@ static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
         if (piece->ends) {
             worker->segment++;
             worker->within = 0;
-            worker->fd = -1;
+            worker->handle = NULL;
         }
         if (worker->arrival % ring->span == 0)
             break;
@@ -122,20 +119,16 @@ static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
 
 /* ---- Completing one ---- */
 
-static void close_piece(struct ring_worker *worker, struct piece *piece)
+static void close_shard(struct ring_worker *worker, void *handle)
 {
-    if (!piece->ends || piece->fd < 0)
-        return;
-    if (worker->ring->type->close)
-        worker->ring->type->close(worker, piece);
-    close(piece->fd);
-    piece->fd = -1;
+    if (handle && worker->ring->type->close)
+        worker->ring->type->close(worker, handle);
 }
 
 static enum status piece_fault(const struct ring_worker *worker, const struct piece *piece, uint32_t sample)
 {
     const struct dataset *dataset = worker->outlet->delivery->load->dataset;
-    if (piece->fd < 0)
+    if (piece->broken)
         return status_set(STATUS_FAILED, "%s", worker->failure);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
@@ -152,7 +145,7 @@ static enum status tabulate(struct ring_worker *worker, const struct piece *piec
         const struct array_place *place = &outlet->delivery->arrays.places[piece->first + i];
         uint32_t sample = piece->first + i, slot = outlet_slot(outlet, piece->arrival + i);
         uint64_t within = place->begin - piece->offset;
-        bool came = piece->fd >= 0 && within + place->bytes <= piece->got;
+        bool came = !piece->broken && within + place->bytes <= piece->got;
         TRY(outlet_reserve(outlet, slot));
         outlet->held[slot] = came ? sample : DELIVERY_LOST;
         if (came)
@@ -196,7 +189,8 @@ static enum status complete(struct ring_worker *worker)
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
         TRY(tabulate(worker, &chunk->pieces[p], entries, &count));
-        close_piece(worker, &chunk->pieces[p]);
+        if (chunk->pieces[p].ends)
+            close_shard(worker, chunk->pieces[p].handle);
     }
     worker->completed++;
     if (count > 0)
@@ -237,14 +231,11 @@ static void abandon(struct ring_worker *worker)
         struct chunk *chunk = &worker->chunks[index];
         (void)worker->ring->type->complete(worker, index);
         for (uint32_t p = 0; p < chunk->piece_count; p++)
-            close_piece(worker, &chunk->pieces[p]);
+            if (chunk->pieces[p].ends)
+                close_shard(worker, chunk->pieces[p].handle);
     }
-    struct piece open = {};
-    open.fd = worker->fd;
-    open.handle = worker->handle;
-    open.ends = true;
-    close_piece(worker, &open);
-    worker->fd = -1;
+    close_shard(worker, worker->handle);
+    worker->handle = NULL;
 }
 
 static enum status ring_epoch(struct outlet *outlet)
@@ -254,7 +245,6 @@ static enum status ring_epoch(struct outlet *outlet)
     order_make(&proof->plan, outlet->epoch, proof->load->rank * outlet->delivery->workers + outlet->number,
                &outlet->order);
     worker->segment = worker->within = worker->arrival = worker->asked = 0;
-    worker->fd = -1;
     worker->handle = NULL;
     enum status status = read_all(worker);
     if (status == STATUS_OK)
@@ -331,7 +321,6 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
         worker->ring = ring;
         worker->outlet = &ring->delivery.outlets[w];
         worker->outlet->own = worker;
-        worker->fd = -1;
         TRY(open_worker(ring, worker));
     }
     return STATUS_OK;

@@ -14,8 +14,8 @@ struct piece {
     uint32_t arrival;             /* of the first one */
     uint64_t offset, bytes;       /* in the shard */
     uint64_t at;                  /* in the buffer */
-    int fd;                       /* negative: the shard could not be opened, `failure` says why */
     void *handle;                 /* the variant's, of the shard */
+    bool broken;                  /* the shard could not be opened */
     bool ends;                    /* nothing more is read from it */
     bool read;                    /* its bytes have been asked for */
     uint64_t got;                 /* bytes that came */
@@ -37,8 +37,8 @@ struct ring_type {
     bool on_device;      /* straight into those on the device; else into pinned ones, which are copied */
     uint32_t pieces_max; /* of a chunk */
     enum status (*open)(struct ring_worker *worker,
-                        struct piece *piece); /* its shard is open as `fd`; or NULL */
-    void (*close)(struct ring_worker *worker, struct piece *piece);
+                        struct piece *piece);                /* its shard is open as `fd`; or NULL */
+    void (*close)(struct ring_worker *worker, void *handle); /* or NULL */
     /* Begins to read a chunk, whose buffer is number `index`, and ends it: then `got` is known of all pieces.
      */
     enum status (*start)(struct ring_worker *worker, uint32_t index);
@@ -56,8 +56,8 @@ struct ring_worker {
 
     /* Where the next chunk begins. */
     uint32_t segment, within, arrival;
-    int fd;
     void *handle;
+    bool broken;
     uint32_t asked; /* segments that the kernel was asked to read ahead */
 
     char failure[1024]; /* why the shard at hand could not be opened */

@@ -1,21 +1,66 @@
-/* `shards-gpu`: all threads read chunks of shards into pinned buffers, which are copied to the device and
- * unpacked there. Chunks are read, not mapped: pread() copies as fast as a mapping's pages are walked, and a
- * file that shrinks is an error code, not a signal (docs/load_gpu.md has both times). */
+/* `shards-gpu`: all threads bring chunks of shards into pinned buffers, which are copied to the device and
+ * unpacked there. What is warm is copied out of mappings, which are made once, under a guard; else it is
+ * read, as faults page by page are slower than reads where pages are missing. docs/load_gpu.md has the times.
+ */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <new>
 
 #include "common/device.h"
+#include "load/guard.h"
 #include "load/ring.cuh"
 
-static void read_piece(const struct ring_worker *worker, uint32_t index, struct piece *piece)
+struct shards_gpu {
+    struct ring ring;   /* first */
+    uint8_t **mappings; /* by shard, where all is warm */
+    struct guard guard;
+};
+
+/* ---- Bytes into buffers ---- */
+
+/* A shard that is read: its descriptor, and one more, as a handle is never NULL. */
+static void *handle_of(int fd)
 {
-    uint8_t *to = ring_host(worker, index) + piece->at;
-    while (piece->fd >= 0 && piece->got < piece->bytes) {
-        ssize_t count =
-            pread(piece->fd, to + piece->got, piece->bytes - piece->got, (off_t)(piece->offset + piece->got));
+    return reinterpret_cast<void *>(static_cast<intptr_t>(fd) + 1);
+}
+
+static int descriptor_of(const void *handle)
+{
+    return static_cast<int>(reinterpret_cast<intptr_t>(handle) - 1);
+}
+
+static const struct shards_gpu *shards_of(const struct ring_worker *worker)
+{
+    return reinterpret_cast<const struct shards_gpu *>(worker->ring);
+}
+
+static enum status shards_gpu_open(struct ring_worker *worker, struct piece *piece)
+{
+    const struct load *load = worker->outlet->delivery->load;
+    if (load->cache == LOAD_WARM)
+        return STATUS_OK; /* it is mapped */
+    int fd = dataset_file_open(load->dataset, piece->shard, 0);
+    if (fd < 0)
+        return STATUS_FAILED;
+    piece->handle = handle_of(fd);
+    return STATUS_OK;
+}
+
+static void shards_gpu_close(struct ring_worker *worker, void *handle)
+{
+    (void)worker;
+    close(descriptor_of(handle));
+}
+
+static void read_piece(uint8_t *to, struct piece *piece)
+{
+    while (piece->got < piece->bytes) {
+        ssize_t count = pread(descriptor_of(piece->handle), to + piece->got, piece->bytes - piece->got,
+                              (off_t)(piece->offset + piece->got));
         if (count < 0 && errno == EINTR)
             continue;
         piece->error = count < 0 ? errno : 0;
@@ -25,11 +70,34 @@ static void read_piece(const struct ring_worker *worker, uint32_t index, struct 
     }
 }
 
+/* Sample by sample where a page is gone, so that those before it are still there. */
+static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
+{
+    const struct array_place *places = worker->ring->delivery.arrays.places + piece->first;
+    const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
+    piece->got = piece->bytes;
+    if (guard_copy(to, from, piece->bytes))
+        return;
+    piece->got = 0;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        uint64_t at = places[i].begin - piece->offset;
+        if (!guard_copy(to + at, from + at, places[i].bytes))
+            return;
+        piece->got = at + places[i].bytes > piece->got ? at + places[i].bytes : piece->got;
+    }
+}
+
 static enum status shards_gpu_start(struct ring_worker *worker, uint32_t index)
 {
     struct chunk *chunk = &worker->chunks[index];
-    for (uint32_t p = 0; p < chunk->piece_count; p++)
-        read_piece(worker, index, &chunk->pieces[p]);
+    for (uint32_t p = 0; p < chunk->piece_count; p++) {
+        struct piece *piece = &chunk->pieces[p];
+        uint8_t *to = ring_host(worker, index) + piece->at;
+        if (piece->handle)
+            read_piece(to, piece);
+        else if (!piece->broken)
+            copy_piece(worker, to, piece);
+    }
     return STATUS_OK;
 }
 
@@ -41,10 +109,41 @@ static enum status shards_gpu_complete(struct ring_worker *worker, uint32_t inde
 
 static const struct ring_type shards_gpu_type = {.on_device = false,
                                                  .pieces_max = PIECES_MAX,
-                                                 .open = NULL,
-                                                 .close = NULL,
+                                                 .open = shards_gpu_open,
+                                                 .close = shards_gpu_close,
                                                  .start = shards_gpu_start,
                                                  .complete = shards_gpu_complete};
+
+/* ---- Mappings ---- */
+
+static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
+{
+    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    const struct dataset_file *file = &dataset->files[shard];
+    int fd = dataset_file_open(dataset, shard, 0);
+    if (fd < 0)
+        return STATUS_FAILED;
+    void *mapping = mmap(NULL, file->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+    int failure = errno;
+    close(fd);
+    if (mapping == MAP_FAILED)
+        return status_set(STATUS_FAILED, "%s/%s: cannot map %llu bytes: %s", dataset->path, file->name,
+                          (unsigned long long)file->bytes, strerror(failure));
+    shards->mappings[shard] = static_cast<uint8_t *>(mapping);
+    return STATUS_OK;
+}
+
+/* Before the first run, once all has been read. */
+static enum status map_all(struct shards_gpu *shards)
+{
+    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        if (!shards->mappings[f] && dataset->shard_first[f] < dataset->shard_first[f + 1])
+            TRY(map_shard(shards, f));
+    return STATUS_OK;
+}
+
+/* ---- The variant ---- */
 
 static enum status shards_gpu_probe(const struct resources *resources)
 {
@@ -53,40 +152,62 @@ static enum status shards_gpu_probe(const struct resources *resources)
 
 static void shards_gpu_teardown(void *state)
 {
-    struct ring *ring = static_cast<struct ring *>(state);
-    ring_close(ring);
-    delete ring;
+    struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
+    const struct load *load = shards->ring.delivery.load;
+    guard_close(&shards->guard);
+    for (uint32_t f = 0; shards->mappings && f < load->dataset->file_count; f++)
+        if (shards->mappings[f])
+            munmap(shards->mappings[f], load->dataset->files[f].bytes);
+    free(shards->mappings);
+    ring_close(&shards->ring);
+    delete shards;
+}
+
+static enum status open_shards(struct shards_gpu *shards, const struct resources *resources,
+                               const struct load *load)
+{
+    TRY(ring_open(&shards->ring, resources, load, &shards_gpu_type));
+    shards->mappings = static_cast<uint8_t **>(calloc(load->dataset->file_count, sizeof *shards->mappings));
+    if (!shards->mappings)
+        return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
+    return guard_open(&shards->guard);
 }
 
 static enum status shards_gpu_setup(const struct resources *resources, const void *input, void **state)
 {
-    struct ring *ring = new (std::nothrow) struct ring();
-    if (!ring)
+    struct shards_gpu *shards = new (std::nothrow) struct shards_gpu();
+    if (!shards)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status =
-        ring_open(ring, resources, static_cast<const struct load *>(input), &shards_gpu_type);
+    enum status status = open_shards(shards, resources, static_cast<const struct load *>(input));
     if (status != STATUS_OK)
-        shards_gpu_teardown(ring);
+        shards_gpu_teardown(shards);
     else
-        *state = ring;
+        *state = shards;
     return status;
 }
 
 static enum status shards_gpu_ready(void *state, uint64_t number)
 {
-    return delivery_ready(&static_cast<struct ring *>(state)->delivery, number);
+    struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
+    TRY(delivery_ready(&shards->ring.delivery, number));
+    return shards->ring.delivery.load->cache == LOAD_WARM ? map_all(shards) : STATUS_OK;
 }
 
 static enum status shards_gpu_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
-    return ring_run(static_cast<struct ring *>(state), number);
+    return ring_run(&static_cast<struct shards_gpu *>(state)->ring, number);
 }
 
 static enum status shards_gpu_fetch(void *state, void *result)
 {
-    return delivery_fetch(&static_cast<struct ring *>(state)->delivery,
+    return delivery_fetch(&static_cast<struct shards_gpu *>(state)->ring.delivery,
                           static_cast<struct load_result *>(result));
+}
+
+static enum status shards_gpu_copy(void *state, double *bytes_per_s)
+{
+    return ring_copy(&static_cast<struct shards_gpu *>(state)->ring, bytes_per_s);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -95,9 +216,10 @@ static const struct load_traits traits = {.shards = true,
                                           .ring = true,
                                           .keyed = false,
                                           .calls = false,
-                                          .timed = "order+open+read+copy+unpack",
-                                          .timed_unless_warm = NULL,
-                                          .copy = ring_copy};
+                                          .accepts = NULL,
+                                          .timed = "order+copy+transfer+unpack",
+                                          .timed_unless_warm = "order+open+read+transfer+unpack",
+                                          .copy = shards_gpu_copy};
 
 extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
                                                       .threaded = true,

@@ -7,15 +7,16 @@
 #include "load/tally.cuh"
 
 #define BLOCK_THREADS 256
-#define GROUP         8 /* values that a thread converts at once: 16 bytes of halves */
-#define GROUPS        4 /* of a thread, so that as many loads are in flight */
+#define GROUP         8  /* values that a thread converts at once: 16 bytes of halves */
+#define BLOCKS_WANTED 5  /* on a multiprocessor: what is left over of registers, tallies spill */
+#define GROUPS        4u /* of a thread, so that as many loads are in flight */
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {
     if (job.entries)
         return job.entries[i];
     uint32_t sample = job.order[i];
-    return {job.places[sample], sample, (job.slot + i) % job.slots};
+    return {job.places[sample], sample, job.slot + i};
 }
 
 /* ---- Tallies: a thread a sample ---- */
@@ -118,27 +119,40 @@ static __host__ __device__ constexpr int tensor_bytes(enum image_type source, en
     return tensor == TENSOR_RAW ? source_bytes(source) : tensor == TENSOR_F32 ? 4 : 2;
 }
 
-/* Value i of a group. */
+/* Value i of a group. A byte becomes the end of a float's bits, 2^23 and the byte, less 2^23: two
+ * instructions of full rate. */
 template <enum image_type S, int BYTES>
 static __device__ __forceinline__ float value_of(const struct words<BYTES> &words, int i)
 {
     if constexpr (S == IMAGE_U8)
-        return static_cast<float>(words.word[i / 4] >> 8 * (i % 4) & 0xFF);
+        return __uint_as_float(__byte_perm(words.word[i / 4], 0x4B000000, 0x7650 | i % 4)) - 0x1p23f;
     else if constexpr (S == IMAGE_F16)
         return __half2float(__ushort_as_half(static_cast<uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
     else
         return __uint_as_float(words.word[i]);
 }
 
-template <enum tensor_type T, int BYTES>
-static __device__ __forceinline__ void put_value(struct words<BYTES> &words, int i, float value)
+/* What no bytes can become needs no look. */
+template <enum image_type S>
+static __device__ __forceinline__ float scaled(const struct convert &convert, float value)
 {
-    if constexpr (T == TENSOR_F32)
-        words.word[i] = __float_as_uint(value);
-    else {
-        uint32_t bits = T == TENSOR_F16 ? __half_as_ushort(__float2half_rn(value))
-                                        : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-        words.word[i / 2] = i % 2 ? words.word[i / 2] | bits << 16 : bits;
+    return S == IMAGE_U8 ? fmaf(value, convert.scale, convert.bias)
+                         : convert_scale(value, convert.scale, convert.bias);
+}
+
+/* Two values of the tensor, 2i and 2i + 1 of a group. */
+template <enum tensor_type T, int BYTES>
+static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int i, float first, float second)
+{
+    if constexpr (T == TENSOR_F32) {
+        words.word[2 * i] = __float_as_uint(first);
+        words.word[2 * i + 1] = __float_as_uint(second);
+    } else if constexpr (T == TENSOR_F16) {
+        __half2 pair = __floats2half2_rn(first, second);
+        words.word[i] = *reinterpret_cast<uint32_t *>(&pair);
+    } else {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+        words.word[i] = *reinterpret_cast<uint32_t *>(&pair);
     }
 }
 
@@ -152,68 +166,76 @@ static __device__ __forceinline__ void convert_group(const struct convert &conve
         to = from;
     else
 #pragma unroll
-        for (int i = 0; i < GROUP; i++)
-            put_value<T>(to, i, convert_scale(value_of<S>(from, i), convert.scale, convert.bias));
+        for (int i = 0; i < GROUP / 2; i++)
+            put_pair<T>(to, i, scaled<S>(convert, value_of<S>(from, 2 * i)),
+                        scaled<S>(convert, value_of<S>(from, 2 * i + 1)));
+}
+
+/* How the groups of samples fall to threads: `lanes` threads a sample (a power of two, up to a block), each
+ * with every lanes'th group, GROUPS of them; and `pieces` blocks a sample where it has more groups than a
+ * block takes. */
+struct share {
+    uint32_t groups, whole; /* of a sample; of these, full ones */
+    uint32_t lanes_log2, pieces;
+};
+
+/* The end of a sample, or a group at an odd address: value by value. */
+static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
+                                                 uint64_t first, uint64_t end, uint8_t *slot)
+{
+    for (uint64_t i = first; i < first + GROUP && i < end; i++)
+        convert_one(&convert, values, i, slot);
 }
 
 template <enum image_type S, enum tensor_type T>
 static __device__ __forceinline__ void convert_values(const struct unpack &job, uint32_t block,
-                                                      uint32_t groups_a_sample)
+                                                      const struct share &share)
 {
-    constexpr int FROM = GROUP * source_bytes(S), TO = GROUP * tensor_bytes(S, T);
+    constexpr uint32_t FROM = GROUP * source_bytes(S), TO = GROUP * tensor_bytes(S, T);
+    uint32_t lanes = 1u << share.lanes_log2, row = block / share.pieces;
+    uint32_t which = row * (BLOCK_THREADS >> share.lanes_log2) + (threadIdx.x >> share.lanes_log2);
+    uint32_t first = (block - row * share.pieces) * (lanes * GROUPS) + (threadIdx.x & (lanes - 1));
+    if (which >= job.count)
+        return;
+    struct unpack_entry entry = entry_at(job, which);
+    const uint8_t *values = job.bytes + entry.at + job.samples[entry.sample].values;
+    uint8_t *slot = job.tensor + entry.slot * job.stride;
+    const uint8_t *at = values + static_cast<uint64_t>(first) * FROM;
+    uint8_t *to = slot + static_cast<uint64_t>(first) * TO;
+    uint32_t whole = aligned<FROM>(values) ? share.whole : 0;
     struct words<FROM> from[GROUPS];
-    const uint8_t *values[GROUPS];
-    uint8_t *slots[GROUPS];
-    uint32_t group[GROUPS];
-    bool whole[GROUPS];
-    uint64_t first = static_cast<uint64_t>(block) * BLOCK_THREADS * GROUPS + threadIdx.x,
-             all = static_cast<uint64_t>(job.count) * groups_a_sample;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        uint64_t i = first + static_cast<uint64_t>(g) * BLOCK_THREADS;
-        values[g] = nullptr;
-        whole[g] = false;
-        if (i >= all)
-            continue;
-        uint32_t which = static_cast<uint32_t>(i) / groups_a_sample; /* unpack_launch() sees that it fits */
-        struct unpack_entry entry = entry_at(job, which);
-        group[g] = static_cast<uint32_t>(i) - which * groups_a_sample;
-        values[g] = job.bytes + entry.at + job.samples[entry.sample].values;
-        slots[g] = job.tensor + entry.slot * job.stride;
-        const uint8_t *at = values[g] + static_cast<uint64_t>(group[g]) * FROM;
-        whole[g] = aligned<FROM>(at) && (group[g] + 1ull) * GROUP <= job.values;
-        if (whole[g])
-            from[g] = load<FROM>(at);
-    }
+    for (uint32_t g = 0; g < GROUPS; g++)
+        if (first + g * lanes < whole)
+            from[g] = load<FROM>(at + g * lanes * FROM);
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        if (!values[g])
-            continue;
-        uint64_t begin = static_cast<uint64_t>(group[g]) * GROUP;
-        if (whole[g]) {
-            struct words<TO> to;
-            convert_group<S, T>(job.convert, from[g], to);
-            store<TO>(slots[g] + static_cast<uint64_t>(group[g]) * TO, to);
-        } else /* the end of a sample, or one at an odd address */
-            for (uint64_t i = begin; i < begin + GROUP && i < job.values; i++)
-                convert_one(&job.convert, values[g], i, slots[g]);
-    }
+    for (uint32_t g = 0; g < GROUPS; g++)
+        if (first + g * lanes < whole) {
+            struct words<TO> words;
+            convert_group<S, T>(job.convert, from[g], words);
+            store<TO>(to + g * lanes * TO, words);
+        }
+    for (uint32_t i = first; whole < share.groups && i < share.groups && i < first + lanes * GROUPS;
+         i += lanes)
+        if (i >= whole)
+            convert_rest(job.convert, values, static_cast<uint64_t>(i) * GROUP, job.values, slot);
 }
 
 template <enum image_type S, enum tensor_type T>
 static __global__
-__launch_bounds__(BLOCK_THREADS) void unpack_kernel(const __grid_constant__ struct unpack job,
-                                                    uint32_t tally_blocks, uint32_t groups_a_sample)
+__launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
+                                                                   uint32_t tally_blocks,
+                                                                   const __grid_constant__ struct share share)
 {
     if (blockIdx.x < tally_blocks)
         tally_samples(job); /* first, as a few threads take long */
     else
-        convert_values<S, T>(job, blockIdx.x - tally_blocks, groups_a_sample);
+        convert_values<S, T>(job, blockIdx.x - tally_blocks, share);
 }
 
 /* ---- Launching ---- */
 
-typedef void unpack_function(const struct unpack, uint32_t, uint32_t);
+typedef void unpack_function(const struct unpack, uint32_t, const struct share);
 
 template <enum image_type S> static unpack_function *kernel_from(enum tensor_type tensor)
 {
@@ -236,19 +258,35 @@ static unpack_function *kernel_of(const struct convert *convert)
                                           : kernel_from<IMAGE_F32>(convert->tensor);
 }
 
+/* A block a piece of a sample, or several samples a block where they are small. */
+static struct share share_of(const struct unpack *unpack)
+{
+    struct share share = {static_cast<uint32_t>((unpack->values + GROUP - 1) / GROUP),
+                          static_cast<uint32_t>(unpack->values / GROUP), 0, 1};
+    while (1u << share.lanes_log2 < BLOCK_THREADS && GROUPS << share.lanes_log2 < share.groups)
+        share.lanes_log2++;
+    share.pieces = (share.groups + (GROUPS << share.lanes_log2) - 1) / (GROUPS << share.lanes_log2);
+    return share;
+}
+
 enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
 {
-    uint64_t groups = (unpack->values + GROUP - 1) / GROUP, all = groups * unpack->count;
     if (unpack->count == 0)
         return STATUS_OK;
-    if (all > UINT32_MAX)
-        return status_set(STATUS_FAILED,
-                          "%u samples of %llu values are more than one kernel takes; lower --chunk",
-                          unpack->count, (unsigned long long)unpack->values);
+    if (unpack->values > UINT32_MAX)
+        return status_set(STATUS_USAGE, "samples of %llu values are more than the kernel takes (2^32)",
+                          (unsigned long long)unpack->values);
+    struct share share = share_of(unpack);
+    uint32_t rows_a_block = BLOCK_THREADS >> share.lanes_log2;
     uint32_t tally_blocks = (unpack->count + BLOCK_THREADS - 1) / BLOCK_THREADS;
-    uint32_t blocks = static_cast<uint32_t>((all + BLOCK_THREADS * GROUPS - 1) / (BLOCK_THREADS * GROUPS));
-    kernel_of(&unpack->convert)<<<tally_blocks + blocks, BLOCK_THREADS, 0, stream>>>(
-        *unpack, tally_blocks, static_cast<uint32_t>(groups));
+    uint64_t blocks =
+        (uint64_t)((unpack->count + rows_a_block - 1) / rows_a_block) * share.pieces + tally_blocks;
+    if (blocks > INT32_MAX)
+        return status_set(STATUS_USAGE,
+                          "%u samples of %llu values are more than one launch takes; lower --chunk",
+                          unpack->count, (unsigned long long)unpack->values);
+    kernel_of(&unpack->convert)<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(
+        *unpack, tally_blocks, share);
     CUDA_TRY_LAUNCH("unpack_kernel");
     return STATUS_OK;
 }

@@ -23,11 +23,11 @@ struct unpack {
     uint32_t count;       /* samples in it */
 
     /* Either a table, or the first of `count` samples in an order, with a place for every sample of the set
-     * and slots from `slot` on, of which there are `slots`. */
+     * and slots in a row from `slot` on. */
     const struct unpack_entry *entries;
     const uint32_t *order;
     const uint64_t *places;
-    uint32_t slot, slots;
+    uint32_t slot;
 
     const struct array_sample *samples; /* of the set */
     struct convert convert;

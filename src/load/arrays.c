@@ -50,8 +50,7 @@ static enum status read_header(struct looking *looking, const struct dataset_mem
         return STATUS_OK;
     bytes = member->size < HEAD_BYTES_MAX ? member->size : HEAD_BYTES_MAX;
     TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    enum status status = npy_header_parse(looking->head, bytes, header);
-    return status == STATUS_OK ? status : status_set(STATUS_USAGE, "%s", status_text());
+    return npy_header_parse(looking->head, bytes, header) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
 static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
@@ -87,8 +86,7 @@ static enum status check_header(struct looking *looking, uint32_t number, uint64
                           "batch is one tensor, so all samples must be alike",
                           (unsigned long long)header->values, header->type, looking->dataset->samples[0].key,
                           (unsigned long long)looking->first.values, looking->first.type);
-    return npy_header_check(header, size) == STATUS_OK ? STATUS_OK
-                                                       : status_set(STATUS_USAGE, "%s", status_text());
+    return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
 static enum status look_at_array(struct looking *looking, uint32_t number,

@@ -56,7 +56,7 @@ static const struct option_spec options[] = {
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true, "what they then divide by"},
     {"tensor", "TYPE", OPTION_CHOICE, AT(tensor), "f16", 0, 0, tensors, true,
      "what values become in the batch tensor of a GPU variant; raw: they stay what they are"},
-    {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
+    {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
      "buffers of a thread of shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
      "what shards-gpu and gds read and bring to the GPU at once"},
@@ -387,8 +387,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
-    if (load->dataset->shards ? traits->shards : traits->files)
-        return accepts_options(load, traits);
+    if (load->dataset->shards ? traits->shards : traits->files) {
+        TRY(accepts_options(load, traits));
+        return traits->accepts ? traits->accepts(load) : STATUS_OK;
+    }
     return status_set(STATUS_USAGE, "it reads %s, and %s holds %s",
                       traits->shards ? "shards" : "files of a sample each", load->dataset->path,
                       load->dataset->shards ? "shards" : "files");

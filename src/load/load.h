@@ -58,11 +58,13 @@ struct load {
 };
 
 struct load_traits {
-    bool shards, files;            /* which layout it reads */
-    bool device;                   /* it delivers tensors on a device */
-    bool ring;                     /* it reads chunks into rings of buffers */
-    bool keyed;                    /* its orders are keyed */
-    bool calls;                    /* it makes open, read and close calls that can be timed */
+    bool shards, files; /* which layout it reads */
+    bool device;        /* it delivers tensors on a device */
+    bool ring;          /* it reads chunks into rings of buffers */
+    bool keyed;         /* its orders are keyed */
+    bool calls;         /* it makes open, read and close calls that can be timed */
+    enum status (*accepts)(
+        const struct load *load);  /* whether it can read this; NULL: whatever it may read */
     const char *timed;             /* what a run's time includes, for the column `timed` */
     const char *timed_unless_warm; /* the same where files are not kept open over runs; NULL: no other */
 

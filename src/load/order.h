@@ -53,11 +53,12 @@ struct order_key {
     uint32_t sample;
 };
 
+#define ORDER_KEY_BITS 40 /* a sort takes them 8 at a time; few samples of a million share a key */
 FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 {
     struct philox_block block =
         philox(philox_key(seed), sample, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0x10ad0003u);
-    return (uint64_t)block.word[1] << 32 | block.word[0];
+    return (uint64_t)(block.word[1] & 0xFFu) << 32 | block.word[0];
 }
 
 FDSL_C_BEGIN
