@@ -16,7 +16,7 @@ if ! grep -q 'bat  *available' <<<"$list"; then
     exit 4
 fi
 # All that runs here; naive joins where a run of it takes less than a second.
-variants=$(awk '/^  / && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
+variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
 sanitize=0
 while (($#)); do
     case $1 in
@@ -120,6 +120,9 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
+        # Steps are long, as a sanitizer slows launches down more than products.
+        check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant "$variants" --verify "${quick[@]}" --vertices 64 --orbits 3 --res 64 --batch 5 --compute 50
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --output f16 --channels 3
     done
@@ -160,6 +163,9 @@ END
     check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     check 'closed forms' build/tests/gpu_exact
+    for step_ms in 0.1 0.5 5 100; do
+        check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
+    done
     refuses() { # a batch that no device holds: exit status 2, and how much it needs
         local output status=0
         output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?

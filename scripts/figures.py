@@ -24,6 +24,7 @@ import sys
 sys.dont_write_bytecode = True
 from devices import (SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, threads_a_rank,  # noqa: E402
                      threads_words)
+import break_even  # noqa: E402
 import loading  # noqa: E402
 from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
                   linear_ticks, log_range, log_ticks, micros_tick, micros_words, need_gnuplot, nice_above,
@@ -659,6 +660,58 @@ def fitting_names(found, px_s, size):
     return [((begin + end) / 2, name) for name, begin, end in found if text_px(name, size) < (end - begin) * px_s - 4]
 
 
+# Loaders over time: what each keeps busy, files against shards.
+LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}  # and their slots
+LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("PCIe to the GPU (GB/s)", 1e-9, "pcie_rx_bytes_per_s"),
+                 ("CPU (cores)", 1, "cpu_cores"))
+
+
+def timed_loaders(measured):
+    """{variant: the samples of its newest timed runs}, of one host, the user's before the reference's."""
+    for source in ("yours", "reference"):
+        runs = collections.defaultdict(list)
+        for chosen in (chosen for chosen in measured.monitors if chosen["source"] == source):
+            for sample in chosen["samples"]:
+                if sample["phase"] == "timed" and sample["variant"] in LOADERS:
+                    runs[sample["host"], sample["variant"], sample["time_utc"], sample["rank"]].append(sample)
+        newest = {key[:2]: runs[key] for key in sorted(runs, key=lambda key: (key[2], key[3]))}
+        for host in sorted({host for host, _ in newest}):
+            mine = {variant: newest[host, variant] for variant in LOADERS if (host, variant) in newest}
+            if {"files-gpu", "shards-gpu"} <= set(mine):
+                return source, mine
+    raise Missing(f"{break_even.COMMAND} (needs an NVIDIA GPU)")
+
+
+def monitor_loading(measured):
+    source, found = timed_loaders(measured)
+    plot = Plot("Loading to the GPU, over time", height=HEIGHT + 110)
+    panels = [panel for panel in LOADER_PANELS
+              if any(sample[panel[2]] is not None for samples in found.values() for sample in samples)]
+    for variant, samples in found.items():
+        points = [(sample["time_s"] - samples[0]["time_s"],
+                   *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels))
+                  for sample in samples]
+        plot.add_series(10 + LOADERS[variant], variant, points)
+        row = next((row for row in measured.loads if row["wait_share"] is not None and all(
+            row[column] == samples[0][column] for column in ("host", "variant", "time_utc"))), None)
+        plot.legend += [(0.75, f"waits {100 * row['wait_share']:.3g} % of the time")] if row \
+            else []
+    high = [max(points[1 + p] or 0 for block in plot.blocks for points in block) for p in range(len(panels))]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "panels": len(panels),
+                      "panel_title": [title for title, _, _ in panels],
+                      "panel_high": [100 if title == "GPU use (%)" else nice_above(1.04 * top)
+                                     for (title, _, _), top in zip(panels, high)],
+                      "x_high": max(points[-1][0] for points in plot.blocks) or 1}
+    samples = [sample for mine in found.values() for sample in mine]
+    few = [variant for variant, mine in found.items() if len(mine) < 20]
+    plot.caption = [f"Looks during the timed runs of each, which ran one after the other. {monitor_devices(samples)} "
+                    f"({'yours' if source == 'yours' else 'reference'}, host {samples[0]['host']}, revision "
+                    f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's mean "
+                    "over up to a second: any kernel counts, the step's and those that unpack."
+                    + (f" Fewer than 20 looks: {', '.join(few)}." if few else "")]
+    return plot
+
+
 # ---- Drawing ---------------------------------------------------------------------------------------------------
 
 FIGURES = {
@@ -670,12 +723,14 @@ FIGURES = {
     "stages": (stages, "noise, vertices and painting as shares of an image's time"),
     "scaling": (scaling, "images a second over ranks, with the ideal line and the efficiency"),
     "monitor": (monitor, "utilisation, power, clocks, memory and CPU over a run, by phase"),
+    "monitor_loading": (monitor_loading, "GPU use, PCIe and cores while samples are loaded: files against shards"),
     "roofline": (roofline, "arithmetic done under each device's ceilings"),
     "loading": (loading.sizes, "time a sample over its size: a file each against shards, beside a copy"),
     "loading_threads": (loading.threads, "bytes a second over threads, files against shards, under that of copies"),
     "loading_cold": (loading.cold, "time a sample with nothing in the page cache and with everything"),
     "loading_latency": (loading.latency, "quantiles of opening, reading and closing a file"),
     "loading_loops": (loading.loops, "500 epochs over 1000 samples of video, by variant"),
+    "break_even": (break_even.figure, "images a second beside a training step: made against read"),
 }
 
 

@@ -12,6 +12,7 @@ COMMAND = "scripts/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
 ALL_THREADS = ("files-omp", "shards-omp")
 OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py
+OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # of the same with --gpu
 IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # and the group of a device: the style of its copies
 NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this
@@ -30,7 +31,7 @@ def plain_rows(measured, variants, cache, threads=None):
     return [row for row in measured.loads
             if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
             and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
-            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1"]
+            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1" and not row["compute_ms"]]
 
 
 def order_of(row):

@@ -74,7 +74,8 @@ text = html.escape
 
 
 def option(column):
-    return "--" + column.replace("_", "-")
+    """The option whose values a column holds: units are in names of columns alone."""
+    return "--" + column.removesuffix("_ms").replace("_", "-")
 
 
 def batch_option(row):
@@ -110,7 +111,7 @@ def threads_option(row):
 def command(rows):
     """The command line that makes these rows, which differ in nothing but their variants and devices."""
     first = rows[0]
-    if first["variant"] in loading.OTHERS:
+    if first["variant"] in loading.OTHERS + loading.OTHERS_TO_GPU:
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
     words = launcher + ["./fdsl-bench"]
@@ -130,6 +131,7 @@ def command(rows):
 def others_command(row):
     """That of rows of other loaders; their threads are worker processes."""
     words = ["scripts/compare_loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
+    words += ["--gpu"] if row["variant"] in loading.OTHERS_TO_GPU else []
     return shlex.join(words + (["--workers", f"{row['threads']:.0f}"] if row["threads"] > 1 else []))
 
 
@@ -138,7 +140,7 @@ def others_command(row):
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
-    others = row["variant"] in loading.OTHERS
+    others = row["variant"] in loading.OTHERS + loading.OTHERS_TO_GPU
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and row["threads"],
             threads_option(row))

@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "load/3")
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -19,13 +19,14 @@ DEFAULTS = {
     "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
     "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
     "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
+    "compute_ms": "",
 }
 
 # The same of the workload load. The data has no default, and --shift, --mean and --std apply with --augment alone.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute_ms": "",
 }
 LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
@@ -43,6 +44,8 @@ LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "tim
 LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
                "batch", "sample_bytes")
 SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
+STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # of --compute, numbers
+SINCE_4 = ("compute_ms",) + STEPS
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
                  "throttled")
@@ -156,14 +159,22 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    row = Row(numbered(path, line, fields, numbers, needed))
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + LOAD_LATER, ""), **fields}
+    row = Row(numbered(path, line, fields, numbers + STEPS, needed))
     row.texts = fields
-    for column in SINCE_3:
-        row.setdefault(column, "")
     for column in needed:
         if row[column] <= 0:
             raise BadInput(f"{path}, line {line}: {column} is {fields[column]}; repair or delete this row")
     return row
+
+
+def needed_columns(schema):
+    """The columns that rows of a schema have, of those that are read."""
+    workload, version = schema.split("/")
+    columns = IDENTITY + ("rank", "verified") + SINCE_3 + STEPS + (
+        ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
+    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
+    return [column for column in columns if column not in later]
 
 
 def read_file(path):
@@ -179,15 +190,11 @@ def read_file(path):
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
-        elif schema == "load/3":
-            options = tuple(option for option in LOAD_DEFAULTS if option not in LOAD_LATER)
-            need_columns(path, header, IDENTITY + ("rank", "verified", "layout") + LOAD_NUMBERS + options, schema)
-            fields = dict.fromkeys(LOAD_LATER, "") | fields
-            rows.append(measured_row(path, line, fields, LOAD_NUMBERS, LOAD_NEEDED))
         elif schema in ROW_SCHEMAS:
-            columns = IDENTITY + ("rank", "verified") + NEEDED + tuple(DEFAULTS)
-            need_columns(path, header, columns + (SINCE_3 if schema == "synth/3" else ()), schema)
-            rows.append(measured_row(path, line, fields, NUMBERS, NEEDED))
+            load = schema.startswith("load/")
+            numbers, needed = (LOAD_NUMBERS, LOAD_NEEDED) if load else (NUMBERS, NEEDED)
+            need_columns(path, header, needed_columns(schema), schema)
+            rows.append(measured_row(path, line, fields, numbers, needed))
         else:
             raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
                            f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "

@@ -37,10 +37,12 @@ static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
     "ranks_per_device,"
     "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
-    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,"
+    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,compute_"
+    "ms,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
-    "timed,noise_s,vertices_s,painting_s,digest,cache,verified,wrong";
+    "timed,noise_s,vertices_s,painting_s,digest,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,"
+    "cache,verified,wrong";
 
 /* ---- Running the program ---- */
 
@@ -835,7 +837,7 @@ Test(cli, a_row_holds_what_was_run)
              "--min-time 0 --max-time 0");
     static const struct {
         const char *column, *text;
-    } cells[] = {{"schema", "synth/3"}, {"job_id", "123"},  {"workload", "synth"},
+    } cells[] = {{"schema", "synth/4"}, {"job_id", "123"},  {"workload", "synth"},
                  {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
                  {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
                  {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
@@ -948,6 +950,28 @@ Test(cli, a_full_stdout_is_a_failure)
     char *rows = get("rows.csv", NULL);
     cr_expect(count_of(rows, "\n") == 2, "the row is safe all the same");
     free(rows);
+}
+
+/* ---- Consumed batches ---- */
+
+Test(cli, compute_is_a_time_and_needs_a_gpu)
+{
+    static const struct refusal refusals[] = {
+        {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
+        {"--compute 1001", "out of range"},
+        {"--compute train", "--compute: 'train' is not a number"},
+        {"--compute", "--compute needs a value"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    run(NAIVE " --compute 5 --device 1023"); /* here there are not so many */
+    expect_error(4, "--compute: no", "--compute 5");
+    run(NAIVE " --compute 5 --device 1023 --dry-run");
+    expect_error(4, "--compute: no", "--compute 5");
+    run_well(NAIVE " --format csv");
+    static const char *const empty[] = {"compute_ms", "steps",       "wait_share", "first_wait_s",
+                                        "step_s",     "utilisation", "slowdown"};
+    for (size_t i = 0; i < COUNT_OF(empty); i++)
+        cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
 }
 
 /* ---- Formats ---- */

@@ -19,11 +19,12 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {"vertices",        "resolution",   "batch",           "training",
-                                    "ladder",          "stages",       "scaling",         "monitor",
-                                    "roofline",        "loading",      "loading_threads", "loading_cold",
-                                    "loading_latency", "loading_loops"};
-#define OF_IMAGES 9 /* the first ones; the others are of loading */
+static const char *const names[] = {"vertices",        "resolution",    "batch",           "training",
+                                    "ladder",          "stages",        "scaling",         "monitor",
+                                    "roofline",        "loading",       "loading_threads", "loading_cold",
+                                    "loading_latency", "loading_loops", "monitor_loading", "break_even"};
+#define OF_IMAGES  9  /* the first ones */
+#define OF_LOADING 14 /* and what follows them, up to here; the others are of both, and of a GPU */
 
 /* The text of a command's stdout and stderr, and its exit status. */
 static char out[1 << 16];
@@ -123,7 +124,10 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
               "%s", out);
     cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
     cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
-    for (size_t i = OF_IMAGES; i < sizeof names / sizeof *names; i++) {
+    cr_assert(
+        says("skipped break_even: no data; to measure it: scripts/break_even.sh DIR results/break_even"));
+    cr_assert(says("skipped monitor_loading: no data; to measure it: scripts/break_even.sh DIR "));
+    for (size_t i = OF_IMAGES; i < OF_LOADING; i++) {
         char line[128];
         snprintf(line, sizeof line,
                  "skipped %s: no data; to measure it: scripts/reference_load.sh DIR results/load.csv",
@@ -411,6 +415,73 @@ Test(figures, threads_keep_to_one_size)
     cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
 }
 
+/* ---- Generate or read ---- */
+
+Test(figures, break_even_has_a_line_a_source_under_what_a_step_lets_through)
+{
+    shell("cp " FIXTURES "/break_even_*.csv $D/results; " SELECT
+          "break_even && cat $D/work/break_even.vars $D/work/break_even.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("series = 13\n"), "%s", out);
+    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "batch over step: %s", out);
+    cr_assert(says("\n0.5\t509960\n1\t254980\n"), "fused: %s", out);
+    cr_assert(says("'read, page cache cold'") && says("'shards-omp png'"), "%s", out);
+    cr_assert(says("Made-up GPU 9000, Made-up 9000 (rows of yours, host node02"), "%s", out);
+}
+
+Test(figures, break_even_says_which_wins)
+{
+    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_load.csv" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("  no step  gpu-resident (warm)\n"), "%s", out);
+    cr_assert(says("   0.5 ms  fused, gpu-resident (warm), shards-gpu (warm)\n"), "%s", out);
+    cr_assert(says("generating with fused against reading"), "%s", out);
+    cr_assert(says("shards-omp, warm             generating wins below a step of 0.95 ms, and from there on"),
+              "%s", out);
+    cr_assert(
+        says("files-omp, cold              generating wins at every step (56.9 times as fast at 0.5 ms"),
+        "%s", out);
+    cr_assert(says("gpu-resident, warm           equal at every step"), "%s", out);
+    shell("grep -v ,fused, " FIXTURES
+          "/break_even_synth.csv | grep -v ,bat, > $D/a.csv; scripts/break_even.py $D/a.csv " FIXTURES
+          "/break_even_load.csv" BOTH);
+    cr_assert(says("generating with omp") &&
+                  says("shards-omp, warm             reading wins below a step of"),
+              "%s", out);
+    cr_assert(says("shards-omp png, warm         reading wins below a step of 19 ms"), "%s", out);
+}
+
+Test(figures, break_even_needs_both_halves)
+{
+    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv" BOTH);
+    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    shell("scripts/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv" BOTH);
+    cr_assert(status == 2 && says("no rows of a run"), "%s", out);
+    shell("scripts/break_even.py nowhere.csv" BOTH);
+    cr_assert_eq(status, 2, "%s", out);
+}
+
+Test(figures, rows_beside_a_step_are_of_no_other_figure)
+{
+    shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"compute_ms\") c = i } NR == 1 || "
+          "$c' " FIXTURES "/break_even_load.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference loading_threads" BOTH);
+    cr_assert(says("skipped loading_threads: no data"), "%s", out);
+}
+
+Test(figures, loaders_over_time_are_the_newest_timed_runs)
+{
+    shell("cp " FIXTURES "/monitor_loading.csv " FIXTURES "/break_even_load.csv $D/results; " SELECT
+          "monitor_loading && cat $D/work/monitor_loading.vars $D/work/monitor_loading.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("series = 2\n") && says("'files-gpu'") && says("'shards-gpu'"), "%s", out);
+    cr_assert(says("x_high = 11.5\n"), "24 looks, 0.5 s apart: %s", out);
+    cr_assert(says("% of the time'"), "the row of the same run tells the wait: %s", out);
+    shell("grep -v shards-gpu " FIXTURES "/monitor_loading.csv > $D/results/monitor_loading.csv; " SELECT
+          "monitor_loading" BOTH);
+    cr_assert(says("skipped monitor_loading: no data"), "%s", out);
+}
+
 /* ---- What is refused ---- */
 
 static const struct {
@@ -423,7 +494,7 @@ static const struct {
     {"head -3 $F | sed '3s/,[^,]*$//'",
      "bad.csv, line 3: 65 fields where the header has 66; repair or delete this row"},
     {"head -3 $F | sed '3s,^synth/3,synth/9,'",
-     "bad.csv, line 3: unknown schema 'synth/9' (known: synth/2, synth/3"},
+     "bad.csv, line 3: unknown schema 'synth/9' (known: synth/2, synth/3, synth/4"},
     {"head -3 $F | sed '3s,^synth/3,synth/2,'", "bad.csv, line 3: schema 'synth/2' after rows of 'synth/3'"},
     {"head -3 $F | sed '1s/time_median_s/median/'",
      "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
@@ -545,7 +616,7 @@ Test(figures, report_without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 10, "%s", out);
+    cr_assert_eq(atoi(out), 12, "%s", out);
 }
 
 Test(figures, report_of_loading)

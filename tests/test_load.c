@@ -390,6 +390,86 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
             expect_exactly_once(file_variants[v], lines[l]);
 }
 
+/* ---- Consumed batches ---- */
+
+/* A consumer that adds up what it is given, by any thread. */
+struct counting {
+    struct consumer consumer;
+    uint64_t steps, bytes, sum, fails_at;
+};
+
+static enum status count_batch(struct consumer *consumer, const void *batch, size_t bytes)
+{
+    struct counting *self = (struct counting *)consumer;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < bytes; i++)
+        sum += ((const uint8_t *)batch)[i];
+    __atomic_fetch_add(&self->bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&self->sum, sum, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&self->steps, 1, __ATOMIC_RELAXED) == self->fails_at)
+        return status_set(STATUS_FAILED, "the device caught fire");
+    return STATUS_OK;
+}
+
+static const struct consumer_type counting_type = {.take_host = count_batch};
+
+/* Runs an epoch of the variant with that consumer; false where it cannot run here. */
+static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
+{
+    struct job job;
+    void *state;
+    counting->consumer.type = &counting_type;
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        struct run_time unused;
+        job.workload->set_consumer(job.input, &counting->consumer);
+        cr_assert_eq(variant_run(variant, state, 0, &unused), expected, "%s %s: %s", name, line,
+                     status_text());
+        variant->teardown(state);
+    }
+    close_job(&job);
+    return variant;
+}
+
+Test(load, every_variant_has_its_whole_batches_consumed, .init = make_folder, .fini = remove_folder)
+{
+    for (int shards = 1; shards >= 0; shards--) {
+        const char *const *variants = shards ? shard_variants : file_variants;
+        size_t count = shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants);
+        shards ? make_shards(101) : make_files(101);
+        for (size_t v = 0; v < count; v++) {
+            struct counting all = {0}, broken = {.fails_at = 3};
+            if (!consume_epoch(variants[v], "--cache any --batch 7", STATUS_OK, &all))
+                continue;
+            cr_expect_eq(all.steps, 15, "%s: %d batches of 7 of 101", variants[v], (int)all.steps);
+            cr_expect(all.bytes >= 101 * 9000 / 2 && all.bytes % (101 * 64) == 0, "%s: slots of %g bytes",
+                      variants[v], (double)all.bytes / 101);
+            consume_epoch(variants[v], "--cache any --batch 7", STATUS_FAILED, &broken);
+            cr_expect(strstr(status_text(), "the device caught fire"), "%s: %s", variants[v], status_text());
+        }
+        remove_folder();
+        make_folder();
+    }
+}
+
+Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = remove_folder)
+{
+    char command[2 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    snprintf(command, sizeof command,
+             "%s --prepare '%s' --layout files --samples 40 --sample-shape 3,4,4 --dtype u8 >/dev/null 2>&1",
+             program ? program : "./fdsl-bench", folder);
+    cr_assert_eq(system(command), 0);
+    struct counting decoded = {0}, augmented = {0}, same = {0};
+    cr_assert(consume_epoch("files", "--cache any --batch 16 --decode", STATUS_OK, &decoded));
+    cr_assert(consume_epoch("files", "--cache any --batch 16 --augment --shift 0", STATUS_OK, &augmented));
+    cr_assert(consume_epoch("files", "--cache any --batch 16 --decode --seed 9", STATUS_OK, &same));
+    cr_expect(decoded.steps == 3 && decoded.bytes == 40 * 48, "%d bytes", (int)decoded.bytes);
+    cr_expect(augmented.steps == 3 && augmented.bytes == 40 * 48 * 4, "%d bytes", (int)augmented.bytes);
+    cr_expect(decoded.sum == same.sum && decoded.sum > 0, "the same pixels in any order");
+}
+
 Test(load, files_and_shards_of_the_same_samples_have_the_same_tally, .init = make_folder,
      .fini = remove_folder)
 {

@@ -44,7 +44,7 @@ static void close_worker(const struct reader *reader, struct worker *worker)
     free(worker->held);
     free(worker->latency);
     free(worker->decoded);
-    free(worker->values);
+    free(worker->images);
 }
 
 static void forget_set(struct reader *reader)
@@ -183,6 +183,41 @@ enum status reader_run(struct reader *reader, uint64_t number, enum status (*epo
 
 /* ---- Delivery ---- */
 
+/* Room for one more image of the batch in delivery, or instead of the last one where nobody consumes it. */
+static enum status add_image(struct worker *worker, size_t bytes, void **room)
+{
+    size_t begin = worker->load->control->consumer ? worker->images_bytes : 0, end = begin + bytes;
+    if (end > worker->images_room) {
+        uint8_t *images = realloc(worker->images, end);
+        if (!images)
+            return status_set(STATUS_FAILED, "out of memory for images of %zu bytes", end);
+        worker->images = images;
+        worker->images_room = end;
+    }
+    worker->images_bytes = end;
+    *room = worker->images + begin;
+    return STATUS_OK;
+}
+
+/* What training gets of an image. */
+static enum status finish_image(struct worker *worker, const struct image *image, uint32_t number)
+{
+    static const size_t value_bytes[] = {[IMAGE_U8] = 1, [IMAGE_F16] = 2, [IMAGE_F32] = 4};
+    const struct load *load = worker->load;
+    size_t count = (size_t)image->channels * image->height * image->width;
+    double begin_s = timer_now_s();
+    void *room = NULL;
+    if (load->augment) {
+        TRY(add_image(worker, count * sizeof(float), &room));
+        image_augment(&load->augmentation, image, worker->epoch, number, room);
+        worker->augment_s += timer_now_s() - begin_s;
+    } else if (load->control->consumer) {
+        TRY(add_image(worker, count * value_bytes[image->type], &room));
+        memcpy(room, image->pixels, count * value_bytes[image->type]);
+    }
+    return STATUS_OK;
+}
+
 /* Decodes and augments one sample. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
@@ -195,26 +230,13 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
         double begin_s = timer_now_s();
         enum status status = image_decode(members[m].extension, data, members[m].size, &worker->decoded,
                                           &worker->decoded_bytes, &image, &is_image);
-        double decoded_s = timer_now_s();
-        worker->decode_s += decoded_s - begin_s;
+        worker->decode_s += timer_now_s() - begin_s;
         if (status != STATUS_OK)
             return status_prefix(status, "%s/%s: offset %llu: sample '%s'", load->dataset->path,
                                  load->dataset->files[members[m].file].name,
                                  (unsigned long long)members[m].offset, sample->key);
-        if (!is_image || !load->augment)
-            continue;
-        size_t count = (size_t)image.channels * image.height * image.width;
-        if (count > worker->values_count) {
-            free(worker->values);
-            worker->values_count = count;
-            worker->values = malloc(count * sizeof *worker->values);
-            if (!worker->values) {
-                worker->values_count = 0;
-                return status_set(STATUS_FAILED, "out of memory for an image of %zu values", count);
-            }
-        }
-        image_augment(&load->augmentation, &image, worker->epoch, number, worker->values);
-        worker->augment_s += timer_now_s() - decoded_s;
+        if (is_image)
+            TRY(finish_image(worker, &image, number));
     }
     return STATUS_OK;
 }
@@ -252,9 +274,20 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
     tally_add(&worker->tally, tally_sample(sample->key_hash, hashes, sample->members), sample->bytes);
 }
 
+/* The batch as the trainer gets it: the images where they were decoded, else the slots as they were read. */
+static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
+{
+    struct consumer *consumer = worker->load->control->consumer;
+    size_t stride = worker->reader->stride;
+    if (worker->load->decode)
+        return consumer_take_host(consumer, worker->images, worker->images_bytes);
+    return consumer_take_host(consumer, worker->slots + slot * stride, count * stride);
+}
+
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
+    worker->images_bytes = 0;
     for (uint32_t i = slot; i < slot + count; i++) {
         const uint8_t *data = worker->slots + i * worker->reader->stride;
         uint32_t number = worker->held[i];
@@ -264,7 +297,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             TRY(prepare(worker, number, data));
         (load->control->whole ? check_whole : check_edges)(worker, number, data);
     }
-    return STATUS_OK;
+    return load->control->consumer ? consume(worker, slot, count) : STATUS_OK;
 }
 
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival)

@@ -30,8 +30,9 @@ struct worker {
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
     size_t decoded_bytes;
-    float *values; /* of an augmented image */
-    size_t values_count;
+    uint8_t *images; /* as they came out of decoding and augmentation: of the batch in delivery where it is
+                      * consumed, else of a sample */
+    size_t images_bytes, images_room;
 
     void *own; /* the variant's */
     enum status status;

@@ -113,8 +113,13 @@ static enum status naive_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
+static const uint8_t *naive_images(const void *state)
+{
+    return ((const struct naive *)state)->images;
+}
+
 static const struct synth_traits traits = {
-    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw"};
+    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .host_images = naive_images};
 
 const struct variant variant_naive = {
     .platform = "cpu",

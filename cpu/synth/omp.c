@@ -551,8 +551,16 @@ static enum status omp_stages(void *state, double *noise_s, double *vertices_s, 
     return status;
 }
 
-static const struct synth_traits traits = {
-    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .stages = omp_stages};
+static const uint8_t *omp_images(const void *state)
+{
+    return ((const struct omp *)state)->images;
+}
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
+                                           .outputs = true,
+                                           .timed = "clear+draw",
+                                           .host_images = omp_images,
+                                           .stages = omp_stages};
 
 const struct variant variant_omp = {
     .platform = "cpu",

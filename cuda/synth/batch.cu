@@ -5,6 +5,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "common/stream.cuh"
 
 enum status device_batch_probe(const struct resources *resources)
 {
@@ -112,7 +113,7 @@ enum status device_input_open(int device, const struct synth *synth, struct devi
 
 enum status device_clock_open(struct device_clock *clock)
 {
-    CUDA_TRY(cudaStreamCreateWithFlags(&clock->stream, cudaStreamNonBlocking));
+    TRY(stream_open(&clock->stream));
     CUDA_TRY(cudaEventCreate(&clock->begin));
     CUDA_TRY(cudaEventCreate(&clock->end));
     return STATUS_OK;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "synth/class.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
@@ -216,7 +217,7 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
         CUDA_TRY(cudaMalloc(&lane->canvases, plan->slice * synth_image_bytes(plan->synth)));
     if (lane == plan->lanes)
         return STATUS_OK;
-    CUDA_TRY(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
+    TRY(stream_open(&lane->stream));
     CUDA_TRY(cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming));
     return STATUS_OK;
 }

@@ -24,6 +24,10 @@ struct consumer_times {
     double span_s;       /* from consumer_begin() until the last step ended */
 };
 
+/* Bounds of a step: shorter ones cannot be told apart within 2 %, longer ones need no GPU to be seen. */
+#define CONSUMER_STEP_MIN_MS 0.1
+#define CONSUMER_STEP_MAX_MS 1000
+
 struct consumer;
 
 struct consumer_type {
@@ -46,7 +50,7 @@ struct consumer {
  * then nothing is left allocated. The caller closes it. */
 enum status consumer_open(int device, double step_s, struct consumer **consumer);
 
-/* A span begins: all earlier steps must have been waited for (consumer_finish()). */
+/* A span begins, when the steps before it have ended. */
 static inline enum status consumer_begin(struct consumer *consumer)
 {
     return consumer->type->begin(consumer);

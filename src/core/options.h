@@ -20,6 +20,13 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names a file to be written: no two may name the same one */
 };
 
+/* Whether an option is a parameter of the workload, with one CSV column of its name. */
+enum option_column {
+    COLUMN_NONE, /* also written false */
+    COLUMN,      /* also written true */
+    COLUMN_MS    /* with _ms at the end: a time in milliseconds, where --name says none */
+};
+
 struct option_spec {
     const char *name;     /* without the dashes; in CSV, '-' becomes '_' */
     const char *argument; /* its placeholder in --help, NULL for a flag */
@@ -28,7 +35,7 @@ struct option_spec {
     const char *fallback; /* the default as text, NULL for none; a flag has none */
     double minimum, maximum;
     const char *const *choices; /* NULL-terminated */
-    bool column;                /* a parameter of the workload: one CSV column */
+    enum option_column column;
     const char *help;
 };
 

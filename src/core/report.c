@@ -204,6 +204,13 @@ static const char *time_text(double time_s, char *text, size_t size)
     return text;
 }
 
+/* Whether lines end with what the accelerator waited; of several ranks the rows tell. */
+static bool shows_wait(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    return comm_size() == 1 && workload->step_s && workload->step_s(settings->parameters) > 0;
+}
+
 /* The parameters in one line, so that the table can be read without the command. */
 static void print_caption(const struct settings *settings, const struct result *result)
 {
@@ -225,6 +232,8 @@ static void print_caption(const struct settings *settings, const struct result *
            "roofline", "samples", "#wrong");
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
+    if (shows_wait(settings))
+        printf(" %9s", "wait");
     putchar('\n');
 }
 
@@ -237,6 +246,14 @@ static void print_together(const struct result *result)
     if (result->efficiency > 0)
         snprintf(efficiency, sizeof efficiency, "%.3f", result->efficiency);
     printf(" %10s %10s", imbalance, efficiency);
+}
+
+static void print_wait(const struct result *result)
+{
+    char wait[32] = "-";
+    if (result->wait_share >= 0)
+        snprintf(wait, sizeof wait, "%.2f%%", 100 * result->wait_share);
+    printf(" %9s", wait);
 }
 
 /* A line without a time for a variant whose results are wrong. */
@@ -267,6 +284,8 @@ static void print_line(struct report *report, const struct result *result)
            result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
     if (comm_size() > 1)
         print_together(result);
+    if (shows_wait(report->settings))
+        print_wait(result);
     putchar('\n');
 }
 

@@ -26,6 +26,7 @@ struct result {
     double efficiency; /* of what as many ranks would do, each as fast as one alone; 0 where unknown */
     bool verified;
     uint64_t wrong;
+    double wait_share;      /* of the accelerator (--compute); negative where nothing consumed the batches */
     const struct row *rows; /* of each rank, and of all where there are several; none where not timed */
     size_t row_count;
     const struct rank_facts *facts; /* of the ranks; NULL with one rank */

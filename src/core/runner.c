@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "comm.h"
+#include "core/consumed.h"
 #include "core/phase.h"
 #include "core/range.h"
 #include "core/ranks.h"
@@ -20,7 +21,7 @@
 static void poll_throttling(struct runner *runner, double now_s)
 {
     struct gpu_state state;
-    if (!runner_on_gpu(runner) || now_s - runner->polled_s < THROTTLE_POLL_S)
+    if (!(runner_on_gpu(runner) || runner->consumer) || now_s - runner->polled_s < THROTTLE_POLL_S)
         return;
     runner->polled_s = now_s;
     if (nvml_gpu_state(runner->device.pci_bus_id, &state) == STATUS_OK)
@@ -31,7 +32,9 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
 {
     struct runner *runner = context;
     double now_s = timer_now_s();
-    poll_throttling(runner, now_s);
+    if (!runner
+             ->consumer) /* NVML takes milliseconds, for which the next batch of a training loop would wait */
+        poll_throttling(runner, now_s);
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
     runner->shown_s = now_s;
@@ -52,6 +55,18 @@ static void show_phase(const struct runner *runner, const char *phase)
 
 /* ---- One variant ---- */
 
+/* What is run, whose state set_up() makes: the variant, or with --compute what hands its batches over. */
+static const struct variant *running(const struct runner *runner)
+{
+    return runner->consumer ? &consumed_variant : runner->entry->variant;
+}
+
+/* The variant's own state, with the results of the latest run. */
+static void *own_state(const struct runner *runner, void *state)
+{
+    return runner->consumer ? consumed_latest(state) : state;
+}
+
 /* The time that the work must take at the device's peak rates; 0 where they are unknown. */
 static double floor_s(const struct runner *runner, const struct work *work)
 {
@@ -70,16 +85,16 @@ static double floor_s(const struct runner *runner, const struct work *work)
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
-    const struct variant *variant = runner->entry->variant;
     struct run_time unused;
     if (settings->verify)
-        TRY(variant_run(variant, state, 1, &unused));
-    TRY(variant_run(variant, state, 0, &unused));
+        TRY(variant_run(running(runner), state, 1, &unused));
+    TRY(variant_run(running(runner), state, 0, &unused));
     result->runs_before = settings->verify ? 2 : 1;
     if (!settings->verify)
         return STATUS_OK;
     show_phase(runner, "verifying");
-    TRY(settings->workload->verify(runner->input, variant, state, &result->wrong));
+    TRY(settings->workload->verify(runner->input, runner->entry->variant, own_state(runner, state),
+                                   &result->wrong));
     result->verified = true;
     return STATUS_OK;
 }
@@ -92,7 +107,7 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     if (status == STATUS_OK && settings->workload->deliver)
         status = settings->workload->deliver(runner->input,
                                              settings->variant_count > 1 ? runner->entry->name : NULL,
-                                             runner->entry->variant, state);
+                                             runner->entry->variant, own_state(runner, state));
     TRY(comm_agree(status));
     *wrong = result->wrong;
     return comm_sum(wrong, 1);
@@ -232,21 +247,32 @@ static enum status publish_ranks(struct runner *runner, const struct row *row, c
     return status;
 }
 
+/* The workload's own columns; with --compute first those of the steps, which end with it. */
+static enum status measure(const struct runner *runner, void *state, struct result *result, char texts[][64])
+{
+    const struct workload *workload = runner->settings->workload;
+    size_t steps = 0;
+    if (runner->consumer) {
+        while (strcmp(workload->measures[steps].column, "steps") != 0)
+            steps++;
+        TRY(consumed_end(state, texts + steps, &result->wait_share));
+    }
+    if (!workload->measure)
+        return STATUS_OK;
+    return workload->measure(runner->input, runner->entry->variant, own_state(runner, state), texts);
+}
+
 /* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
  * several. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
-    const struct workload *workload = runner->settings->workload;
-    const struct variant *variant = runner->entry->variant;
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
     result->roofline_share = floor_s(runner, &result->work) / result->bench.time.median;
-    char measures[32][64] = {{0}};
+    char measures[MEASURES_MAX][64] = {{0}};
     struct row row = {0};
-    enum status status = STATUS_OK;
-    if (workload->measure)
-        status = workload->measure(runner->input, variant, state, measures);
+    enum status status = measure(runner, state, result, measures);
     if (status == STATUS_OK)
         status = runner_row(runner, result, measures, &row);
     status = comm_agree(status);
@@ -268,8 +294,8 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
 {
     struct bench_together together = {.vote = comm_vote};
     enum status status =
-        comm_agree(bench_measure(runner->entry->variant, state, &runner->settings->limits, show_progress,
-                                 runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+        comm_agree(bench_measure(running(runner), state, &runner->settings->limits, show_progress, runner,
+                                 &result->bench, runner->place.ranks > 1 ? &together : NULL));
     /* Runs may have delivered less than was known before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
@@ -305,14 +331,17 @@ static enum status set_up(struct runner *runner, void **state)
 {
     show_phase(runner, "setting up");
     phase_enter(PHASE_SETUP);
-    return runner->entry->variant->setup(&runner->settings->resources, runner->input, state);
+    const struct consumed_job job = {runner->settings->workload, runner->entry->variant, runner->input,
+                                     runner->consumer};
+    return running(runner)->setup(&runner->settings->resources, runner->consumer ? &job : runner->input,
+                                  state);
 }
 
 /* What rank 0 takes for the work of one rank (weak scaling), or of all (strong), while the others sleep.
  * Memory may be too short for the work of all: then there is a warning, and no efficiency. */
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
-    const struct variant *variant = runner->entry->variant;
+    const struct variant *variant = running(runner);
     const struct bench_limits *limits = &runner->settings->limits;
     void *state;
     if (set_up(runner, &state) != STATUS_OK) {
@@ -363,7 +392,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
         status = job(runner, state, result);
     if (own == STATUS_OK) {
         phase_enter(PHASE_TEARDOWN);
-        runner->entry->variant->teardown(state);
+        running(runner)->teardown(state);
     }
     phase_enter(PHASE_IDLE);
     range_pop();
@@ -389,6 +418,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     runner->entry = entry;
     runner->throttle_reasons = 0;
     struct result result = {.variant = entry->name,
+                            .wait_share = -1,
                             .work = runner->settings->workload->work(runner->input, entry->variant)};
     enum status status =
         runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
@@ -479,10 +509,12 @@ static enum status check_outputs(struct runner *runner)
 
 static enum status describe_device(struct runner *runner)
 {
+    bool computes = runner_step_s(runner->settings) > 0;
     if (!runner_any_on_gpu(runner->settings))
         return STATUS_OK;
     nvml_driver_version(runner->driver, sizeof runner->driver);
-    return device_describe(runner->settings->resources.device, &runner->device);
+    enum status status = device_describe(runner->settings->resources.device, &runner->device);
+    return status != STATUS_OK && computes ? status_prefix(status, "--compute") : status;
 }
 
 static enum status run_variants(struct runner *runner)
@@ -515,19 +547,40 @@ static enum status run_all(struct runner *runner)
     return status == STATUS_OK ? ended : status_set(status, "%s", failure);
 }
 
+/* All of them, with what consumes their batches where that is wanted. */
+static enum status run_consumed(struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    double step_s = runner_step_s(settings);
+    if (step_s <= 0)
+        return run_all(runner);
+    TRY(comm_agree(runner->sharers > 1
+                       ? status_set(STATUS_USAGE,
+                                    "--compute: %d ranks share a GPU, so a step would not have it for "
+                                    "itself; start one rank a GPU",
+                                    runner->sharers)
+                       : STATUS_OK));
+    enum status status = comm_agree(consumer_open(settings->resources.device, step_s, &runner->consumer));
+    if (status == STATUS_OK)
+        status = run_all(runner);
+    consumer_close(runner->consumer);
+    runner->consumer = NULL;
+    return status;
+}
+
 /* All of them, watched where asked. */
 static enum status run_watched(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
     const struct device_info *device = &runner->device;
     if (!settings->monitor)
-        return run_all(runner);
+        return run_consumed(runner);
     const struct monitor_subject subject = {.env = &runner->env,
                                             .rank = (uint64_t)comm_rank(),
                                             .device = *device->name ? device->name : runner->env.cpu_model,
                                             .pci_bus_id = device->pci_bus_id};
     TRY(comm_agree(monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &runner->monitor)));
-    enum status status = run_all(runner);
+    enum status status = run_consumed(runner);
     char failure[1024];
     snprintf(failure, sizeof failure, "%s", status_text());
     enum status written = monitor_stop(runner->monitor), shown = STATUS_OK;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "common/device.h"
+#include "core/consumer.h"
 #include "core/env.h"
 #include "core/monitor.h"
 #include "core/place.h"
@@ -21,10 +22,11 @@ struct runner {
     struct device_info device; /* name is empty without one */
     char driver[64];
     void *input;
-    struct report *report;   /* NULL but for rank 0 */
-    struct monitor *monitor; /* NULL where nobody asked for it */
-    struct place place;      /* of this rank */
-    int sharers;             /* ranks on this rank's device, itself among them; 0 without a device */
+    struct report *report;     /* NULL but for rank 0 */
+    struct monitor *monitor;   /* NULL where nobody asked for it */
+    struct place place;        /* of this rank */
+    struct consumer *consumer; /* of every batch; NULL without --compute */
+    int sharers;               /* ranks on this rank's device, itself among them; 0 without a device */
 
     /* The variant under way */
     const struct variant_entry *entry;
@@ -62,7 +64,10 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
 
 /* ---- runner_ranks.c; those that agree are called by all ranks ---- */
 
-/* Whether any chosen variant runs on a GPU. */
+/* The seconds of the training step that consumes every batch; 0 for none. */
+double runner_step_s(const struct settings *settings);
+
+/* Whether any chosen variant runs on a GPU, or what consumes their batches does. */
 bool runner_any_on_gpu(const struct settings *settings);
 
 /* STATUS_USAGE where ranks have been given different options. Agrees. */

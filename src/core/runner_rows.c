@@ -26,7 +26,7 @@ static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     char schema[64];
-    snprintf(schema, sizeof schema, "%s/3", workload->name);
+    snprintf(schema, sizeof schema, "%s/4", workload->name);
     row_text(row, "schema", schema);
     row_text(row, "time_utc", runner->env.time_utc);
     row_text(row, "host", runner->env.host);
@@ -53,7 +53,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         char column[64], text[4096] = "";
         if (!spec->column)
             continue;
-        snprintf(column, sizeof column, "%s", spec->name);
+        snprintf(column, sizeof column, "%s%s", spec->name, spec->column == COLUMN_MS ? "_ms" : "");
         for (char *c = column; (c = strchr(c, '-'));)
             *c = '_';
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))

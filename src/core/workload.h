@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/consumer.h"
 #include "core/options.h"
 #include "core/place.h"
 #include "core/status.h"
@@ -37,6 +38,8 @@ struct measure {
     const char *column;
     enum combine combine;
 };
+
+#define MEASURES_MAX 64 /* columns of a workload's own */
 
 struct workload {
     const char *name, *summary;
@@ -77,6 +80,18 @@ struct workload {
 
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
+
+    /* The seconds of the training step that is to consume every batch (--compute), 0 for none. May be NULL:
+     * none. With it comes one of the two below; core/consumed.h does the rest. */
+    double (*step_s)(const void *parameters);
+
+    /* A run makes one batch: hands the latest one of `state` to the consumer. `*done_event` becomes that
+     * behind its step where the batch must stay as it is until then, and stays NULL where it need not. */
+    enum status (*hand_over)(const void *input, const struct variant *variant, void *state,
+                             struct consumer *consumer, void **done_event);
+
+    /* A run delivers many: from now on variants hand each to the consumer (NULL: to nobody). */
+    void (*set_consumer)(void *input, struct consumer *consumer);
 
     /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);

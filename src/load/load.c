@@ -7,13 +7,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/consumed.h"
 #include "core/timer.h"
 #include "core/workload.h"
 
 struct parameters {
     const char *data;
     uint64_t batch, shuffle, seed, epochs, depth, block, prefetch, shift, ring, chunk;
-    double mean, std;
+    double mean, std, compute_ms;
     int cache, on_error, tensor;
     bool decode, augment;
     bool normalised; /* --mean or --std was given; load_open() finds out */
@@ -60,6 +61,11 @@ static const struct option_spec options[] = {
      "buffers of a thread of shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
      "what shards-gpu and gds read and bring to the GPU at once"},
+    {"compute", "MS", OPTION_REAL, AT(compute_ms), NULL, CONSUMER_STEP_MIN_MS, CONSUMER_STEP_MAX_MS, NULL,
+     COLUMN_MS,
+     "consume every batch by a training step of so many milliseconds on the GPU, beside which the next ones "
+     "are "
+     "read"},
 };
 
 static const struct measure measures[] = {
@@ -88,6 +94,7 @@ static const struct measure measures[] = {
     {"decode_s", COMBINE_MAX},
     {"augment_s", COMBINE_MAX},
     {"tally", COMBINE_HASHES},
+    CONSUMED_MEASURES,
     {NULL, COMBINE_FIRST},
 };
 enum measure_place {
@@ -383,6 +390,17 @@ static enum status accepts_options(const struct load *load, const struct load_tr
     return STATUS_OK;
 }
 
+static double load_step_s(const void *parameters_)
+{
+    const struct parameters *parameters = parameters_;
+    return parameters->compute_ms > 0 ? 1e-3 * parameters->compute_ms : 0; /* NaN: not given */
+}
+
+static void load_set_consumer(void *input, struct consumer *consumer)
+{
+    ((struct load_job *)input)->control.consumer = consumer;
+}
+
 static enum status load_accepts(const void *input, const struct variant *variant)
 {
     const struct load *load = input;
@@ -444,10 +462,13 @@ static enum status load_verify(const void *input, const struct variant *variant,
     enum status status = seen && wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
     uint32_t epochs = job->load.epochs;
     job->load.epochs = 1;
-    job->control = (struct load_control){.whole = true, .seen = seen};
+    job->control.whole = true;
+    job->control.seen = seen;
     if (status == STATUS_OK)
         status = variant_run(variant, state, 0, &unused);
-    job->control = (struct load_control){0};
+    job->control.whole = false;
+    job->control.seen = NULL;
+    job->control.lost = (struct tally){0};
     job->load.epochs = epochs;
     if (status == STATUS_OK)
         status = variant->fetch(state, &result);
@@ -621,6 +642,8 @@ const struct workload workload_load = {
     .applies = load_applies,
     .accepts = load_accepts,
     .cache = load_cache_state,
+    .step_s = load_step_s,
+    .set_consumer = load_set_consumer,
     .work = load_work,
     .verify = load_verify,
     .measure = load_measure,

@@ -159,6 +159,8 @@ static enum status check_options(const struct origin_request *request)
         if (options_given(request->options, shows[i]))
             return status_set(STATUS_USAGE,
                               "--%s shows images of a run; --prepare writes them into its folder", shows[i]);
+    if (options_given(request->options, "compute"))
+        return status_set(STATUS_USAGE, "--compute belongs to a run that is timed; --prepare times none");
     return STATUS_OK;
 }
 

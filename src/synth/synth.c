@@ -12,6 +12,7 @@
 #include <xxhash.h>
 #endif
 
+#include "core/consumed.h"
 #include "core/env.h"
 #include "core/file.h"
 #include "core/workload.h"
@@ -22,7 +23,7 @@
 
 struct parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
-    double noise, line_width, oval_x, oval_y;
+    double noise, line_width, oval_x, oval_y, compute_ms;
     uint64_t channels, out_res;
     int formula, output, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std, *write_classes, *png, *sheet, *npy;
@@ -78,6 +79,11 @@ static const struct option_spec options[] = {
      "what is subtracted from floats, grays being 0 to 1; one value, or one a channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
      "what they are then divided by; likewise"},
+    {"compute", "MS", OPTION_REAL, AT(compute_ms), NULL, CONSUMER_STEP_MIN_MS, CONSUMER_STEP_MAX_MS, NULL,
+     COLUMN_MS,
+     "consume every batch by a training step of so many milliseconds on the GPU, beside which the next one "
+     "is "
+     "made"},
     {"write-classes", "FILE", OPTION_OUTPUT, AT(write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
@@ -93,7 +99,8 @@ static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "
 
 static const struct measure measures[] = {{"timed", COMBINE_FIRST},    {"noise_s", COMBINE_MAX},
                                           {"vertices_s", COMBINE_MAX}, {"painting_s", COMBINE_MAX},
-                                          {"digest", COMBINE_HASHES},  {NULL, COMBINE_FIRST}};
+                                          {"digest", COMBINE_HASHES},  CONSUMED_MEASURES,
+                                          {NULL, COMBINE_FIRST}};
 
 /* The input, with what only this file needs. */
 struct synth_job {
@@ -514,6 +521,23 @@ static struct work synth_work(const void *input, const struct variant *variant)
     return work;
 }
 
+static double synth_step_s(const void *parameters_)
+{
+    const struct parameters *parameters = parameters_;
+    return parameters->compute_ms > 0 ? 1e-3 * parameters->compute_ms : 0; /* NaN: not given */
+}
+
+/* A run has ended, so images on the device are ready at once. */
+static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
+                                   struct consumer *consumer, void **done_event)
+{
+    const struct synth *synth = input;
+    const struct synth_traits *traits = variant->traits;
+    if (!traits->host_images)
+        return consumer_take_device(consumer, NULL, done_event);
+    return consumer_take_host(consumer, traits->host_images(state), synth->batch * synth_output_bytes(synth));
+}
+
 static enum status synth_verify(const void *input, const struct variant *variant, void *state,
                                 uint64_t *wrong)
 {
@@ -674,6 +698,8 @@ const struct workload workload_synth = {
     .move = synth_move,
     .applies = synth_applies,
     .accepts = synth_accepts,
+    .step_s = synth_step_s,
+    .hand_over = synth_hand_over,
     .work = synth_work,
     .verify = synth_verify,
     .measure = synth_measure,

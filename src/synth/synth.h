@@ -94,6 +94,10 @@ struct synth_traits {
      * NULL unless the noise is XORWOW. */
     enum status (*fetch_noise)(void *state, uint64_t j, float *noise);
 
+    /* The finished images of the latest run, where they are in host memory, the variant's; NULL: they are on
+     * the device. */
+    const uint8_t *(*host_images)(const void *state);
+
     /* One more run, timed stage by stage, in seconds; NULL where stages cannot be told apart. */
     enum status (*stages)(void *state, double *noise_s, double *vertices_s, double *painting_s);
 };

@@ -1,0 +1,10 @@
+/* A build without CUDA: no accelerator that could consume a batch. */
+#include "common/device.h"
+#include "core/consumer.h"
+
+enum status consumer_open(int device, double step_s, struct consumer **consumer)
+{
+    (void)step_s;
+    *consumer = NULL;
+    return status_prefix(device_probe(device), "--compute");
+}

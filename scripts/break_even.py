@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Generate or read? Says of rows of both, with and without a training step beside them (--compute), which wins at which
+step time, and what disk is saved. Also the figure of that name.
+
+  scripts/break_even.py SYNTH.csv LOAD.csv     as scripts/break_even.sh wrote them
+
+Exit status: 0 done, 2 a file that cannot be used, or rows that do not compare.
+"""
+
+import collections
+import math
+import os
+import sys
+
+sys.dont_write_bytecode = True
+from devices import Missing  # noqa: E402
+from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, short_device, x_axis  # noqa: E402
+from rows import read_file, stands_for_run  # noqa: E402
+
+COMMAND = "scripts/break_even.sh DIR results/break_even"
+TIE = 0.02  # rates as near as this are equal: the step limits both
+GENERATED = "generated"
+READ = {"warm": "read, page cache warm", "cold": "read, page cache cold", "any": "read, page cache as it was"}
+GROUPS = (GENERATED,) + tuple(READ.values())
+READERS = ("files", "files-omp", "files-gpu", "shards-omp", "shards-gpu", "gpu-resident")
+
+Source = collections.namedtuple("Source", "group name")
+
+
+# ---- Selection -------------------------------------------------------------------------------------------------
+
+
+def step_of(row):
+    """The step in ms; 0 for a plain rate."""
+    return float(row["compute_ms"] or 0)
+
+
+def source_of(row):
+    if not row.is_load:
+        return Source(GENERATED, row["variant"])
+    return Source(READ[row["cache"]], row["variant"] + (" png" if row["decode"] == "1" else ""))
+
+
+def job_of(row):
+    """What rows must share to be compared: the machine and the batch."""
+    return row.source, row["host"], row["batch"]
+
+
+def kept_fixed(row):
+    """What the rows of one source share: all parameters but the step, and how much there was to read."""
+    return tuple(row[column] for column in row.defaults if column != "compute_ms") + (
+        row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
+
+
+def sources(rows):
+    """{source: {step: row}} of the job with the newest rows that have a step, or of the newest at all: generating and
+    reading, each source with the parameters of most steps, then the newest."""
+    rows = [row for row in rows if row["ranks"] == 1 and not (row.is_load and (row["augment"] == "1" or row["skipped"]))
+            and (not row.is_load or row["variant"] in READERS)]
+    if not rows:
+        return {}
+    newest = max(rows, key=lambda row: (step_of(row) > 0, row["time_utc"]))
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        if job_of(row) == job_of(newest):
+            groups[source_of(row)][kept_fixed(row)][step_of(row)] = row
+    def steps_then_age(points):
+        return sum(step > 0 for step in points), max(row["time_utc"] for row in points.values())
+    best = {source: max(lines.values(), key=steps_then_age) for source, lines in groups.items()}
+    return {source: best[source] for source in sorted(best, key=lambda source: (GROUPS.index(source.group), source.name))}
+
+
+# ---- Which wins ------------------------------------------------------------------------------------------------
+
+
+def winners(found, step):
+    """The sources whose rate at this step is the best, or as near as to be equal, the best first."""
+    rates = {source: points[step]["items_per_s"] for source, points in found.items() if step in points}
+    best = max(rates.values(), default=0)
+    return sorted((source for source, rate in rates.items() if rate >= best * (1 - TIE)), key=lambda source: -rates[source])
+
+
+def crossing(points, level):
+    """Where a ratio, given as (step, ratio) by rising step, comes to a level last: between two steps on log axes."""
+    for (low, before), (high, after) in reversed(list(zip(points, points[1:]))):
+        if (before - level) * (after - level) < 0:
+            share = math.log(level / before) / math.log(after / before)
+            return low * (high / low) ** share
+    return None
+
+
+def verdict(generating, reading):
+    """In words, whether to generate or to read, by the step; both are {step: row}."""
+    ratios = [(step, generating[step]["items_per_s"] / reading[step]["items_per_s"])
+              for step in sorted(generating) if step > 0 and step in reading]
+    if not ratios:
+        if 0 in generating and 0 in reading:
+            ratio = generating[0]["items_per_s"] / reading[0]["items_per_s"]
+            return f"without a step {'generating' if ratio >= 1 else 'reading'} is {max(ratio, 1 / ratio):.3g} times as fast"
+        return "no step in common"
+    first, last = ratios[0][1], ratios[-1][1]
+    ends = f"{first:.3g} times as fast at {ratios[0][0]:g} ms, {last:.3g} at {ratios[-1][0]:g} ms"
+    if all(ratio > 1 + TIE for _, ratio in ratios):
+        return f"generating wins at every step ({ends})"
+    if all(ratio < 1 - TIE for _, ratio in ratios):
+        return f"reading wins at every step ({ends})"
+    if all(abs(ratio - 1) <= TIE for _, ratio in ratios):
+        return f"equal at every step: the step limits both ({ends})"
+    wins, level = ("generating", 1 + TIE) if first > 1 + TIE else ("reading", 1 - TIE)
+    at = crossing(ratios, level)
+    if abs(last - 1) <= TIE and at:
+        return f"{wins} wins below a step of {at:.2g} ms, and from there on both are equal ({ends})"
+    return f"changes with the step ({ends})"
+
+
+def generator_against(found):
+    """The generator to hold against readers: the fastest without a step, or at the shortest."""
+    generators = {source: points for source, points in found.items() if source.group == GENERATED}
+    return max(generators, key=lambda source: generators[source][min(generators[source])]["items_per_s"], default=None)
+
+
+# ---- The table -------------------------------------------------------------------------------------------------
+
+
+def cell(row):
+    if row is None:
+        return "-"
+    wait = row["wait_share"]
+    return f"{row['items_per_s']:,.0f}" + ("" if wait is None else f" {100 * wait:4.1f} %")
+
+
+def print_table(found):
+    steps = sorted({step for points in found.values() for step in points})
+    some = next(iter(next(iter(found.values())).values()))
+    print(f"Images a second, and the share of time that the accelerator waits, by the step; batches of {some['batch']:.0f}")
+    print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>18}" for step in steps))
+    group = ""
+    for source, points in found.items():
+        if source.group != group:
+            group = source.group
+            print(group)
+        print(f"  {source.name:24}" + "".join(f"{cell(points.get(step)):>18}" for step in steps))
+    print("\nWhich wins (rates within 2 % are equal):")
+    for step in steps:
+        names = [f"{source.name}" + ("" if source.group == GENERATED else f" ({source.group.split()[-1]})")
+                 for source in winners(found, step)]
+        print(f"  {'no step' if step == 0 else f'{step:g} ms':>8}  {', '.join(names)}")
+
+
+def print_verdicts(found):
+    generator = generator_against(found)
+    if not generator:
+        return
+    print(f"\nBreak-even of generating with {generator.name} against reading:")
+    for source, points in found.items():
+        if source.group != GENERATED:
+            print(f"  {source.name + ', ' + source.group.split(' cache ')[-1]:28} {verdict(found[generator], points)}")
+
+
+def allocated_bytes(folder):
+    """What the files of a folder take on the disk."""
+    return sum(os.lstat(os.path.join(root, name)).st_blocks * 512
+               for root, _, names in os.walk(folder) for name in names)
+
+
+def print_disk(found):
+    """Generated images take none."""
+    seen = {}
+    for points in found.values():
+        row = next(iter(points.values()))
+        if row.is_load and row["data"] not in seen and os.path.isdir(row["data"]):
+            seen[row["data"]] = allocated_bytes(row["data"]), row["items"] / float(row["epochs"])
+    if seen:
+        print("\nDisk that generating saves:")
+    for folder, (total, images) in seen.items():
+        print(f"  {os.path.basename(folder):10} {1e-9 * total:.3g} GB of these {images:,.0f} images; "
+              f"{1e-6 * total / images * 1e3:.3g} GB a million")
+
+
+def say(paths):
+    rows = []
+    for path in paths:
+        kind, more = read_file(path)
+        if kind != "rows":
+            raise Failed(f"{path}: no rows of a run; scripts/break_even.sh writes them", 2)
+        for row in more:
+            row.source = "yours"
+        rows += [row for row in more if stands_for_run(row) and not row["wrong"]]
+    found = sources(rows)
+    if not any(source.group == GENERATED for source in found) or all(source.group == GENERATED for source in found):
+        raise Failed("no rows of generating and of reading on one host with one batch; scripts/break_even.sh makes them", 2)
+    print_table(found)
+    print_verdicts(found)
+    print_disk(found)
+
+
+# ---- The figure ------------------------------------------------------------------------------------------------
+
+SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "naive": 1,
+         "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5, "shards-gpu": 4, "gpu-resident": 2}
+STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
+
+
+def style_of(source):
+    """A colour a variant, and dashes by where it reads; decoding has its own."""
+    return 10 * (4 if source.name.endswith(" png") else STYLE_GROUPS[source.group]) + SLOTS[source.name]
+
+
+def device_words(rows):
+    """The GPU and the CPU of the job, each once."""
+    return ", ".join(dict.fromkeys(short_device(row["device"]) for row in rows if row["device"]))
+
+
+def figure(measured):
+    rows = [row for row in measured.rows + measured.loads if row["compute_ms"]]
+    found = sources(rows)
+    if not any(source.group == GENERATED for source in found):
+        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)")
+    plot = Plot("Generate or read: images a second beside a training step")
+    shown = [row for points in found.values() for row in points.values()]
+    steps = sorted({step_of(row) for row in shown})
+    batch = shown[0]["batch"]
+    plot.legend.append((0, "no waiting"))
+    plot.add_series(91, "batch over step", [(step, 1e3 * batch / step) for step in steps])
+    for group in GROUPS:
+        mine = {source: points for source, points in found.items() if source.group == group and source.name in SLOTS}
+        plot.legend += [(0, group)] * bool(mine)
+        for source, points in sorted(mine.items(), key=lambda item: -max(row["items_per_s"] for row in item[1].values())):
+            plot.add_series(style_of(source), source.name,
+                            [(step, points[step]["items_per_s"]) for step in sorted(points)])
+    low, high = log_range([y for points in plot.blocks for _, y in points])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, count_words),
+                      **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
+    unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
+    plot.caption = [f"Batches of {batch:.0f}. A batch is consumed by a step of calibrated length on the GPU while the next "
+                    "ones are made or read; medians. On the gray line the accelerator never waits. "
+                    f"{device_words(shown)} ({'rows of yours' if shown[0].source == 'yours' else 'reference rows'}, "
+                    f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
+                    + (f" Not verified: {', '.join(unverified)}." if unverified else "")]
+    return plot
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+        print(__doc__.strip())
+        sys.exit(0 if "--help" in sys.argv or "-h" in sys.argv else 2)
+    sys.exit(exit_status("break_even", lambda: say(sys.argv[1:])))

@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# Generate or read? Makes images as fast as this machine can, and reads the same images from files and from shards,
+# beside training steps of some lengths on the GPU; says which wins at which step, and what disk it saves.
+#
+#   scripts/break_even.sh DIR FILE [TABLE]
+#
+# DIR is where the images are made, on the disk that is to be measured: 1.3 GB by default; it keeps finished rows too,
+# so what was interrupted goes on. Rows go to FILE_synth.csv and FILE_load.csv, and of a GPU what the monitor saw of
+# files-gpu and shards-gpu to FILE_monitor.csv (FILE: results/break_even, and make plots draws them). TABLE (configs/sweep_break_even.tsv) is a table of scripts/sweep.sh with the columns variant, batch, res,
+# classes and compute: what generates, and the steps in milliseconds, - being none. What is read has its batch, res and
+# classes. Reading cold needs root. Without a GPU the plain rates alone are compared.
+#
+# SAMPLES (10000): images that are read. TIME (3): seconds a row of reading, at most. FDSL_BENCH: the program
+# (./fdsl-bench). Some ten minutes.
+#
+# Exit status: 0 done, 1 something failed, 2 usage, 4 nothing can generate here.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+samples=${SAMPLES:-10000}
+shards=16 # as many threads may share them
+max_time_s=${TIME:-3}
+
+note() { printf 'break_even.sh: %s\n' "$1" >&2; }
+die() { # exit status, text
+    note "$2"
+    exit "$1"
+}
+
+(($# == 2 || $# == 3)) || die 2 'usage: scripts/break_even.sh DIR FILE [TABLE]'
+[[ $samples =~ ^[1-9][0-9]{0,8}$ ]] || die 2 "SAMPLES=$samples: give a whole number from 1"
+[[ $max_time_s =~ ^[0-9]*\.?[0-9]+$ ]] || die 2 "TIME=$max_time_s: give seconds"
+bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
+bench=$(realpath "$bench")
+mkdir -p "$1" || die 2 "$1: name a folder for the images"
+dir=$(realpath "$1")
+out=${2%.csv}
+table=${3:-$root/configs/sweep_break_even.tsv}
+[[ -f $table ]] || die 2 "$table is not there"
+[[ -d $(dirname "$out") ]] || die 2 "$(dirname "$out"): no such folder"
+
+# ---- The table ----
+
+keep() { # word, words: whether it is one of them
+    local word
+    for word in "${@:2}"; do [[ $word != "$1" ]] || return 0; done
+    return 1
+}
+
+column() { # name: its values, each once
+    awk -F'\t' -v name="$1" '/^[[:blank:]]*(#|$)/ { next }
+        !at { for (i = 1; i <= NF; i++) if ($i == name) at = i; if (!at) exit; next }
+        !seen[$at]++ { print $at }' "$table"
+}
+
+one_value() { # name
+    local values
+    mapfile -t values < <(column "$1")
+    ((${#values[@]} == 1)) || die 2 "$table: column '$1' has ${#values[@]} values; all lines must agree, or images differ"
+    printf '%s' "${values[0]}"
+}
+
+batch=$(one_value batch) res=$(one_value res) classes=$(one_value classes)
+mapfile -t variants < <(column variant)
+mapfile -t steps < <(column compute)
+((${#variants[@]} && ${#steps[@]})) || die 2 "$table: columns variant, batch, res, classes and compute are needed"
+
+# ---- What this machine has ----
+
+list=$("$bench" --list)
+available() { # variant; says once why not
+    local state
+    state=$(awk -v name="$1" '$1 == name { $1 = ""; print substr($0, 2) }' <<<"$list")
+    [[ $state != available ]] || return 0
+    state=${state#unavailable: }
+    note "$1 is left out: ${state:-this program does not know it}"
+    return 1
+}
+
+choose() { # variants: those that run here
+    local variant
+    for variant in "$@"; do ! available "$variant" || printf '%s\n' "$variant"; done
+}
+
+mapfile -t generators < <(choose "${variants[@]}")
+((${#generators[@]})) || die 4 'nothing of the table generates images here'
+mapfile -t readers < <(choose files files-omp files-gpu shards-omp shards-gpu gpu-resident)
+((${#readers[@]})) || die 4 'nothing reads here: this build has no xxHash'
+if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
+    note "no step runs beside it, so plain rates are compared: ${lacks#fdsl-bench: }"
+    keep - "${steps[@]}" || die 4 "$table has no line without a step, which - in the column compute would be"
+    steps=(-)
+fi
+
+# ---- Images to read ----
+
+prepare() { # name, options ...
+    "$bench" --prepare "$dir/$1" --from synth --samples "$samples" --res "$res" --classes "$classes" "${@:2}" >&2
+}
+
+prepare files --layout files --encode npy
+prepare shards --layout shards --shards $shards --encode npy
+# Compressed once, decoded in every epoch; needs libpng.
+png=yes
+prepare png --layout shards --shards $shards --encode png || { png='' && note 'nothing is read from PNG'; }
+
+caches=(warm)
+if ((EUID != 0)); then
+    note 'reading cold is left out: only root can drop what the kernel has cached of names'
+elif ! lacks=$("$bench" --variant shards --data "$dir/shards" --cache cold --loops 1 --warmups 0 --warmup-time 0 2>&1); then
+    note "reading cold is left out: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
+else
+    caches+=(cold)
+fi
+
+# ---- Two tables for sweep.sh ----
+
+# The lines that this machine can run.
+generating_table() {
+    local line fields at=() i kept
+    while IFS= read -r line; do
+        [[ ! $line =~ ^[[:blank:]]*(#|$) ]] || continue
+        IFS=$'\t' read -ra fields <<<"$line"
+        kept=yes
+        for i in "${!at[@]}"; do
+            [[ ${at[i]} != variant ]] || keep "${fields[i]}" "${generators[@]}" || kept=''
+            [[ ${at[i]} != compute ]] || keep "${fields[i]}" "${steps[@]}" || kept=''
+        done
+        ((${#at[@]})) || at=("${fields[@]}")
+        [[ ! $kept ]] || printf '%s\n' "$line"
+    done <"$table"
+}
+
+reading_lines() { # variant, set, cache, decode
+    local step
+    for step in "${steps[@]}"; do
+        printf '%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$4" "$step" "$max_time_s"
+    done
+}
+
+reading_table() {
+    local variant cache
+    printf 'variant\tdata\tcache\tbatch\tdecode\tcompute\tverify\tmax-time\n'
+    for variant in "${readers[@]}"; do
+        for cache in "${caches[@]}"; do
+            case $variant:$cache in
+            gpu-resident:cold) ;; # once it is there, a set in the GPU's memory is not read again
+            files*) reading_lines "$variant" files "$cache" - ;;
+            *) reading_lines "$variant" shards "$cache" - ;;
+            esac
+        done
+        [[ $variant != shards-omp || ! $png ]] || reading_lines "$variant" png warm yes
+    done
+}
+
+sweep() { # name of the table, where its rows go
+    local status=0
+    FDSL_BENCH=$bench "$root/scripts/sweep.sh" "$dir/sweep_$1.tsv" --out "$dir/rows" >&2 || status=$?
+    ((status == 0)) || die 1 "a run failed; what is finished stays in $dir/rows, and the same command goes on"
+    cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
+}
+
+# The naive way to the GPU and ours beside the same step, with looks enough for a figure.
+watch() {
+    local variant
+    keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0
+    rm -f "${out}_monitor.csv"
+    for variant in files-gpu shards-gpu; do
+        "$bench" --variant $variant --data "$dir/${variant%-gpu}" --batch "$batch" --compute 5 --min-time 11 \
+            --monitor "${out}_monitor.csv" --out "${out}_load.csv" >&2
+    done
+}
+
+generating_table >"$dir/sweep_generating.tsv"
+reading_table >"$dir/sweep_reading.tsv"
+sweep generating "${out}_synth.csv"
+sweep reading "${out}_load.csv"
+((${#steps[@]} == 1)) || watch
+"$root/scripts/break_even.py" "${out}_synth.csv" "${out}_load.csv"

@@ -1,0 +1,332 @@
+/* Batches that are consumed: the wrapper around a variant, with a variant, a workload and a consumer made up.
+ * Each writes down what it was asked, so that the order of things can be read. */
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/consumed.h"
+#include "core/phase.h"
+
+TestSuite(consumed, .timeout = 60);
+
+/* ---- The script ---- */
+
+static char heard[4096];
+
+#define hear(...) snprintf(heard + strlen(heard), sizeof heard - strlen(heard), __VA_ARGS__)
+
+static void expect_heard(const char *expected)
+{
+    cr_expect_str_eq(heard, expected);
+    heard[0] = '\0';
+}
+
+static enum status fail_at_run;
+static int states_made, states_left, setup_fails_at;
+
+struct fake_state {
+    int name;
+    uint64_t latest;
+};
+
+static enum status fake_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources;
+    cr_assert_str_eq(input, "input");
+    if (++states_made == setup_fails_at)
+        return status_set(STATUS_FAILED, "no memory for a second batch");
+    struct fake_state *self = calloc(1, sizeof *self);
+    self->name = states_made;
+    states_left++;
+    *state = self;
+    return STATUS_OK;
+}
+
+static enum status fake_ready(void *state, uint64_t number)
+{
+    hear("ready %d:%d ", ((struct fake_state *)state)->name, (int)number);
+    return STATUS_OK;
+}
+
+static enum status fake_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct fake_state *self = state;
+    time->device_s = 0.5; /* the batch's own, not the run's */
+    self->latest = number;
+    hear("run %d:%d ", self->name, (int)number);
+    return fail_at_run ? status_set(fail_at_run, "the run broke") : STATUS_OK;
+}
+
+static enum status fake_fetch(void *state, void *result)
+{
+    *(uint64_t *)result = ((struct fake_state *)state)->latest;
+    return STATUS_OK;
+}
+
+static void fake_teardown(void *state)
+{
+    states_left--;
+    free(state);
+}
+
+static const struct variant on_device = {.platform = "cuda",
+                                         .setup = fake_setup,
+                                         .ready = fake_ready,
+                                         .run = fake_run,
+                                         .fetch = fake_fetch,
+                                         .teardown = fake_teardown};
+
+/* ---- The consumer ---- */
+
+struct fake_consumer {
+    struct consumer consumer;
+    uint64_t taken;
+    int events[8];
+    struct consumer_times times; /* what finish() tells */
+};
+
+static enum status hear_begin(struct consumer *consumer)
+{
+    ((struct fake_consumer *)consumer)->taken = 0;
+    hear("begin ");
+    return STATUS_OK;
+}
+
+static enum status hear_take_host(struct consumer *consumer, const void *batch, size_t bytes)
+{
+    ((struct fake_consumer *)consumer)->taken++;
+    hear("host %s/%zu ", (const char *)batch, bytes);
+    return STATUS_OK;
+}
+
+static enum status hear_take_device(struct consumer *consumer, void *ready_event, void **done_event)
+{
+    struct fake_consumer *self = (struct fake_consumer *)consumer;
+    cr_assert_null(ready_event);
+    int *event = &self->events[self->taken++ % 8];
+    *event = (int)self->taken;
+    *done_event = event;
+    hear("take ");
+    return STATUS_OK;
+}
+
+static enum status hear_wait(struct consumer *consumer, void *done_event)
+{
+    (void)consumer;
+    hear("wait %d ", *(int *)done_event);
+    return STATUS_OK;
+}
+
+static enum status hear_finish(struct consumer *consumer, struct consumer_times *times)
+{
+    struct fake_consumer *self = (struct fake_consumer *)consumer;
+    *times = self->times;
+    hear("finish %d ", (int)self->taken);
+    return STATUS_OK;
+}
+
+static const struct consumer_type hearing = {.begin = hear_begin,
+                                             .take_host = hear_take_host,
+                                             .take_device = hear_take_device,
+                                             .wait = hear_wait,
+                                             .finish = hear_finish};
+
+/* ---- The workloads ---- */
+
+static enum status hand_over_device(const void *input, const struct variant *variant, void *state,
+                                    struct consumer *consumer, void **done_event)
+{
+    (void)input, (void)variant, (void)state;
+    return consumer_take_device(consumer, NULL, done_event);
+}
+
+static enum status hand_over_host(const void *input, const struct variant *variant, void *state,
+                                  struct consumer *consumer, void **done_event)
+{
+    (void)input, (void)variant, (void)state, (void)done_event;
+    return consumer_take_host(consumer, "images", 6);
+}
+
+static struct consumer *told;
+
+static void tell(void *input, struct consumer *consumer)
+{
+    (void)input;
+    told = consumer;
+    hear(consumer ? "consumer " : "none ");
+}
+
+static const struct workload one_batch = {.hand_over = hand_over_device},
+                             host_batch = {.hand_over = hand_over_host},
+                             many_batches = {.set_consumer = tell};
+
+static char input[] = "input";
+
+static enum status open_consumed(const struct workload *workload, const struct variant *variant,
+                                 struct fake_consumer *consumer, void **state)
+{
+    const struct resources resources = {.threads = 1};
+    *consumer = (struct fake_consumer){.consumer = {&hearing}};
+    const struct consumed_job job = {workload, variant, input, &consumer->consumer};
+    return consumed_variant.setup(&resources, &job, state);
+}
+
+static void run(void *state, uint64_t number)
+{
+    struct run_time time = {0};
+    cr_expect_eq(variant_run(&consumed_variant, state, number, &time), STATUS_OK, "%s", status_text());
+    cr_expect_lt(time.device_s, 0, "a run's time is the wall clock's");
+}
+
+static uint64_t latest_of(void *state)
+{
+    uint64_t number;
+    cr_expect_eq(on_device.fetch(consumed_latest(state), &number), STATUS_OK);
+    return number;
+}
+
+/* ---- One batch a run ---- */
+
+Test(consumed, batches_on_the_device_alternate_between_two_states)
+{
+    struct fake_consumer consumer;
+    void *state;
+    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    cr_expect_eq(states_left, 2);
+    expect_heard("begin ");
+    run(state, 1);
+    run(state, 0);
+    expect_heard("ready 2:1 run 2:1 take ready 1:0 run 1:0 take ");
+    cr_expect_eq(latest_of(state), 0, "verification looks at the latest run");
+    run(state, 2); /* over the batch of run 1, once its step has ended */
+    expect_heard("ready 2:2 wait 1 run 2:2 take ");
+    cr_expect_eq(latest_of(state), 2);
+    run(state, 3);
+    expect_heard("ready 1:3 wait 2 run 1:3 take ");
+    consumed_variant.teardown(state);
+    expect_heard("finish 4 ");
+    cr_expect_eq(states_left, 0);
+}
+
+Test(consumed, batches_of_the_host_are_copied_away_and_need_one_state)
+{
+    struct fake_consumer consumer;
+    struct variant on_host = on_device;
+    void *state;
+    on_host.platform = "cpu";
+    on_host.ready = NULL;
+    cr_assert_eq(open_consumed(&host_batch, &on_host, &consumer, &state), STATUS_OK);
+    cr_expect_eq(states_left, 1);
+    run(state, 1);
+    run(state, 2);
+    expect_heard("begin run 1:1 host images/6 run 1:2 host images/6 ");
+    consumed_variant.teardown(state);
+}
+
+Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
+{
+    struct fake_consumer consumer;
+    char texts[6][64] = {{0}};
+    double wait_share;
+    void *state;
+    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    phase_enter(PHASE_WARM_UP);
+    run(state, 1);
+    heard[0] = '\0';
+    phase_enter(PHASE_TIMED);
+    run(state, 2);
+    run(state, 3);
+    phase_enter(PHASE_MEASURE);
+    expect_heard("ready 1:2 begin run 1:2 take ready 2:3 wait 1 run 2:3 take ");
+    consumer.times = (struct consumer_times){
+        .steps = 2, .first_wait_s = 0.2, .wait_s = 0.1, .step_s = 0.35, .alone_s = 0.28, .span_s = 1.0};
+    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    expect_heard("finish 2 ");
+    cr_expect_str_eq(texts[0], "2");
+    cr_expect_str_eq(texts[1], "0.125", "the gap over what follows the first wait: %s", texts[1]);
+    cr_expect_float_eq(wait_share, 0.125, 1e-12);
+    cr_expect_str_eq(texts[2], "0.2");
+    cr_expect_str_eq(texts[3], "0.35");
+    cr_expect_str_eq(texts[4], "0.7");
+    cr_expect_str_eq(texts[5], "1.25");
+    consumed_variant.teardown(state);
+}
+
+Test(consumed, a_second_state_that_cannot_be_made_leaves_nothing)
+{
+    struct fake_consumer consumer;
+    void *state;
+    setup_fails_at = 2;
+    cr_expect_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "no memory for a second batch"));
+    cr_expect_eq(states_left, 0);
+}
+
+Test(consumed, a_run_that_fails_hands_nothing_over)
+{
+    struct fake_consumer consumer;
+    struct run_time time;
+    void *state;
+    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    fail_at_run = STATUS_FAILED;
+    cr_expect_eq(consumed_variant.run(state, 1, &time), STATUS_FAILED);
+    expect_heard("begin run 2:1 ");
+    consumed_variant.teardown(state);
+    cr_expect_eq(states_left, 0);
+}
+
+/* ---- Many batches a run ---- */
+
+Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
+{
+    struct fake_consumer consumer;
+    char texts[6][64] = {{0}};
+    double wait_share;
+    void *state;
+    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    cr_expect_eq(states_left, 1, "variants have buffers of their own");
+    cr_expect_eq(told, &consumer.consumer);
+    expect_heard("begin consumer ");
+    consumer.times = (struct consumer_times){.steps = 1000, .step_s = 9, .span_s = 9000};
+    phase_enter(PHASE_WARM_UP);
+    run(state, 1);
+    expect_heard("ready 1:1 begin run 1:1 finish 0 ");
+    phase_enter(PHASE_TIMED);
+    for (uint64_t number = 2; number < 4; number++) {
+        consumer.times = (struct consumer_times){.steps = 5 * number - 5, /* 5, then 10 */
+                                                 .first_wait_s = 0.1 * (double)number,
+                                                 .wait_s = 0.05,
+                                                 .step_s = 0.1,
+                                                 .alone_s = 0.08,
+                                                 .span_s = 1};
+        run(state, number);
+    }
+    phase_enter(PHASE_MEASURE);
+    heard[0] = '\0';
+    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    expect_heard("none "); /* further runs, as those that measure copies, are consumed by nobody */
+    cr_expect_str_eq(texts[0], "15");
+    cr_expect_str_eq(texts[1], "0.0666667", "0.1 of 2 - 0.5 s: %s", texts[1]);
+    cr_expect_str_eq(texts[2], "0.25", "the mean over the runs: %s", texts[2]);
+    cr_expect_str_eq(texts[3], "0.1");
+    cr_expect_str_eq(texts[4], "0.75");
+    cr_expect_str_eq(texts[5], "1.25");
+    consumed_variant.teardown(state);
+    cr_expect_null(told);
+}
+
+Test(consumed, runs_without_a_batch_are_an_error)
+{
+    struct fake_consumer consumer;
+    char texts[6][64];
+    double wait_share;
+    void *state;
+    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    run(state, 1);
+    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "no step ran"));
+    consumed_variant.teardown(state);
+}
