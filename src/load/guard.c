@@ -2,8 +2,10 @@
 
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 
+static struct sigaction before; /* what was done about SIGBUS before the guard */
 static __thread sigjmp_buf escape;
 static __thread volatile sig_atomic_t guarded;
 
@@ -17,7 +19,7 @@ static void on_bus_error(int signal_)
 enum status guard_open(struct guard *guard)
 {
     struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER};
-    if (sigaction(SIGBUS, &action, &guard->before) != 0)
+    if (sigaction(SIGBUS, &action, &before) != 0)
         return status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(errno));
     guard->open = true;
     return STATUS_OK;
@@ -26,7 +28,7 @@ enum status guard_open(struct guard *guard)
 void guard_close(struct guard *guard)
 {
     if (guard->open)
-        sigaction(SIGBUS, &guard->before, NULL);
+        sigaction(SIGBUS, &before, NULL);
     guard->open = false;
 }
 

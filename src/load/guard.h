@@ -3,7 +3,6 @@
 #ifndef FDSL_LOAD_GUARD_H
 #define FDSL_LOAD_GUARD_H
 
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,10 +10,9 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Begins zeroed. */
+/* Begins zeroed. One may be open at a time. */
 struct guard {
     bool open;
-    struct sigaction before;
 };
 
 FDSL_C_BEGIN
