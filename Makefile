@@ -95,7 +95,7 @@ endif
 C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
-CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
+CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 

@@ -26,8 +26,9 @@ DEFAULTS = {
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "compute_ms": "",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute_ms": "",
 }
+LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
@@ -158,7 +159,7 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4, ""), **fields}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + LOAD_LATER, ""), **fields}
     row = Row(numbered(path, line, fields, numbers + STEPS, needed))
     row.texts = fields
     for column in needed:
@@ -172,7 +173,7 @@ def needed_columns(schema):
     workload, version = schema.split("/")
     columns = IDENTITY + ("rank", "verified") + SINCE_3 + STEPS + (
         ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
-    later = {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
+    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
     return [column for column in columns if column not in later]
 
 

@@ -224,7 +224,7 @@ static void print_caption(const struct settings *settings, const struct result *
         char text[4096];
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
-        bool applies = !workload->applies || workload->applies(settings->parameters, spec->name);
+        bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
         if (spec->column && shown && applies && *text)
             printf(" %s %s", spec->name, text);
     }

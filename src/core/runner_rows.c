@@ -56,7 +56,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         snprintf(column, sizeof column, "%s%s", spec->name, spec->column == COLUMN_MS ? "_ms" : "");
         for (char *c = column; (c = strchr(c, '-'));)
             *c = '_';
-        if (!workload->applies || workload->applies(parameters, spec->name))
+        if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         row_add(row, column, text,
                 spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL ? FIELD_NUMBER

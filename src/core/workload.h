@@ -74,9 +74,9 @@ struct workload {
      * of it shows. STATUS_USAGE where nothing is left for a rank. */
     enum status (*move)(void *input, void *parameters, const struct place *place);
 
-    /* Whether a parameter means anything among these; where not, its column stays empty. May be NULL: always.
-     */
-    bool (*applies)(const void *parameters, const char *option);
+    /* Whether a parameter means anything among these to the variant (NULL: to some variant); where not, its
+     * column stays empty. May be NULL: always. */
+    bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
     /* Whether the variant can make what `input` asks for: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the variant as "it". May be NULL: always. */
