@@ -25,9 +25,9 @@ struct worker {
     uint32_t *held;     /* the number of the sample in each slot */
     uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
 
-    struct tally tally;   /* delivered */
-    struct losses losses; /* what could not be read */
-    struct latency *latency;  /* LOAD_CALLS of them */
+    struct tally tally;      /* delivered */
+    struct losses losses;    /* what could not be read */
+    struct latency *latency; /* LOAD_CALLS of them */
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
     size_t decoded_bytes;

@@ -361,7 +361,8 @@ static enum status read_epochs(struct outlet *outlet, uint64_t number,
         outlet->delivered = 0;
         uint64_t lost = outlet->losses.tally.count;
         TRY(epoch(outlet));
-        proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order, outlet->losses.tally.count - lost);
+        proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order,
+                   outlet->losses.tally.count - lost);
     }
     CUDA_TRY(cudaMemcpyAsync(&outlet->run, outlet->tally, sizeof outlet->run, cudaMemcpyDeviceToHost,
                              outlet->stream));
