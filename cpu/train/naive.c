@@ -8,6 +8,7 @@
 
 #include "core/timer.h"
 #include "train/engine.h"
+#include "train/trainer.h"
 
 typedef train_real real;
 
@@ -550,3 +551,73 @@ const struct engine
         .evaluate = naive_evaluate,
         .memory_bytes = naive_memory_bytes,
 };
+
+/* ---- What is no number ---- */
+
+#ifndef FDSL_DOUBLE
+/* The first layer of which any sample's output is no finite number; the number of layers: none. */
+static uint32_t bad_layer(const struct naive *naive, uint32_t count)
+{
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        for (uint32_t j = 0; j < count; j++)
+            for (size_t v = 0; v < model->layers[i].out_values; v++)
+                if (!isfinite(output_of(naive, naive->outputs, i, j)[v]))
+                    return i;
+    return model->layer_count;
+}
+
+enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
+                                 uint32_t step, const char **layer)
+{
+    const struct resources one = {.threads = 1};
+    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    void *state;
+    TRY(naive_open(train, &one, &state));
+    struct naive *naive = state;
+    enum status status = naive_set(naive, from);
+    uint32_t count = train_batch(train, &order, step, naive->numbers);
+    for (uint32_t j = 0; j < count; j++) {
+        const struct passing passing = {train->seed, epoch, naive->numbers[j], true};
+        take(naive, DATA_TRAIN, naive->numbers[j],
+             draw_move(&train->augment, train->seed, epoch, naive->numbers[j]), j);
+        forward(naive, &passing, j);
+    }
+    uint32_t bad = bad_layer(naive, count);
+    *layer = bad < train->model->layer_count ? train->model->layers[bad].name : "the loss";
+    naive_close(naive);
+    return status;
+}
+#endif
+
+/* ---- The variants ---- */
+
+#ifndef FDSL_DOUBLE
+static enum status train_setup(const struct resources *resources, const void *input, void **state)
+{
+    return trainer_open(&engine_naive, resources, input, state);
+}
+
+static enum status infer_setup(const struct resources *resources, const void *input, void **state)
+{
+    return inferrer_open(&engine_naive, resources, input, state);
+}
+
+const struct variant variant_train_naive = {
+    .platform = "cpu",
+    .traits = &engine_naive,
+    .setup = train_setup,
+    .run = trainer_run,
+    .fetch = trainer_fetch,
+    .teardown = trainer_close,
+};
+
+const struct variant variant_infer_naive = {
+    .platform = "cpu",
+    .traits = &engine_naive,
+    .setup = infer_setup,
+    .run = inferrer_run,
+    .fetch = inferrer_fetch,
+    .teardown = inferrer_close,
+};
+#endif

@@ -225,6 +225,8 @@ static void print_caption(const struct settings *settings, const struct result *
            "roofline", "samples", "#wrong");
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
+    for (size_t i = 0; workload->shown && workload->shown[i]; i++)
+        printf(" %10s", workload->shown[i]);
     putchar('\n');
 }
 
@@ -267,7 +269,11 @@ static void print_line(struct report *report, const struct result *result)
            result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
     if (comm_size() > 1)
         print_together(result);
+    const char *const *more = report->settings->workload->shown;
+    for (size_t i = 0; more && more[i] && result->row_count; i++)
+        printf(" %10s", row_get(&result->rows[result->row_count - 1], more[i]));
     putchar('\n');
+    fflush(stdout); /* an epoch may take long, and somebody may be looking on */
 }
 
 /* ---- What the monitor saw ---- */

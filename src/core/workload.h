@@ -40,7 +40,8 @@ struct measure {
 
 struct workload {
     const char *name, *summary;
-    const char *item; /* the unit of work.items in the plural: "images" */
+    const char *schema; /* of its rows: "synth/3" */
+    const char *item;   /* the unit of work.items in the plural: "images" */
 
     /* Options of this workload. Those with `column` set become CSV columns, in this order. */
     const struct option_spec *options;
@@ -49,6 +50,9 @@ struct workload {
 
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
+
+    /* Those of them that the table shows as well, NULL-terminated. May be NULL: none. */
+    const char *const *shown;
 
     /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
      * too, which looks closer. */
@@ -78,10 +82,16 @@ struct workload {
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
 
+    /* Whether another run is to come, where each run is a row of its own (an epoch): then no other run comes
+     * before the first or between them, and verify() comes before all. May be NULL: runs repeat the same
+     * work, and one row holds their statistics. */
+    bool (*more)(const void *input, void *state);
+
     /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
+    /* Run number 0 has been made by `state` (unless there is more()): counts the items that differ from the
+     * oracle. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
 
     /* Fills the workload's own columns after the timed runs, one text a column in `measures` (they come

@@ -533,6 +533,7 @@ static enum status load_measure(const void *input, const struct variant *variant
 
 const struct workload workload_load = {
     .name = "load",
+    .schema = "load/3",
     .summary = "samples read from files and from shards into batches",
     .item = "samples",
     .options = options,

@@ -39,6 +39,9 @@ FDSL_C_BEGIN
  * the reason; STATUS_UNAVAILABLE where the build has no xxHash. */
 enum status checkpoint_check_folder(const char *folder);
 
+/* Whether the folder holds any. */
+bool checkpoint_exists(const char *folder);
+
 /* Writes FOLDER/epoch-000012.ckpt and removes all but the latest `keep`. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 

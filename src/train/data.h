@@ -59,13 +59,20 @@ FDSL_HD float data_value(enum data_type type, const void *sample, size_t i)
 
 FDSL_C_BEGIN
 
-/* What a set is made or read from. */
+/* What both sets are made or read from: "digits" and "synth" are generated; else it is a folder of MNIST's
+ * four IDX files, of CIFAR-10's binary ones, of two datasets (train, test), or one dataset, of which a tenth
+ * is then held out for tests. */
 struct data_request {
-    const char *name;               /* "digits", "synth", or a folder: docs/train.md */
-    uint64_t train_size, test_size; /* samples; 0: all that there are, or the default of generated sets */
-    uint32_t classes, res;          /* of synth */
+    const char *name;
+    uint64_t train_size, test_size; /* the first so many samples; 0: all, or DATA_TRAIN_SIZE and
+                                     * DATA_TEST_SIZE of those that are generated */
+    uint64_t classes;               /* labels are below; 0: 10, and of datasets as many as there are */
+    uint64_t res;                   /* pixels a side, of synth */
     struct resources resources;
 };
+
+#define DATA_TRAIN_SIZE 10000
+#define DATA_TEST_SIZE  2000
 
 /* Opens or makes both sets. The caller closes, also after a failure. STATUS_USAGE where a folder holds
  * nothing that is known, STATUS_FAILED with file and reason where what it holds is broken. */

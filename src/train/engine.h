@@ -101,6 +101,11 @@ FDSL_C_BEGIN
 /* The reference (cpu/train/naive.c): in float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
 
+/* Goes forward from these parameters through the samples of a step, as the reference does, and names the
+ * first layer that gives a value which is no finite number; "the loss" where none does. */
+enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
+                                 uint32_t step, const char **layer);
+
 FDSL_C_END
 
 #endif

@@ -50,7 +50,7 @@ FDSL_C_BEGIN
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
-enum status trainer_fetch(void *state, void *result); /* nothing to fetch: trainer_finish() tells all */
+enum status trainer_fetch(void *state, void *result); /* nothing: trainer_finish() tells all */
 void trainer_close(void *state);
 
 /* Whether there is another epoch to come. */
@@ -64,19 +64,36 @@ enum status trainer_finish(void *state, struct train_epoch *epoch);
  * then as it was. */
 enum status trainer_verify(void *state, uint64_t *wrong);
 
-/* ---- Inference: run() number n takes batch n of the test set, and begins anew behind the last ---- */
+/* ---- Inference: run() number n takes batch n of the test set's whole batches, and begins anew behind them
+ * ----
+ */
 
 /* The input of the workload `infer`. */
 struct infer_job {
-    struct train train; /* forward_only */
-    const float *parameters;
+    struct train train;      /* forward_only */
+    const float *parameters; /* an arena */
 };
 
 enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
                           void **state);
 enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
-enum status inferrer_fetch(void *state, void *result);
 void inferrer_close(void *state);
+
+/* What inferrer_fetch() fills: `logits`, the caller's, has room for a batch's. */
+struct infer_result {
+    float *logits;
+    uint32_t first; /* test sample of the latest batch */
+};
+enum status inferrer_fetch(void *state, void *result);
+
+/* The memory that the engine holds. */
+uint64_t inferrer_memory_bytes(const void *state);
+
+/* ---- For both ---- */
+
+/* Mean cross-entropy (without smoothing) and share of right answers. */
+void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
+                  double *accuracy);
 
 FDSL_C_END
 
