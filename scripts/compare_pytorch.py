@@ -154,7 +154,8 @@ def check_step(variant, model, arguments, device):
 
 def check_gradients(variants, arguments, device):
     fine = True
-    cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"])]
+    cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
+             ("cnn3d", ["--data", "clips"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
     for variant in variants.split(","):
@@ -287,6 +288,8 @@ def compare(options, arguments):
         out = ["--out", options.out] if options.out else []
         rows = rows_of(run(["--variant", options.variant, "--format", "csv"] + out + more))
     data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
+    if rows[0]["lr_schedule"] != "constant" or rows[0]["lr_warmup"] != "0" or rows[0]["shift"] != "0" or rows[0]["flip"] != "0":
+        fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
     training = Training(rows[0], data, part(data, "initial."), device, options.workers)
     ours = [row for row in rows if row["variant"] == rows[0]["variant"]]
     theirs = [torch_row(training, row, number + 1, threads) for number, row in enumerate(ours)]
