@@ -83,11 +83,13 @@ make_sets() {
         make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
         make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
         make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
+        # 64 KiB and more: where copies from pageable memory return before their end
+        make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
 }
-sets=(one three odd half float large)
+sets=(one three odd half float middle large)
 make_sets
 # cuFile takes the files of some file systems, and of others none.
 if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then

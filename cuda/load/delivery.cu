@@ -25,6 +25,13 @@ enum status device_check_room(int device, uint64_t bytes, const char *what, cons
                       1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
 }
 
+enum status device_put(void *to, const void *from, uint64_t bytes)
+{
+    CUDA_TRY(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    CUDA_TRY(cudaStreamSynchronize(nullptr));
+    return STATUS_OK;
+}
+
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers)
 {
@@ -72,7 +79,7 @@ static enum status open_all(struct delivery *delivery)
     if (!delivery->outlets || !delivery->queues || !delivery->left)
         return status_set(STATUS_FAILED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
-    CUDA_TRY(cudaMemcpy(delivery->samples, delivery->arrays.samples, bytes, cudaMemcpyHostToDevice));
+    TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
     for (uint32_t w = 0; w < delivery->workers; w++) {
         delivery->outlets[w].number = w;
         TRY(open_outlet(delivery, &delivery->outlets[w]));

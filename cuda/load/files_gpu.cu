@@ -56,7 +56,9 @@ static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
     struct unpack job = outlet_job(outlet);
     *entry = {0, number, slot};
-    CUDA_TRY(cudaMemcpy(files->device, files->host, files->table + sizeof *entry, cudaMemcpyHostToDevice));
+    /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
+    CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry, cudaMemcpyHostToDevice,
+                             outlet->stream));
     job.bytes = files->device;
     job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
     job.count = 1;

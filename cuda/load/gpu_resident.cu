@@ -184,7 +184,7 @@ static enum status bring_in(struct resident *resident, uint64_t *places, uint64_
     uint8_t *stage;
     CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
     CUDA_TRY(cudaMalloc(&resident->places, count * sizeof *places));
-    CUDA_TRY(cudaMemcpy(resident->places, places, count * sizeof *places, cudaMemcpyHostToDevice));
+    TRY(device_put(resident->places, places, count * sizeof *places));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
     memset(stage, 0, stage_bytes); /* what is between samples is copied, and never used */
     enum status status = fill(resident, places, stage, stage_bytes);

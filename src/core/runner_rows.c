@@ -25,9 +25,7 @@ int runner_cores(const struct runner *runner)
 static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
-    char schema[64];
-    snprintf(schema, sizeof schema, "%s/4", workload->name);
-    row_text(row, "schema", schema);
+    row_text(row, "schema", workload->schema);
     row_text(row, "time_utc", runner->env.time_utc);
     row_text(row, "host", runner->env.host);
     row_text(row, "job_id", runner->env.job_id);

@@ -5,7 +5,7 @@
 #include <strings.h>
 
 #include "load/convert.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 #include "load/plain.h"
 
 #define HEAD_BYTES      4096           /* of a .npy, read to find its header */

@@ -7,7 +7,7 @@
 #include "core/half.h"
 #include "core/philox.h"
 #include "core/png_image.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 
 /* ---- Decoding ---- */
 

@@ -643,15 +643,18 @@ static enum status load_measure(const void *input, const struct variant *variant
     return measure_copy(&job->load, variant, state, texts);
 }
 
+static const char *const shown[] = {"skipped", NULL};
+
 const struct workload workload_load = {
     .name = "load",
+    .schema = "load/4",
     .summary = "samples read from files and from shards into batches",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .measures = measures,
-    .shown = "skipped",
+    .shown = shown,
     .checks_runs = true,
     .shares_items = true,
     .open = load_open,

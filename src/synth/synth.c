@@ -687,6 +687,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_synth = {
     .name = "synth",
+    .schema = "synth/4",
     .summary = "VisualAtom images: formula-driven training images, made rather than read",
     .item = "images",
     .options = options,
