@@ -1,0 +1,175 @@
+/* `train-omp` against the oracle, which computes the same steps in double: every kind of layer and every net,
+ * in every instruction set that this machine has. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "../cpu/train/omp_engine.h"
+#include "train_support.h"
+
+/* Of two tensors: the norm of their difference over that of the second. */
+static double distance(const float *tensor, const float *wanted, size_t count)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)tensor[i] - wanted[i]) * ((double)tensor[i] - wanted[i]);
+        norm += (double)wanted[i] * wanted[i];
+    }
+    return norm > 0 ? sqrt(off / norm) : sqrt(off);
+}
+
+/* What an engine made of a few steps. */
+struct result {
+    double loss;
+    uint64_t correct;
+    float *gradients, *parameters, *logits;
+};
+
+struct sizes {
+    struct shape input;
+    uint32_t classes, count, batch;
+};
+
+#define STEPS 3
+
+static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
+                struct net *net, struct result *result)
+{
+    struct train_totals totals;
+    net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
+    size_t values = net->model.arena_values;
+    result->gradients = malloc(values * sizeof(float));
+    result->parameters = malloc(3 * values * sizeof(float));
+    result->logits = malloc(5 * sizes->classes * sizeof(float));
+    must(engine->evaluate(net->state, DATA_TEST, 0, 5, result->logits));
+    must(engine->steps(net->state, 0, 0, 1));
+    must(engine->gradients(net->state, result->gradients));
+    uint32_t last = train_steps(&net->train) - 1; /* a short batch, where there is one */
+    for (uint32_t i = 1; i < STEPS; i++)
+        must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
+    must(engine->totals(net->state, &totals));
+    const struct train_state state = {result->parameters, result->parameters + values,
+                                      result->parameters + 2 * values};
+    must(engine->get(net->state, (struct train_state *)&state));
+    result->loss = totals.loss / (double)totals.samples;
+    result->correct = totals.correct;
+}
+
+static void discard(struct result *result)
+{
+    free(result->gradients);
+    free(result->parameters);
+    free(result->logits);
+}
+
+/* Sums of floats in two orders: each term is off by 2^-24 of itself per addition at most, and rounding errors
+ * of n terms grow as sqrt(n) where they are independent: 1e-6 for the 10^4 terms of the longest sum here.
+ * Where a value is that close to 0 (ReLU) or to its neighbour (max-pooling) its gradient may go the other
+ * way, which moves the gradient of a tensor by about one in the number of its terms: hence 1e-4 of the norm.
+ */
+#define TOLERANCE 1e-4
+
+/* The largest distance of any tensor of gradients and parameters, of logits and losses. */
+static double worst_of(const struct model *model, const struct sizes *sizes, const struct result *one,
+                       const struct result *wanted)
+{
+    double worst = fabs(one->loss - wanted->loss) / fmax(fabs(wanted->loss), 1e-3);
+    worst = fmax(worst, distance(one->logits, wanted->logits, 5 * sizes->classes));
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        size_t first = model->tensors[t].first, count = model->tensors[t].values;
+        worst = fmax(worst, distance(one->gradients + first, wanted->gradients + first, count));
+        worst = fmax(worst, distance(one->parameters + first, wanted->parameters + first, count));
+    }
+    return worst;
+}
+
+static double compare(const struct engine *engine, const struct model_table *table, const struct sizes *sizes)
+{
+    struct net net, oracle;
+    struct result result, wanted;
+    run(engine, table, sizes, &net, &result);
+    run(&engine_oracle, table, sizes, &oracle, &wanted);
+    double worst = worst_of(&net.model, sizes, &result, &wanted);
+    discard(&result);
+    discard(&wanted);
+    net_close(&net);
+    net_close(&oracle);
+    return worst;
+}
+
+static const char *const isas[] = {"avx512", "avx2", "scalar"};
+
+static void check(const struct model_table *table, const struct sizes *sizes)
+{
+    for (size_t i = 0; i < COUNT_OF(isas); i++) {
+        if (!omp_net_force_isa(isas[i]))
+            continue;
+        double worst = compare(&engine_omp, table, sizes);
+        cr_expect_leq(worst, TOLERANCE, "%s, %s, %u channels, batch %u: off by %g", table->name, isas[i],
+                      sizes->input.channels, sizes->batch, worst);
+    }
+    omp_net_force_isa(NULL);
+}
+
+#define LAYERS(name_, deep, ...)                                     \
+    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
+    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
+#define CONV(out, d, h, w, pd, ph, pw)                                                      \
+    {                                                                                       \
+        .kind = LAYER_CONV, .channels = out, .kernel = {d, h, w}, .padding = { pd, ph, pw } \
+    }
+#define POOL(d, h, w)                             \
+    {                                             \
+        .kind = LAYER_POOL, .kernel = { d, h, w } \
+    }
+#define RELU               \
+    {                      \
+        .kind = LAYER_RELU \
+    }
+#define DROPOUT                              \
+    {                                        \
+        .kind = LAYER_DROPOUT, .rate = 0.25f \
+    }
+#define LINEAR(out)                           \
+    {                                         \
+        .kind = LAYER_LINEAR, .channels = out \
+    }
+
+LAYERS(linear, false, LINEAR(37), LINEAR(0));
+LAYERS(relu, false, LINEAR(9), RELU, DROPOUT, LINEAR(0), RELU);
+LAYERS(conv, false, CONV(3, 1, 3, 2, 0, 1, 0), CONV(17, 1, 2, 3, 0, 0, 2), RELU, CONV(2, 1, 1, 1, 0, 1, 0),
+       LINEAR(0));
+LAYERS(conv_pool, false, CONV(19, 1, 3, 3, 0, 0, 1), RELU, POOL(1, 1, 2), CONV(5, 1, 2, 2, 0, 1, 1),
+       POOL(1, 2, 2), RELU, LINEAR(0));
+LAYERS(in_place, false, DROPOUT, CONV(7, 1, 3, 3, 0, 1, 1), RELU, DROPOUT, CONV(4, 1, 2, 2, 0, 0, 0), DROPOUT,
+       RELU, LINEAR(0));
+LAYERS(pools, false, POOL(1, 1, 2), CONV(6, 1, 2, 2, 0, 1, 1), POOL(1, 2, 1), POOL(1, 1, 2), RELU, LINEAR(11),
+       DROPOUT, LINEAR(0));
+LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
+LAYERS(deep, true, CONV(2, 3, 3, 3, 1, 1, 1), CONV(3, 2, 1, 2, 1, 0, 0), RELU, POOL(2, 2, 1), LINEAR(0));
+
+Test(train_omp, layers, .timeout = 120)
+{
+    static const struct model_table *const tables[] = {&linear, &relu, &conv, &conv_pool, &in_place, &pools};
+    static const struct sizes sizes[] = {
+        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{17, 1, 8, 9}, 18, 9, 5}};
+    for (size_t i = 0; i < COUNT_OF(tables); i++)
+        for (size_t j = 0; j < COUNT_OF(sizes); j++)
+            check(tables[i], &sizes[j]);
+    check(&conv_only, &sizes[0]);
+    check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 7, 7});
+    check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
+}
+
+Test(train_omp, nets, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        bool volumes = model_tables[i].volumetric;
+        check(&model_tables[i],
+              &(struct sizes){volumes ? (struct shape){1, 5, 8, 7} : (struct shape){1, 1, 17, 15}, 10, 9, 7});
+        check(&model_tables[i],
+              &(struct sizes){volumes ? (struct shape){3, 4, 4, 9} : (struct shape){3, 1, 16, 18}, 3, 2, 1});
+    }
+    check(&model_tables[1], &(struct sizes){{1, 1, 16, 16}, 1, 300, 257});
+}
