@@ -1,6 +1,7 @@
 /* `train-omp` in vectors of 8: AVX2 and FMA. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <stddef.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -24,6 +25,8 @@ typedef __m256i vint;
 #define v_greater(a, b) \
     _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)))
 #define v_choose(mask, a, b) _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
+
+#include "omp_transpose.h"
 
 #include "omp_simd.h"
 

@@ -1,6 +1,7 @@
 /* `train-omp` in vectors of 16: AVX-512 F, BW, DQ and VL. */
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <stddef.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
@@ -25,6 +26,8 @@ typedef __m512i vint;
 #define v_greater(a, b) \
     _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q))
 #define v_choose(mask, a, b) _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a)
+
+#include "omp_transpose.h"
 
 #include "omp_simd.h"
 

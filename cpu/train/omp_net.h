@@ -13,9 +13,10 @@
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_HELD_MAX   (12 * NET_BLOCKS_MAX)
-#define NET_CHUNK      4  /* samples at least whose convolutions' gradients are summed by one thread */
-#define NET_CHUNKS_MAX 64 /* so many sums at most, added in their order: the same for any number of threads \
-                           */
+#define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
+#define NET_CHUNKS_MAX                                                                   \
+    64 /* so many sums at most, added in their order: the same for any number of threads \
+        */
 
 enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_FLAT, BLOCK_LINEAR };
 

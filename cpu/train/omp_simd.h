@@ -1,5 +1,5 @@
 /* The kernels of `train-omp` over vectors: a file an instruction set defines LANES, vreal, vint, PANEL_MAX,
- * ROWS_OF(), SPREAD_MAX and the operations v_...(), and includes this. */
+ * SPREAD_MAX, the operations v_...() and transpose_block(), of BLOCK rows and columns, and includes this. */
 #include <string.h>
 
 #include "omp_kernel.h"
@@ -270,15 +270,17 @@ static void drop(const uint8_t *restrict bytes, uint32_t threshold, float *restr
         values[i] *= bytes[i] >= threshold ? scale : 0;
 }
 
+/* By whole blocks, and what is left at both ends value by value. */
 static void transpose(const float *restrict from, size_t from_pitch, size_t rows, size_t columns,
                       float *restrict to, size_t to_pitch)
 {
-    enum { BLOCK = 16 };
-    for (size_t j = 0; j < columns; j += BLOCK)
-        for (size_t i = 0; i < rows; i += BLOCK)
-            for (size_t column = j; column < least(j + BLOCK, columns); column++)
-                for (size_t row = i; row < least(i + BLOCK, rows); row++)
-                    to[column * to_pitch + row] = from[row * from_pitch + column];
+    size_t whole_rows = rows - rows % BLOCK, whole_columns = columns - columns % BLOCK;
+    for (size_t j = 0; j < whole_columns; j += BLOCK)
+        for (size_t i = 0; i < whole_rows; i += BLOCK)
+            transpose_block(from + i * from_pitch + j, from_pitch, to + j * to_pitch + i, to_pitch);
+    for (size_t j = 0; j < columns; j++)
+        for (size_t i = j < whole_columns ? whole_rows : 0; i < rows; i++)
+            to[j * to_pitch + i] = from[i * from_pitch + j];
 }
 
 /* A loop a kind, so that none asks for it in every parameter. */
