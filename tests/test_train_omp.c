@@ -173,3 +173,125 @@ Test(train_omp, nets, .timeout = 120)
     }
     check(&model_tables[1], &(struct sizes){{1, 1, 16, 16}, 1, 300, 257});
 }
+
+/* ---- A planted fault ---- */
+
+/* A product that leaves out the last of its terms, in one tile of all. */
+static void forgetful(const struct product *product, size_t first, size_t count)
+{
+    struct product less = *product;
+    less.step_count -= first == 0 && product->step_count > 1;
+    omp_net_multiply(&less, first, count);
+}
+
+static enum status open_forgetful(const struct train *train, const struct resources *resources, void **state)
+{
+    return omp_net_open(train, resources, forgetful, state);
+}
+
+Test(train_omp, a_planted_fault_shows)
+{
+    struct engine engine = engine_omp;
+    engine.open = open_forgetful;
+    for (size_t i = 0; model_tables[i].name; i++) {
+        const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
+        double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
+        cr_expect_gt(worst, 10 * TOLERANCE, "%s: a missing term moves no tensor by more than %g",
+                     model_tables[i].name, worst);
+    }
+}
+
+/* ---- Longer runs ---- */
+
+/* From the same weights, over the same batches: losses of 50 steps, each within 1e-4 of the reference's. */
+static void follow(const struct model_table *table, struct shape input, uint32_t batch, uint32_t count)
+{
+    struct net net, naive;
+    net_open(&net, &engine_omp, table, input, 10, count, batch, 0);
+    net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
+    uint32_t steps = train_steps(&net.train);
+    for (uint32_t i = 0; i < 50; i++) {
+        struct train_totals totals, wanted;
+        must(engine_omp.steps(net.state, i / steps, i % steps, 1));
+        must(engine_naive.steps(naive.state, i / steps, i % steps, 1));
+        must(engine_omp.totals(net.state, &totals));
+        must(engine_naive.totals(naive.state, &wanted));
+        cr_expect_float_eq(totals.loss, wanted.loss, 1e-4 * wanted.loss, "%s, step %u: %.9g, not %.9g",
+                           table->name, i, totals.loss, wanted.loss);
+        cr_expect_eq(totals.samples, wanted.samples);
+    }
+    net_close(&net);
+    net_close(&naive);
+}
+
+Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        bool deep_one = model_tables[i].volumetric;
+        follow(&model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16}, 7, 40);
+    }
+    follow(&model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+}
+
+/* The parameters after two epochs, by so many threads. The caller frees. */
+static float *learnt(const struct model_table *table, struct shape input, int threads, struct model *model)
+{
+    struct net net;
+    const struct resources resources = {.threads = threads};
+    net_open(&net, &engine_omp, table, input, 10, 83, 33, 0.1f);
+    engine_omp.close(net.state);
+    must(engine_omp.open(&net.train, &resources, &net.state));
+    const struct train_state begin = {net.initial, net.zeros, net.zeros};
+    must(engine_omp.set(net.state, &begin));
+    for (uint32_t epoch = 0; epoch < 2; epoch++)
+        must(engine_omp.steps(net.state, epoch, 0, train_steps(&net.train)));
+    float *arenas = malloc(3 * net.model.arena_values * sizeof *arenas);
+    struct train_state state = {arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values};
+    must(engine_omp.get(net.state, &state));
+    *model = net.model;
+    net_close(&net);
+    return arenas;
+}
+
+Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
+{
+    static const int threads[] = {2, 3, 7};
+    for (size_t i = 0; model_tables[i].name; i++) {
+        struct shape input =
+            model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+        struct model model;
+        float *one = learnt(&model_tables[i], input, 1, &model);
+        for (size_t t = 0; t < COUNT_OF(threads); t++) {
+            float *more = learnt(&model_tables[i], input, threads[t], &model);
+            cr_expect_eq(memcmp(one, more, 3 * model.arena_values * sizeof *one), 0, "%s: %d threads differ",
+                         model_tables[i].name, threads[t]);
+            free(more);
+        }
+        free(one);
+    }
+}
+
+/* For inference alone, in batches that do not divide the set. */
+Test(train_omp, infers_as_the_oracle)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        struct shape input =
+            model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+        const struct resources resources = {.threads = 2};
+        struct net net;
+        void *state;
+        float logits[29 * 10], wanted[29 * 10];
+        net_open(&net, &engine_oracle, &model_tables[i], input, 10, 29, 7, 0);
+        must(engine_oracle.evaluate(net.state, DATA_TRAIN, 0, 29, wanted));
+        net.train.forward_only = true;
+        must(engine_omp.open(&net.train, &resources, &state));
+        const struct train_state parameters = {.parameters = net.initial};
+        must(engine_omp.set(state, &parameters));
+        must(engine_omp.evaluate(state, DATA_TRAIN, 0, 29, logits));
+        cr_expect_leq(distance(logits, wanted, 290), 1e-5, "%s: off by %g", model_tables[i].name,
+                      distance(logits, wanted, 290));
+        cr_expect_gt(engine_omp.memory_bytes(state), 4 * net.model.parameters);
+        engine_omp.close(state);
+        net_close(&net);
+    }
+}

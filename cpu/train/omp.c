@@ -16,7 +16,13 @@
 #include "omp_net.h"
 #include "train/trainer.h"
 
-#define TILE_SHARES 4 /* a thread's of a product, so that a slow one can be helped */
+#define TILE_SHARES 4    /* a thread's of a product, so that a slow one can be helped */
+#define MEET_SPINS  1000 /* some ten microseconds */
+#if defined(__x86_64__)
+#define SPIN() __builtin_ia32_pause()
+#else
+#define SPIN() ((void)0)
+#endif
 
 /* ---- Kernels ---- */
 
@@ -37,6 +43,11 @@ static const struct net_kernel *best_kernel(void)
     return kernels[i];
 }
 
+void omp_net_multiply(const struct product *product, size_t first, size_t count)
+{
+    best_kernel()->multiply(product, first, count);
+}
+
 bool omp_net_force_isa(const char *name)
 {
     forced_kernel = NULL;
@@ -46,26 +57,60 @@ bool omp_net_force_isa(const char *name)
     return !name || forced_kernel;
 }
 
+/* ---- Threads ----
+ *
+ * All steps of a call are one parallel region, in which every thread runs every function; loops and single
+ * pieces of work are dealt out, and threads meet where one needs what others have made. */
+
+/* OpenMP's barriers spin for milliseconds. Where others want the cores, too, that keeps the very thread that
+ * all wait for from running: on a busy machine a step took six times the processor time. So wait a little,
+ * then sleep. */
+void net_meet(struct net *net)
+{
+    uint32_t threads = (uint32_t)omp_get_num_threads(), meeting = atomic_load(&net->meetings);
+    if (threads == 1)
+        return;
+    if (atomic_fetch_add(&net->arrived, 1) + 1 == threads) {
+        atomic_store(&net->arrived, 0);
+        pthread_mutex_lock(&net->mutex);
+        atomic_store(&net->meetings, meeting + 1);
+        pthread_cond_broadcast(&net->met);
+        pthread_mutex_unlock(&net->mutex);
+        return;
+    }
+    for (uint32_t spins = 0; spins < MEET_SPINS; spins++) {
+        if (atomic_load(&net->meetings) != meeting)
+            return;
+        SPIN();
+    }
+    pthread_mutex_lock(&net->mutex);
+    while (atomic_load(&net->meetings) == meeting)
+        pthread_cond_wait(&net->met, &net->mutex);
+    pthread_mutex_unlock(&net->mutex);
+}
+
 /* ---- Linear layers ---- */
 
+/* A share to each; nobody waits for the others. */
 static void multiply_by_all(const struct net *net, const struct product *product)
 {
     size_t tiles = net->kernel->tiles(product), shares = (size_t)net->threads * TILE_SHARES;
     if (net->threads == 1 || shares > tiles)
         shares = net->threads == 1 ? 1 : tiles;
-#pragma omp parallel for num_threads(net->threads) schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (size_t i = 0; i < shares; i++) {
         size_t begin = tiles * i / shares, end = tiles * (i + 1) / shares;
         net->multiply(product, begin, end - begin);
     }
 }
 
-static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch)
+static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
+                                 bool training)
 {
-    return (struct passing){j, net->numbers[j], epoch, DATA_TRAIN, true};
+    return (struct passing){j, net->numbers[j], epoch, part, training};
 }
 
-static void linear_forward(const struct net *net, const struct block *block, uint32_t count)
+static void linear_forward(struct net *net, const struct block *block, uint32_t count)
 {
     const struct product product = {
         .a = block[-1].rows,
@@ -82,10 +127,18 @@ static void linear_forward(const struct net *net, const struct block *block, uin
         .relu = block->relu,
     };
     multiply_by_all(net, &product);
+    net_meet(net);
+}
+
+static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
+{
+    memset(sums, 0, block->layer->bias_values * sizeof *sums);
+    for (uint32_t j = 0; j < count; j++)
+        net->kernel->add(block->deltas + j * block->out_pitch, sums, block->layer->bias_values);
 }
 
 /* The gradients of weights and biases, and, unless the block before is the samples, of what came in. */
-static void linear_backward(const struct net *net, const struct block *block, uint32_t count)
+static void linear_backward(struct net *net, const struct block *block, uint32_t count)
 {
     const struct product of_weights = {
         .a = block->deltas,
@@ -111,30 +164,29 @@ static void linear_backward(const struct net *net, const struct block *block, ui
         .c_pitch = block->in_pitch,
         .vectors = block[-1].out_vectors / net->kernel->lanes,
     };
-    float *bias = net->gradients + block->bias;
     multiply_by_all(net, &of_weights);
-    memset(bias, 0, block->layer->bias_values * sizeof *bias);
-    for (uint32_t j = 0; j < count; j++)
-        net->kernel->add(block->deltas + j * block->out_pitch, bias, block->layer->bias_values);
     if (block - 1 != &net->blocks[net->flat] || net->flat > 1)
         multiply_by_all(net, &of_input);
+#pragma omp single nowait
+    sum_rows(net, block, count, net->gradients + block->bias);
+    net_meet(net);
 }
 
 /* All rows of a block through ReLU and dropout, or back. */
-static void after_rows(const struct net *net, const struct block *block, uint32_t epoch, uint32_t count,
-                       bool back)
+static void after_rows(struct net *net, const struct block *block, uint32_t epoch, bool training, bool back)
 {
     if (block->after == block->after_end && !(back && block->relu))
         return;
-#pragma omp parallel for num_threads(net->threads)
-    for (uint32_t j = 0; j < count; j++) {
-        const struct passing passing = passing_of(net, j, epoch);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++) {
+        struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
         float *values = block->rows + j * block->out_pitch;
         if (back)
             net_after_backward(net, block, &passing, values, block->deltas + j * block->out_pitch);
         else
             net_after(net, block, &passing, values);
     }
+    net_meet(net);
 }
 
 /* ---- The loss ---- */
@@ -169,95 +221,106 @@ static uint32_t guess(const float *logits, uint32_t classes)
     return best;
 }
 
-/* Of the batch; adds to the totals in the order of samples. */
-static double take_losses(struct net *net, uint32_t count)
+static void take_loss(struct net *net, uint32_t j)
 {
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
+    const float *logits = last->rows + j * last->out_pitch;
+    uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
+    net->losses[j] = loss_of(train, logits, label, net->count, last->deltas + j * last->out_pitch);
+    net->correct[j] = guess(logits, train->model->classes) == label;
+}
+
+/* Of step `number`, in the order of samples. */
+static void add_totals(struct net *net, uint64_t number)
+{
     double loss = 0;
-#pragma omp parallel for num_threads(net->threads)
-    for (uint32_t j = 0; j < count; j++) {
-        const float *logits = last->rows + j * last->out_pitch;
-        uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-        net->losses[j] = loss_of(train, logits, label, count, last->deltas + j * last->out_pitch);
-        net->correct[j] = guess(logits, train->model->classes) == label;
-    }
-    for (uint32_t j = 0; j < count; j++) {
+    for (uint32_t j = 0; j < net->count; j++) {
         loss += net->losses[j];
         net->totals.correct += net->correct[j];
     }
     net->totals.loss += loss;
-    net->totals.samples += count;
-    return loss;
+    net->totals.samples += net->count;
+    if (!isfinite(loss) && net->totals.bad_step == TRAIN_FINE)
+        net->totals.bad_step = number;
 }
 
 /* ---- Steps ---- */
 
-static void forward(struct net *net, uint32_t epoch, uint32_t count)
+/* The batch in net->numbers, up to its logits. */
+static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
-#pragma omp parallel for num_threads(net->threads) schedule(dynamic)
-    for (uint32_t j = 0; j < count; j++) {
-        const struct passing passing = passing_of(net, j, epoch);
+#pragma omp for schedule(dynamic) nowait
+    for (uint32_t j = 0; j < net->count; j++) {
+        const struct passing passing = passing_of(net, j, epoch, part, training);
         net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
     }
+    net_meet(net);
     for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
-        linear_forward(net, &net->blocks[i], count);
-        after_rows(net, &net->blocks[i], epoch, count, false);
+        linear_forward(net, &net->blocks[i], net->count);
+        after_rows(net, &net->blocks[i], epoch, training, false);
     }
 }
 
 /* The convolutions' way back: chunks of neighbouring samples, each with a sum of its own. */
-static void samples_backward(struct net *net, uint32_t epoch, uint32_t count)
+static void samples_backward(struct net *net, uint32_t epoch)
 {
-    uint32_t size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
+    uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
     size = size < NET_CHUNK ? NET_CHUNK : size;
     uint32_t chunks = (count + size - 1) / size;
-#pragma omp parallel for num_threads(net->threads) schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         float *sums = net->sums + chunk * net->chunk_values;
         uint32_t begin = chunk * size, end = begin + size < count ? begin + size : count;
         memset(sums, 0, net->chunk_values * sizeof *sums);
         for (uint32_t j = begin; j < end; j++) {
-            const struct passing passing = passing_of(net, j, epoch);
+            const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
             net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, sums);
         }
     }
+    net_meet(net);
     net_gather_sums(net, chunks);
 }
 
-static void backward(struct net *net, uint32_t epoch, uint32_t count)
+static void backward(struct net *net, uint32_t epoch)
 {
     for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
-        after_rows(net, &net->blocks[i], epoch, count, true);
-        linear_backward(net, &net->blocks[i], count);
+        after_rows(net, &net->blocks[i], epoch, true, true);
+        linear_backward(net, &net->blocks[i], net->count);
     }
     if (net->flat == 1)
         return;
-    after_rows(net, &net->blocks[net->flat], epoch, count, true);
-    samples_backward(net, epoch, count);
+    after_rows(net, &net->blocks[net->flat], epoch, true, true);
+    samples_backward(net, epoch);
 }
 
-static void update_parameters(struct net *net, uint64_t step)
+static void update_parameters(struct net *net, uint64_t number)
 {
     enum { PART = 16384 };
     const struct train *train = net->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
-#pragma omp parallel for num_threads(net->threads)
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+#pragma omp for nowait
     for (size_t i = 0; i < net->arena_values; i += PART)
         net->kernel->update(&update, net->gradients + i, net->parameters + i, net->first + i, net->second + i,
                             net->arena_values - i < PART ? net->arena_values - i : PART);
+    net_meet(net);
     net_prepare_weights(net);
 }
 
 static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
 {
-    uint32_t count = train_batch(net->train, order, step, net->numbers);
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
-    forward(net, epoch, count);
-    double loss = take_losses(net, count);
-    if (!isfinite(loss) && net->totals.bad_step == TRAIN_FINE)
-        net->totals.bad_step = number;
-    backward(net, epoch, count);
+#pragma omp master
+    net->count = train_batch(net->train, order, step, net->numbers);
+    net_meet(net);
+    forward(net, epoch, DATA_TRAIN, true);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++)
+        take_loss(net, j);
+    net_meet(net);
+#pragma omp master
+    add_totals(net, number);
+    backward(net, epoch);
     update_parameters(net, number);
 }
 
@@ -265,7 +328,10 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 
 static void omp_close(void *state)
 {
-    net_free(state);
+    struct net *net = state;
+    net_free(net);
+    pthread_cond_destroy(&net->met);
+    pthread_mutex_destroy(&net->mutex);
     free(state);
 }
 
@@ -283,6 +349,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
+    pthread_mutex_init(&net->mutex, NULL);
+    pthread_cond_init(&net->met, NULL);
     enum status status = net_plan(net);
     if (status != STATUS_OK) {
         omp_close(net);
@@ -305,6 +373,7 @@ static enum status omp_set(void *state, const struct train_state *from)
         net_take_arena(net, from->first, net->first);
         net_take_arena(net, from->second, net->second);
     }
+#pragma omp parallel num_threads(net->threads)
     net_prepare_weights(net);
     return STATUS_OK;
 }
@@ -321,7 +390,9 @@ static enum status omp_get(void *state, struct train_state *into)
 static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct net *net = state;
-    struct draw_order order = draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
+    const struct draw_order order =
+        draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
+#pragma omp parallel num_threads(net->threads)
     for (uint32_t i = 0; i < count; i++)
         make_step(net, &order, epoch, first + i);
     return STATUS_OK;
@@ -346,33 +417,31 @@ static enum status omp_gradients(void *state, float *gradients)
     return STATUS_OK;
 }
 
-/* `count` logits of a batch, from test or training samples `first` on. */
+/* Samples first .. first + count - 1: at most a batch. */
 static void evaluate_batch(struct net *net, enum data_part part, uint32_t first, uint32_t count,
                            float *logits)
 {
     const struct block *last = &net->blocks[net->block_count - 1];
     uint32_t classes = net->train->model->classes;
-#pragma omp parallel for num_threads(net->threads) schedule(dynamic)
-    for (uint32_t j = 0; j < count; j++) {
-        const struct passing passing = {j, first + j, 0, part, false};
-        net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
+#pragma omp master
+    {
+        net->count = count;
+        for (uint32_t j = 0; j < count; j++)
+            net->numbers[j] = first + j;
     }
-    for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
-        const struct block *block = &net->blocks[i];
-        linear_forward(net, block, count);
-        for (uint32_t j = 0; j < count && block->after < block->after_end; j++) {
-            const struct passing passing = {.place = j, .training = false};
-            net_after(net, block, &passing, block->rows + j * block->out_pitch);
-        }
-    }
+    net_meet(net);
+    forward(net, 0, part, false);
+#pragma omp for nowait
     for (uint32_t j = 0; j < count; j++)
         memcpy(logits + (size_t)j * classes, last->rows + j * last->out_pitch, classes * sizeof *logits);
+    net_meet(net);
 }
 
 static enum status omp_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                 float *logits)
 {
     struct net *net = state;
+#pragma omp parallel num_threads(net->threads)
     for (uint32_t i = 0; i < count; i += net->batch) {
         uint32_t size = count - i < net->batch ? count - i : net->batch;
         evaluate_batch(net, part, first + i, size, logits + (size_t)i * net->train->model->classes);

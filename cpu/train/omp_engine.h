@@ -15,6 +15,7 @@ bool omp_net_force_isa(const char *name);
 
 /* open() of the engine with another way to multiply; NULL: the kernel's own. */
 typedef void multiply_function(const struct product *product, size_t first, size_t count);
+void omp_net_multiply(const struct product *product, size_t first, size_t count); /* the best kernel's */
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          multiply_function *multiply, void **state);
 

@@ -8,6 +8,9 @@
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "omp_kernel.h"
 #include "train/engine.h"
 
@@ -102,6 +105,10 @@ struct net {
     float *sums;
 
     struct worker *workers;
+    atomic_uint arrived, meetings; /* of net_meet() */
+    pthread_mutex_t mutex;
+    pthread_cond_t met;
+    uint32_t count;   /* samples of the batch in work */
     double *losses;   /* of the batch's samples */
     uint8_t *correct; /* whether they were */
     struct train_totals totals;
@@ -131,11 +138,18 @@ void net_free(struct net *net);
 void net_take_arena(const struct net *net, const float *from, float *into);
 void net_give_arena(const struct net *net, const float *from, float *into);
 
+/* ---- By all threads of a parallel region together, which have met at the end ---- */
+
 /* Lays weights out as the products want them; after every change of the parameters. */
 void net_prepare_weights(struct net *net);
 
 /* Adds the first `chunks` sums and puts them into the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);
+
+/* ---- omp.c ---- */
+
+/* Waits for all threads of the region. */
+void net_meet(struct net *net);
 
 /* ---- omp_sample.c ---- */
 

@@ -446,7 +446,7 @@ static void prepare_linear(const struct net *net, const struct block *block)
     enum { COLUMNS = 64 };
     const float *weight = net->parameters + block->weight;
     size_t columns = block->layer->in_values;
-#pragma omp parallel for num_threads(net->threads)
+#pragma omp for nowait
     for (size_t j = 0; j < columns; j += COLUMNS)
         net->kernel->transpose(weight + j, block->in_pitch, block->layer->out_values,
                                columns - j < COLUMNS ? columns - j : COLUMNS,
@@ -456,10 +456,12 @@ static void prepare_linear(const struct net *net, const struct block *block)
 void net_prepare_weights(struct net *net)
 {
     for (uint32_t i = 1; i < net->block_count; i++)
-        if (net->blocks[i].kind == BLOCK_CONV)
+        if (net->blocks[i].kind == BLOCK_CONV) {
+#pragma omp single nowait
             prepare_conv(net, &net->blocks[i]);
-        else if (net->blocks[i].kind == BLOCK_LINEAR)
+        } else if (net->blocks[i].kind == BLOCK_LINEAR)
             prepare_linear(net, &net->blocks[i]);
+    net_meet(net);
 }
 
 static void give_conv(struct net *net, const struct block *block, const float *sums)
@@ -479,12 +481,16 @@ void net_gather_sums(struct net *net, uint32_t chunks)
 {
     enum { PART = 1024 };
     size_t values = net->chunk_values;
-#pragma omp parallel for num_threads(net->threads)
+#pragma omp for nowait
     for (size_t first = 0; first < values; first += PART)
         for (uint32_t chunk = 1; chunk < chunks; chunk++)
             net->kernel->add(net->sums + chunk * values + first, net->sums + first,
                              values - first < PART ? values - first : PART);
+    net_meet(net);
     for (uint32_t i = 1; i < net->flat; i++)
-        if (net->blocks[i].kind == BLOCK_CONV)
+        if (net->blocks[i].kind == BLOCK_CONV) {
+#pragma omp single nowait
             give_conv(net, &net->blocks[i], net->sums + net->blocks[i].conv.gradient);
+        }
+    net_meet(net);
 }
