@@ -9,7 +9,7 @@
 #include "core/workload.h"
 
 extern const struct origin origin_counter, origin_synth, origin_idx, origin_cifar, origin_dataset,
-    origin_digits;
+    origin_digits, origin_clips;
 
 const struct origin *const origin_table[] = {
     &origin_counter, /* tensors of a counter: their content is known */
@@ -18,6 +18,7 @@ const struct origin *const origin_table[] = {
     &origin_cifar,   /* CIFAR-10 */
     &origin_dataset, /* what --prepare made */
     &origin_digits,  /* strokes, to learn from without a download */
+    &origin_clips,   /* the same in three dimensions */
     NULL,
 };
 

@@ -366,18 +366,23 @@ static enum status open_datasets(const struct data_request *request, struct data
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     char path[PATH_MAX];
-    static const char *const digits[] = {"--encode", "npy", NULL};
+    static const char *const words[] = {"--encode", "npy", NULL};
     bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
                file_there(request->name, "train-images-idx3-ubyte.gz", path);
     bool cifar = file_there(request->name, "data_batch_1.bin", path);
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
-    data->classes = request->classes ? (uint32_t)request->classes : digit || synth || idx || cifar ? 10 : 0;
+    bool clip = strcmp(request->name, "clips") == 0;
+    data->classes = (uint32_t)request->classes;
+    if (data->classes == 0)
+        data->classes = clip ? 8 : digit || synth || idx || cifar ? 10 : 0;
     if (digit)
-        return generate(request, "digits", digits, data);
+        return generate(request, "digits", words, data);
+    if (clip)
+        return generate(request, "clips", words + 2, data);
     if (synth)
         return open_synth(request, data);
     if (access(request->name, F_OK) != 0)
-        return status_set(STATUS_USAGE, "--data %s: no such folder; digits and synth need none",
+        return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none",
                           request->name);
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }

@@ -59,9 +59,9 @@ FDSL_HD float data_value(enum data_type type, const void *sample, size_t i)
 
 FDSL_C_BEGIN
 
-/* What both sets are made or read from: "digits" and "synth" are generated; else it is a folder of MNIST's
- * four IDX files, of CIFAR-10's binary ones, of two datasets (train, test), or one dataset, of which a tenth
- * is then held out for tests. */
+/* What both sets are made or read from: "digits", "clips" and "synth" are generated; else it is a folder of
+ * MNIST's four IDX files, of CIFAR-10's binary ones, of two datasets (train, test), or one dataset, of which
+ * a tenth is then held out for tests. */
 struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* the first so many samples; 0: all, or DATA_TRAIN_SIZE and

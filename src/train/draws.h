@@ -17,6 +17,7 @@
 #define DRAW_AUGMENT 0x54540000u
 #define DRAW_ORDER   0x54550000u
 #define DRAW_DIGIT   0x54560000u
+#define DRAW_CLIP    0x54580000u
 #define DRAW_HOLD    0x54570000u
 
 /* ---- Initial parameters ---- */

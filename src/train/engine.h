@@ -9,8 +9,10 @@
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -56,6 +58,22 @@ struct train_state {
     float *parameters;
     float *first, *second; /* the optimizer's, as optimizer_step() has them; of SGD `second` is zero */
 };
+
+/* Makes arenas of zeros; false where memory is out, and then too the caller frees. */
+static inline bool train_state_new(size_t values, struct train_state *state)
+{
+    state->parameters = (float *)calloc(values, sizeof(float));
+    state->first = (float *)calloc(values, sizeof(float));
+    state->second = (float *)calloc(values, sizeof(float));
+    return state->parameters && state->first && state->second;
+}
+
+static inline void train_state_free(struct train_state *state)
+{
+    free(state->parameters);
+    free(state->first);
+    free(state->second);
+}
 
 #define TRAIN_FINE UINT64_MAX /* no step had a bad loss */
 

@@ -130,7 +130,9 @@ static size_t add_tensor(struct model *model, const struct layer *layer, const c
     struct model_tensor *tensor = &model->tensors[model->tensor_count];
     *tensor = (struct model_tensor){
         .first = model->arena_values, .values = values, .fan_in = fan_in, .stream = model->tensor_count};
-    snprintf(tensor->name, sizeof tensor->name, "%s.%s", layer->name, what);
+    char name[sizeof tensor->name] = "";
+    snprintf(name, sizeof name, "%s.%s", layer->name, what);
+    memcpy(tensor->name, name, sizeof name);
     model->tensor_count++;
     model->parameters += values;
     model->arena_values += (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;

@@ -8,6 +8,7 @@
 
 #include "core/file.h"
 #include "core/workload.h"
+#include "train/export.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -16,7 +17,7 @@ struct parameters {
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *checkpoint, *export_path, *step_path;
+    const char *checkpoint, *export_path, *step_path, *data_path;
     bool flip, raw, resume, allow_nan;
 };
 
@@ -31,7 +32,7 @@ static const struct option_spec options[] = {
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; a row each"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true,
      "what makes the steps"},
-    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e6, NULL, true, "learning rate, after the warm-up"},
+    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate, after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "of sgd"},
     {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true, "of adam and adamw"},
     {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true, "of adam and adamw"},
@@ -62,6 +63,8 @@ static const struct option_spec options[] = {
      "write the parameters behind the last epoch as safetensors, which PyTorch opens"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
      "write the first step: samples, parameters before and after, gradients, loss"},
+    {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
+     "write both sets and the parameters that training begins with; --dry-run trains nothing"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "go on where the loss is no finite number"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
@@ -159,6 +162,8 @@ static enum status check(const struct options *given, const struct parameters *p
         TRY(file_check(parameters->export_path));
     if (parameters->step_path)
         TRY(file_check(parameters->step_path));
+    if (parameters->data_path)
+        TRY(file_check(parameters->data_path));
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
@@ -240,7 +245,8 @@ static enum status fill(const struct options *given, const struct parameters *pa
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
                           parameters->lr_warmup, parameters->epochs);
-    return STATUS_OK;
+    return parameters->data_path ? export_data(&opened->job.train, opened->identity, parameters->data_path)
+                                 : STATUS_OK;
 }
 
 static enum status train_open(const struct options *given, void *parameters, const struct place *place,

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/timer.h"
-#include "train/safetensors.h"
+#include "train/export.h"
 
 #define PROGRESS_S    0.25 /* of work at a time where somebody is looking on */
 #define LOSS_OFF_MAX  1e-4 /* of the oracle's loss, in float */
@@ -31,21 +31,6 @@ void trainer_close(void *state)
     checkpoint_free(&trainer->now);
     free(trainer->logits);
     free(trainer);
-}
-
-static struct train_state *state_new(size_t values, struct train_state *state)
-{
-    state->parameters = calloc(values, sizeof(float));
-    state->first = calloc(values, sizeof(float));
-    state->second = calloc(values, sizeof(float));
-    return state->parameters && state->first && state->second ? state : NULL;
-}
-
-static void state_free(struct train_state *state)
-{
-    free(state->parameters);
-    free(state->first);
-    free(state->second);
 }
 
 /* ---- Beginning ---- */
@@ -116,7 +101,7 @@ static enum status begin(struct trainer *trainer)
     now->identity = strdup(job->identity);
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
-    if (!state_new(model->arena_values, &now->state) || !now->identity || !trainer->logits)
+    if (!train_state_new(model->arena_values, &now->state) || !now->identity || !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     model_initialise(model, job->train.seed, now->state.parameters);
     bool found = false;
@@ -128,146 +113,6 @@ static enum status begin(struct trainer *trainer)
             "--checkpoint %s holds checkpoints already: add --resume to go on, or name another folder",
             job->checkpoints);
     return trainer->engine->set(trainer->state, &now->state);
-}
-
-/* ---- What one step does, for whom it is compared with ---- */
-
-#define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 3)
-
-/* What dropout multiplied each value by in step 0 of epoch 0. */
-static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
-                              uint32_t count)
-{
-    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
-    float *factors = malloc(count * layer->out_values * sizeof *factors);
-    for (uint32_t j = 0; factors && j < count; j++)
-        for (uint32_t i = 0; i < layer->out_values; i++) {
-            struct philox_block block = draw_dropout(train->seed, 0, numbers[j], layer->number, i);
-            factors[j * layer->out_values + i] =
-                draw_kept(block, i, threshold) ? 256.0f / (float)(256 - threshold) : 0;
-        }
-    return factors;
-}
-
-/* What the file of a step is made of; owned. */
-struct step_parts {
-    uint32_t *numbers, count;
-    float *inputs, *gradients, *factors[MODEL_LAYERS_MAX];
-    int64_t *labels;
-    double loss;
-    struct train_state after;
-    struct safetensor tensors[STEP_TENSORS];
-    size_t tensor_count;
-};
-
-static void step_free(struct step_parts *parts)
-{
-    free(parts->numbers);
-    free(parts->inputs);
-    free(parts->gradients);
-    free(parts->labels);
-    for (size_t i = 0; i < MODEL_LAYERS_MAX; i++)
-        free(parts->factors[i]);
-    state_free(&parts->after);
-    free(parts);
-}
-
-/* The samples of the step as the network sees them. */
-static enum status step_samples(const struct train *train, struct step_parts *parts)
-{
-    const struct data *data = train->data;
-    struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
-    parts->numbers = malloc(train->batch * sizeof *parts->numbers);
-    parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
-    parts->labels = malloc(train->batch * sizeof *parts->labels);
-    parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
-    if (!parts->numbers || !parts->inputs || !parts->labels || !parts->gradients ||
-        !state_new(train->model->arena_values, &parts->after))
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
-    parts->count = train_batch(train, &order, 0, parts->numbers);
-    for (uint32_t j = 0; j < parts->count; j++) {
-        data_gather(data, DATA_TRAIN, parts->numbers[j],
-                    draw_move(&train->augment, train->seed, 0, parts->numbers[j]),
-                    parts->inputs + j * data->sample_values);
-        parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
-    }
-    for (uint32_t i = 0; i < train->model->layer_count; i++)
-        if (train->model->layers[i].spec.kind == LAYER_DROPOUT) {
-            parts->factors[i] =
-                dropout_factors(train, &train->model->layers[i], parts->numbers, parts->count);
-            if (!parts->factors[i])
-                return status_set(STATUS_FAILED, "--export-step: out of memory");
-        }
-    return STATUS_OK;
-}
-
-static void step_add(struct step_parts *parts, const char *name, const char *type, const void *values,
-                     size_t value_bytes, uint32_t axes, const uint64_t *shape)
-{
-    struct safetensor *tensor = &parts->tensors[parts->tensor_count++];
-    *tensor = (struct safetensor){.type = type, .axes = axes, .values = values, .bytes = value_bytes};
-    snprintf(tensor->name, sizeof tensor->name, "%s", name);
-    for (uint32_t i = 0; i < axes; i++) {
-        tensor->shape[i] = shape[i];
-        tensor->bytes *= shape[i];
-    }
-}
-
-/* Names the parts: parameters before and after, gradients, and what they came from. */
-static void step_describe(const struct trainer *trainer, struct step_parts *parts)
-{
-    const struct model *model = trainer->job->train.model;
-    const struct shape *in = &model->input;
-    const uint64_t volume[] = {parts->count, in->channels, in->depth, in->height, in->width};
-    const uint64_t picture[] = {parts->count, in->channels, in->height, in->width};
-    step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
-             model->volumetric ? volume : picture);
-    step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
-    step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
-    for (uint32_t i = 0; i < model->layer_count; i++)
-        if (parts->factors[i]) {
-            char name[48];
-            const uint64_t shape[] = {parts->count, model->layers[i].out_values};
-            snprintf(name, sizeof name, "factor.%s", model->layers[i].name);
-            step_add(parts, name, "F32", parts->factors[i], sizeof(float), 2, shape);
-        }
-    const struct {
-        const char *prefix;
-        const float *arena;
-    } arenas[] = {{"before.", trainer->now.state.parameters},
-                  {"gradient.", parts->gradients},
-                  {"after.", parts->after.parameters}};
-    for (size_t i = 0; i < COUNT_OF(arenas); i++) {
-        safetensors_of_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
-        parts->tensor_count += model->tensor_count;
-    }
-}
-
-/* Makes step 0, writes what was in it, and takes it back. */
-static enum status export_step(struct trainer *trainer)
-{
-    const struct train_job *job = trainer->job;
-    const struct engine *engine = trainer->engine;
-    struct train_totals totals;
-    struct step_parts *parts = calloc(1, sizeof *parts);
-    if (!parts)
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
-    enum status status = step_samples(&job->train, parts);
-    if (status == STATUS_OK)
-        status = engine->steps(trainer->state, 0, 0, 1);
-    if (status == STATUS_OK)
-        status = engine->totals(trainer->state, &totals);
-    if (status == STATUS_OK)
-        status = engine->gradients(trainer->state, parts->gradients);
-    if (status == STATUS_OK)
-        status = engine->get(trainer->state, &parts->after);
-    if (status == STATUS_OK) {
-        parts->loss = totals.loss / (double)totals.samples;
-        step_describe(trainer, parts);
-        status = safetensors_write(job->step_path, job->identity, parts->tensors, parts->tensor_count);
-    }
-    step_free(parts);
-    return status == STATUS_OK ? engine->set(trainer->state, &trainer->now.state) : status;
 }
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
@@ -284,7 +129,8 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     if (status == STATUS_OK && trainer->job->step_path)
         status =
             trainer->now.history.epochs == 0
-                ? export_step(trainer)
+                ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
+                              trainer->job->identity, trainer->job->step_path)
                 : status_set(STATUS_USAGE, "--export-step writes the first step, and --resume is behind it");
     if (status != STATUS_OK) {
         trainer_close(trainer);
@@ -312,8 +158,8 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     const char *layer = "the loss";
     struct train_state before = {0};
     struct train_totals unused;
-    if (!state_new(train->model->arena_values, &before)) {
-        state_free(&before);
+    if (!train_state_new(train->model->arena_values, &before)) {
+        train_state_free(&before);
         return status_set(STATUS_FAILED, "out of memory to look for what is no number");
     }
     enum status status = trainer->engine->set(trainer->state, &trainer->now.state);
@@ -325,7 +171,7 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
         status = trainer->engine->get(trainer->state, &before);
     if (status == STATUS_OK)
         status = naive_find_bad_layer(train, &before, epoch, step, &layer);
-    state_free(&before);
+    train_state_free(&before);
     TRY(status);
     return status_set(
         STATUS_FAILED,
@@ -407,12 +253,12 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
     for (uint32_t i = 0; i < count; i++) {
         const float *of = logits + (size_t)i * classes;
         uint32_t best = 0;
-        double sum = 0;
+        double sum = 1; /* of the largest itself */
         for (uint32_t k = 1; k < classes; k++)
             if (of[k] > of[best])
                 best = k;
         for (uint32_t k = 0; k < classes; k++)
-            sum += exp((double)of[k] - of[best]);
+            sum += k == best ? 0 : exp((double)of[k] - of[best]);
         *loss += log(sum) + of[best] - of[labels[i]];
         right += best == labels[i];
     }
@@ -441,14 +287,6 @@ static void note_epoch(struct train_history *history, double epoch_s, double acc
         history->to_99_s = history->trained_s;
 }
 
-static enum status export_parameters(const struct trainer *trainer)
-{
-    const struct model *model = trainer->job->train.model;
-    struct safetensor tensors[MODEL_TENSORS_MAX];
-    safetensors_of_arena(model, "", trainer->now.state.parameters, tensors);
-    return safetensors_write(trainer->job->export_path, trainer->job->identity, tensors, model->tensor_count);
-}
-
 enum status trainer_finish(void *state, struct train_epoch *epoch)
 {
     struct trainer *trainer = state;
@@ -470,7 +308,10 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     epoch->history = *history;
     if (job->checkpoints)
         TRY(checkpoint_write(job->checkpoints, job->keep, &trainer->now));
-    return job->export_path && !trainer_more(trainer) ? export_parameters(trainer) : STATUS_OK;
+    if (job->export_path && !trainer_more(trainer))
+        TRY(export_parameters(job->train.model, trainer->now.state.parameters, job->identity,
+                              job->export_path));
+    return STATUS_OK;
 }
 
 /* ---- Against the oracle ---- */
@@ -521,13 +362,13 @@ enum status trainer_verify(void *state, uint64_t *wrong)
     void *oracle = NULL;
     *wrong = 0;
     enum status status = engine_oracle.open(train, &one, &oracle);
-    if (status == STATUS_OK &&
-        (!state_new(train->model->arena_values, &mine) || !state_new(train->model->arena_values, &theirs)))
+    if (status == STATUS_OK && (!train_state_new(train->model->arena_values, &mine) ||
+                                !train_state_new(train->model->arena_values, &theirs)))
         status = status_set(STATUS_FAILED, "out of memory to verify");
     if (status == STATUS_OK)
         status = compare(trainer, oracle, &mine, &theirs, wrong);
-    state_free(&mine);
-    state_free(&theirs);
+    train_state_free(&mine);
+    train_state_free(&theirs);
     if (oracle)
         engine_oracle.close(oracle);
     return status == STATUS_OK ? trainer->engine->set(trainer->state, &trainer->now.state) : status;
