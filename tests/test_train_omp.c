@@ -181,12 +181,14 @@ static void forgetful(const struct product *product, size_t first, size_t count)
 {
     struct product less = *product;
     less.step_count -= first == 0 && product->step_count > 1;
-    omp_net_multiply(&less, first, count);
+    omp_net_multiplier().multiply(&less, first, count);
 }
 
 static enum status open_forgetful(const struct train *train, const struct resources *resources, void **state)
 {
-    return omp_net_open(train, resources, forgetful, state);
+    struct multiplier by = omp_net_multiplier();
+    by.multiply = forgetful;
+    return omp_net_open(train, resources, by, state);
 }
 
 Test(train_omp, a_planted_fault_shows)
@@ -294,4 +296,61 @@ Test(train_omp, infers_as_the_oracle)
         engine_omp.close(state);
         net_close(&net);
     }
+}
+
+/* ---- With OpenBLAS ---- */
+
+Test(train_omp, multiplies_by_openblas, .timeout = 60)
+{
+    const struct variant_entry *entry = variant_find("train-omp-blas");
+    const struct resources resources = {.threads = 2};
+    if (variant_available(entry, &resources) != STATUS_OK)
+        cr_skip_test("%s", status_text());
+    for (size_t i = 0; model_tables[i].name; i++) {
+        const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
+        double worst = compare(entry->variant->traits, &model_tables[i],
+                               model_tables[i].volumetric ? &deep_sizes : &sizes);
+        cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);
+    }
+}
+
+/* ---- Learning ---- */
+
+/* The share of the test set that is right after an epoch of generated digits. */
+Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
+{
+    const struct data_request request = {.name = "digits", .resources = {.threads = 2}};
+    struct data data = {0};
+    struct model model;
+    void *state;
+    uint32_t right = 0;
+    must(data_open(&request, &data));
+    data_normalise(&data, true);
+    must(model_build(&model_tables[1], data.shape, data.classes, &model));
+    const struct train train = {
+        .model = &model,
+        .data = &data,
+        .batch = 16,
+        .optimizer = {.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
+        .schedule = {.rate = 0.001}};
+    float *arenas = calloc(2 * model.arena_values, sizeof *arenas);
+    uint32_t tests = data.sets[DATA_TEST].count, classes = data.classes;
+    float *logits = malloc((size_t)tests * classes * sizeof *logits);
+    model_initialise(&model, 0, arenas);
+    const struct train_state begin = {arenas, arenas + model.arena_values, arenas + model.arena_values};
+    must(engine_omp.open(&train, &request.resources, &state));
+    must(engine_omp.set(state, &begin));
+    must(engine_omp.steps(state, 0, 0, train_steps(&train)));
+    must(engine_omp.evaluate(state, DATA_TEST, 0, tests, logits));
+    for (uint32_t i = 0; i < tests; i++) {
+        uint32_t best = 0;
+        for (uint32_t k = 1; k < classes; k++)
+            best = logits[i * classes + k] > logits[i * classes + best] ? k : best;
+        right += best == data.sets[DATA_TEST].labels[i];
+    }
+    cr_expect_geq(right, 0.97 * tests, "%u of %u right", right, tests);
+    engine_omp.close(state);
+    data_close(&data);
+    free(arenas);
+    free(logits);
 }

@@ -43,9 +43,15 @@ static const struct net_kernel *best_kernel(void)
     return kernels[i];
 }
 
-void omp_net_multiply(const struct product *product, size_t first, size_t count)
+static const struct net_kernel *chosen_kernel(void)
 {
-    best_kernel()->multiply(product, first, count);
+    return forced_kernel ? forced_kernel : best_kernel();
+}
+
+struct multiplier omp_net_multiplier(void)
+{
+    const struct net_kernel *kernel = chosen_kernel();
+    return (struct multiplier){kernel->tiles, kernel->multiply};
 }
 
 bool omp_net_force_isa(const char *name)
@@ -94,13 +100,13 @@ void net_meet(struct net *net)
 /* A share to each; nobody waits for the others. */
 static void multiply_by_all(const struct net *net, const struct product *product)
 {
-    size_t tiles = net->kernel->tiles(product), shares = (size_t)net->threads * TILE_SHARES;
+    size_t tiles = net->by.tiles(product), shares = (size_t)net->threads * TILE_SHARES;
     if (net->threads == 1 || shares > tiles)
         shares = net->threads == 1 ? 1 : tiles;
 #pragma omp for schedule(dynamic) nowait
     for (size_t i = 0; i < shares; i++) {
         size_t begin = tiles * i / shares, end = tiles * (i + 1) / shares;
-        net->multiply(product, begin, end - begin);
+        net->by.multiply(product, begin, end - begin);
     }
 }
 
@@ -122,7 +128,7 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
         .b_pitch = block->out_vectors,
         .c = block->rows,
         .c_pitch = block->out_pitch,
-        .vectors = block->out_vectors / net->kernel->lanes,
+        .columns = block->out_vectors,
         .bias = net->parameters + block->bias,
         .relu = block->relu,
     };
@@ -150,7 +156,7 @@ static void linear_backward(struct net *net, const struct block *block, uint32_t
         .b_pitch = block->in_pitch,
         .c = net->gradients + block->weight,
         .c_pitch = block->in_pitch,
-        .vectors = block[-1].out_vectors / net->kernel->lanes,
+        .columns = block[-1].out_vectors,
     };
     const struct product of_input = {
         .a = block->deltas,
@@ -162,7 +168,7 @@ static void linear_backward(struct net *net, const struct block *block, uint32_t
         .b_pitch = block->in_pitch,
         .c = block[-1].deltas,
         .c_pitch = block->in_pitch,
-        .vectors = block[-1].out_vectors / net->kernel->lanes,
+        .columns = block[-1].out_vectors,
     };
     multiply_by_all(net, &of_weights);
     if (block - 1 != &net->blocks[net->flat] || net->flat > 1)
@@ -335,15 +341,15 @@ static void omp_close(void *state)
     free(state);
 }
 
-enum status omp_net_open(const struct train *train, const struct resources *resources,
-                         multiply_function *multiply, void **state)
+enum status omp_net_open(const struct train *train, const struct resources *resources, struct multiplier by,
+                         void **state)
 {
     struct net *net = calloc(1, sizeof *net);
     if (!net)
         return status_set(STATUS_FAILED, "omp: out of memory");
     net->train = train;
-    net->kernel = forced_kernel ? forced_kernel : best_kernel();
-    net->multiply = multiply ? multiply : net->kernel->multiply;
+    net->kernel = chosen_kernel();
+    net->by = by;
     net->threads = resources->threads;
     net->batch = train->batch;
     net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
@@ -362,7 +368,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
 
 static enum status omp_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return omp_net_open(train, resources, NULL, state);
+    return omp_net_open(train, resources, omp_net_multiplier(), state);
 }
 
 static enum status omp_set(void *state, const struct train_state *from)
@@ -454,18 +460,15 @@ static uint64_t omp_memory_bytes(const void *state)
     return ((const struct net *)state)->bytes;
 }
 
-const struct engine engine_omp = {
-    .name = "omp",
-    .open = omp_open,
-    .close = omp_close,
-    .set = omp_set,
-    .get = omp_get,
-    .steps = omp_steps,
-    .totals = omp_totals,
-    .gradients = omp_gradients,
-    .evaluate = omp_evaluate,
-    .memory_bytes = omp_memory_bytes,
-};
+#define ENGINE(name_, open_)                                                                            \
+    {                                                                                                   \
+        .name = name_, .open = open_, .close = omp_close, .set = omp_set, .get = omp_get,               \
+        .steps = omp_steps, .totals = omp_totals, .gradients = omp_gradients, .evaluate = omp_evaluate, \
+        .memory_bytes = omp_memory_bytes                                                                \
+    }
+
+const struct engine engine_omp = ENGINE("omp", omp_open);
+const struct engine engine_omp_blas = ENGINE("omp-blas", omp_blas_open);
 
 /* ---- The variants ---- */
 

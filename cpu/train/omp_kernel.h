@@ -28,7 +28,7 @@ struct product {
     size_t b_pitch; /* from row to row, as c_pitch */
     float *c;
     size_t c_pitch;
-    size_t vectors;    /* of a row */
+    size_t columns;    /* of b and c: a multiple of the lanes */
     const float *bias; /* NULL: none */
     bool add;          /* to what is in c; no bias then */
     bool relu;         /* of the sum */

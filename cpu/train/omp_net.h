@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "omp_engine.h"
 #include "omp_kernel.h"
 #include "train/engine.h"
 
@@ -80,7 +81,7 @@ struct worker {
 struct net {
     const struct train *train;
     const struct net_kernel *kernel;
-    void (*multiply)(const struct product *product, size_t first, size_t count);
+    struct multiplier by;
     int threads;
     uint32_t batch; /* samples that there is room for */
     struct block blocks[NET_BLOCKS_MAX];

@@ -122,11 +122,11 @@ static void conv_forward(const struct net *net, struct worker *worker, const str
         .b_pitch = block->out_pitch,
         .c = block->pool ? worker->plain : out,
         .c_pitch = block->out_pitch,
-        .vectors = block->out_pitch / net->kernel->lanes,
+        .columns = block->out_pitch,
         .bias = net->parameters + block->bias,
         .relu = block->relu,
     };
-    net->multiply(&product, 0, net->kernel->tiles(&product));
+    net->by.multiply(&product, 0, net->by.tiles(&product));
     if (block->pool)
         net->kernel->pool(&block->pooling, worker->plain, out, peaks);
 }
@@ -193,9 +193,9 @@ static void conv_backward_input(const struct net *net, struct worker *worker, co
         .b_pitch = block->in_pitch,
         .c = in_deltas,
         .c_pitch = block->in_pitch,
-        .vectors = block->in_pitch / net->kernel->lanes,
+        .columns = block->in_pitch,
     };
-    net->multiply(&product, 0, net->kernel->tiles(&product));
+    net->by.multiply(&product, 0, net->by.tiles(&product));
 }
 
 static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
@@ -212,10 +212,10 @@ static void conv_backward(const struct net *net, struct worker *worker, const st
         .b_pitch = block->out_pitch,
         .c = sums,
         .c_pitch = block->out_pitch,
-        .vectors = block->out_pitch / net->kernel->lanes,
+        .columns = block->out_pitch,
         .add = true,
     };
-    net->multiply(&product, 0, net->kernel->tiles(&product));
+    net->by.multiply(&product, 0, net->by.tiles(&product));
     if (in_deltas)
         conv_backward_input(net, worker, block, deltas, in_deltas);
 }

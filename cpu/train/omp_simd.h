@@ -86,9 +86,15 @@ static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1, narrow_2, narrow
 static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1}, {wide_1, wide_2}};
 #endif
 
+/* In vectors. */
+static size_t columns_of(const struct product *product)
+{
+    return product->columns / LANES;
+}
+
 static size_t tile_rows(const struct product *product)
 {
-    return product->vectors >= PANEL_MAX ? ROWS_WIDE : ROWS_NARROW;
+    return columns_of(product) >= PANEL_MAX ? ROWS_WIDE : ROWS_NARROW;
 }
 
 static size_t tiles_down(const struct product *product)
@@ -98,7 +104,7 @@ static size_t tiles_down(const struct product *product)
 
 static size_t tiles(const struct product *product)
 {
-    return tiles_down(product) * ((product->vectors + PANEL_MAX - 1) / PANEL_MAX);
+    return tiles_down(product) * ((columns_of(product) + PANEL_MAX - 1) / PANEL_MAX);
 }
 
 /* Tiles are numbered down the first panel, then down the next. */
@@ -109,7 +115,7 @@ static void multiply(const struct product *product, size_t first, size_t count)
         size_t panel = first / down * PANEL_MAX, begin = first % down;
         size_t stop = least(down, begin + end - first);
         tile_function *run =
-            tile_of[product->vectors >= PANEL_MAX][least(product->vectors - panel, PANEL_MAX) - 1];
+            tile_of[columns_of(product) >= PANEL_MAX][least(columns_of(product) - panel, PANEL_MAX) - 1];
         for (size_t s = 0; s < product->step_count; s += STEPS)
             for (size_t t = begin; t < stop; t++)
                 run(product, t * rows, panel * LANES, s, least(s + STEPS, product->step_count));
