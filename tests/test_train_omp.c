@@ -2,6 +2,8 @@
  * in every instruction set that this machine has. */
 #include <criterion/criterion.h>
 
+#ifdef _OPENMP
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -153,7 +155,7 @@ Test(train_omp, layers, .timeout = 120)
 {
     static const struct model_table *const tables[] = {&linear, &relu, &conv, &conv_pool, &in_place, &pools};
     static const struct sizes sizes[] = {
-        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{17, 1, 8, 9}, 18, 9, 5}};
+        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{15, 1, 8, 9}, 18, 9, 5}};
     for (size_t i = 0; i < COUNT_OF(tables); i++)
         for (size_t j = 0; j < COUNT_OF(sizes); j++)
             check(tables[i], &sizes[j]);
@@ -354,3 +356,5 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
     free(arenas);
     free(logits);
 }
+
+#endif

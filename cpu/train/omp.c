@@ -207,9 +207,8 @@ static float loss_of(const struct train *train, const float *logits, uint32_t la
         most = logits[k] > most ? logits[k] : most;
     for (uint32_t k = 0; k < classes; k++)
         sum += expf(logits[k] - most);
-    float log_sum = logf(sum);
     for (uint32_t k = 0; k < classes; k++) {
-        float log_p = logits[k] - most - log_sum;
+        float log_p = logits[k] - most - logf(sum);
         float wanted = train->smoothing / (float)classes + (k == label ? 1 - train->smoothing : 0);
         loss -= wanted * log_p;
         delta[k] = (expf(log_p) - wanted) / (float)count;

@@ -178,13 +178,14 @@ INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const 
     }
     for (size_t i = 0; i < peaks->count; i++) {
         vreal delta = v_set(peaks->deltas[i]);
-        const float *from = in + peaks->places[i];
-        float *to = both ? in_delta + peaks->places[i] : NULL;
+        const size_t place = peaks->places[i];
         UNROLL for (int v = 0; v < GROUP; v++)
         {
-            sum[v] = v_fma(delta, v_load(from + run[v]), sum[v]);
-            if (both)
-                v_store(to + run[v], v_fma(delta, factor[v], v_load(to + run[v])));
+            sum[v] = v_fma(delta, v_load(in + place + run[v]), sum[v]);
+            if (both) {
+                float *to = in_delta + place + run[v];
+                v_store(to, v_fma(delta, factor[v], v_load(to)));
+            }
         }
     }
     UNROLL for (int v = 0; v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
@@ -199,7 +200,7 @@ typedef void spread_function(const struct peaks *peaks, const uint32_t *runs, co
         if (in_delta)                                                                        \
             spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, true);          \
         else                                                                                 \
-            spread_group(peaks, runs, in, weight_delta, NULL, NULL, n, false);               \
+            spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, false);         \
     }
 SPREAD(1)
 SPREAD(2)
@@ -265,7 +266,7 @@ static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer,
         memcpy(bytes + i, &block, DRAW_DROPOUT_ELEMENTS);
     }
 }
-#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "draw() wants the lowest byte of a word first"
 #endif
 
