@@ -40,7 +40,7 @@ static enum status blas_probe(const struct resources *resources)
 /* ---- Products ---- */
 
 #define TILE_ROWS   32
-#define ROOM_VALUES 65536
+#define ROOM_VALUES 32768
 #define STEPS_MAX   4096
 
 static size_t tiles(const struct product *product)
@@ -83,7 +83,7 @@ static void call(const struct product *product, const float *a, bool turned, siz
 /* Rows first .. end - 1, their parts of a copied into a matrix, piece by piece. */
 static void multiply_copied(const struct product *product, size_t first, size_t end)
 {
-    static _Thread_local float room[ROOM_VALUES];
+    float room[ROOM_VALUES];
     for (size_t begin = 0; begin < product->step_count; begin += STEPS_MAX) {
         size_t steps = least(product->step_count - begin, STEPS_MAX), most = ROOM_VALUES / steps;
         for (size_t row = first; row < end; row += most) {

@@ -16,7 +16,6 @@
 #include "train/engine.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
-#define NET_HELD_MAX   (12 * NET_BLOCKS_MAX)
 #define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
 #define NET_CHUNKS_MAX                                                                   \
     64 /* so many sums at most, added in their order: the same for any number of threads \
@@ -114,8 +113,8 @@ struct net {
     uint8_t *correct; /* whether they were */
     struct train_totals totals;
 
-    void *held[NET_HELD_MAX];
-    uint32_t held_count;
+    void **held; /* all memory */
+    uint32_t held_count, held_room;
     bool out_of_memory;
     uint64_t bytes;
 };

@@ -13,14 +13,27 @@
 
 /* ---- Memory ---- */
 
+/* Room in the list of what is held. */
+static bool can_hold_more(struct net *net)
+{
+    if (net->held_count < net->held_room)
+        return true;
+    uint32_t more = net->held_room ? 2 * net->held_room : 64;
+    void **held = realloc(net->held, more * sizeof *held);
+    if (!held)
+        return false;
+    net->held = held;
+    net->held_room = more;
+    return true;
+}
+
 /* Zeros, in huge pages where there is much of it. NULL where memory is out, which the net notes. */
 static void *take(struct net *net, size_t count, size_t size)
 {
     uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
     bytes = (bytes + alignment - 1) / alignment * alignment;
-    void *room = aligned_alloc(alignment, bytes);
-    if (!room || net->held_count == NET_HELD_MAX) {
-        free(room);
+    void *room = can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
+    if (!room) {
         net->out_of_memory = true;
         return NULL;
     }
@@ -36,6 +49,8 @@ void net_free(struct net *net)
 {
     while (net->held_count > 0)
         free(net->held[--net->held_count]);
+    free(net->held);
+    net->held = NULL;
 }
 
 static size_t round_up(size_t count, size_t to)
