@@ -92,7 +92,7 @@ endif
 
 # --- Sources -------------------------------------------------------------------------------------------------
 
-C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp%),$(wildcard cpu/*/*.c)) \
+C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
@@ -153,6 +153,8 @@ $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# sqrtf in vectors: the value is the same, errno is not looked at.
+$(BUILD)/cpu/train/omp%.c.o: ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@

@@ -62,6 +62,7 @@ void data_normalise(struct data *data, bool on)
     }
 }
 
+FDSL_FMA_CLONES
 void data_gather(const struct data *data, enum data_part part, uint32_t sample, struct draw_move move,
                  float *values)
 {
