@@ -19,11 +19,14 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {"vertices",        "resolution",   "batch",           "training",
-                                    "ladder",          "stages",       "scaling",         "monitor",
-                                    "roofline",        "loading",      "loading_threads", "loading_cold",
-                                    "loading_latency", "loading_loops"};
-#define OF_IMAGES 9 /* the first ones; the others are of loading */
+static const char *const names[] = {"vertices",          "resolution",      "batch",
+                                    "training",          "ladder",          "stages",
+                                    "scaling",           "monitor",         "roofline",
+                                    "loading",           "loading_threads", "loading_cold",
+                                    "loading_latency",   "loading_loops",   "learning_loss",
+                                    "learning_accuracy", "learning_time"};
+#define OF_IMAGES  9 /* the first ones */
+#define OF_LOADING 5 /* those behind them; the others are of learning */
 
 /* The text of a command's stdout and stderr, and its exit status. */
 static char out[1 << 16];
@@ -124,10 +127,11 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
     cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
     cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
     for (size_t i = OF_IMAGES; i < sizeof names / sizeof *names; i++) {
-        char line[128];
-        snprintf(line, sizeof line,
-                 "skipped %s: no data; to measure it: scripts/reference_load.sh DIR results/load.csv",
-                 names[i]);
+        char line[160];
+        snprintf(line, sizeof line, "skipped %s: no data; to measure it: %s", names[i],
+                 i < OF_IMAGES + OF_LOADING
+                     ? "scripts/reference_load.sh DIR results/load.csv"
+                     : "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv");
         cr_assert(says(line), "%s: %s", names[i], out);
     }
     cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
@@ -510,6 +514,24 @@ Test(figures, no_torn_figure_where_there_is_no_room)
     cr_expect_str_eq(out, "figures: stdout cannot be written: No space left on device\n");
 }
 
+/* ---- Learning ---- */
+
+/* A line a variant, of the job that most of them have, each epoch's newest row; inference may lie beside. */
+Test(figures, learning_takes_one_job)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
+          "sed -n 2p train.csv | sed 's/,lenet,64,/,lenet,32,/; s/1\\.44690[0-9]*/7.5/' >> other.csv");
+    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars $D/work/learning_loss.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2") && says("train-naive") && says("torch-cpu") &&
+                  says("batch 64, adam at 0.001"),
+              "%s", out);
+    cr_expect(!says("\t7.5"), "%s", out);
+    shell("sed -i 's|^train/1|train/9|' $D/results/other.csv && " SELECT "learning_loss" BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
+}
+
 /* ---- The report ---- */
 
 Test(figures, report_stands_alone)
@@ -545,7 +567,7 @@ Test(figures, report_without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 10, "%s", out);
+    cr_assert_eq(atoi(out), 13, "%s", out);
 }
 
 Test(figures, report_of_loading)

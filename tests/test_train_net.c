@@ -130,3 +130,32 @@ Test(train_net, parameters_of_the_models)
                              model.parameters);
             }
 }
+
+LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {.kind = LAYER_RELU},
+       {.kind = LAYER_POOL, .kernel = {1, 2, 2}}, {.kind = LAYER_LINEAR});
+
+/* 1 to 9 under weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865, whose largest is doubled, less 1; a sign
+ * less, ReLU leaves 0. */
+Test(train_net, forward_by_hand)
+{
+    struct net net;
+    float logits[2];
+    net_open(&net, &engine_naive, &known, (struct shape){1, 1, 3, 3}, 1, 5, 1, 0);
+    data_normalise(&net.data, false);
+    net.data.scale[0] = 1; /* the bytes themselves */
+    for (int i = 0; i < 9; i++)
+        ((uint8_t *)net.data.sets[DATA_TEST].values)[i] = (uint8_t)(i + 1);
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        float *parameters = net.initial;
+        for (int i = 0; i < 4; i++)
+            parameters[net.model.layers[0].weight + (size_t)i] = (float)sign * powf(10, (float)i);
+        parameters[net.model.layers[0].bias] = 0;
+        parameters[net.model.layers[3].weight] = 2;
+        parameters[net.model.layers[3].bias] = -1;
+        const struct train_state state = {parameters, net.zeros, net.zeros};
+        must(engine_naive.set(net.state, &state));
+        must(engine_naive.evaluate(net.state, DATA_TEST, 0, 1, logits));
+        cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);
+    }
+    net_close(&net);
+}

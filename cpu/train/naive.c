@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/env.h"
 #include "core/timer.h"
 #include "train/engine.h"
 #include "train/trainer.h"
@@ -395,10 +396,13 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->train = train;
     naive->batch = train->batch;
     naive->totals.bad_step = TRAIN_FINE;
-    if (!allocate(naive)) {
+    /* The kernel hands out more than there is, so what it gave is compared with what is free. */
+    if (!allocate(naive) || naive->bytes > env_memory_available_bytes()) {
+        enum status status = status_set(
+            STATUS_FAILED, "naive: a batch of %u samples takes %.1f GB, which memory has not; lower --batch",
+            train->batch, (double)naive->bytes / 1e9);
         naive_close(naive);
-        return status_set(STATUS_FAILED, "naive: out of memory for a batch of %u samples; lower --batch",
-                          train->batch);
+        return status;
     }
     *state = naive;
     return STATUS_OK;

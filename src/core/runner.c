@@ -291,8 +291,10 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     const struct workload *workload = runner->settings->workload;
     if (!workload->more)
         return time_row(runner, state, &runner->settings->limits, result);
-    while (workload->more(runner->input, state))
+    while (workload->more(runner->input, state)) {
+        runner->throttle_reasons = 0; /* of this row's run alone */
         TRY(time_row(runner, state, &one_run, result));
+    }
     return STATUS_OK;
 }
 

@@ -4,7 +4,8 @@
 
 extern const struct workload workload_synth, workload_load, workload_train, workload_infer;
 
-const struct workload *const workload_table[] = {&workload_synth, &workload_load, &workload_train, &workload_infer, NULL};
+const struct workload *const workload_table[] = {&workload_synth, &workload_load, &workload_train,
+                                                 &workload_infer, NULL};
 
 const struct workload *workload_find(const char *name)
 {

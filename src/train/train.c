@@ -32,7 +32,7 @@ static const struct option_spec options[] = {
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; a row each"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true,
      "what makes the steps"},
-    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e6, NULL, true, "learning rate, after the warm-up"},
+    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate, after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "of sgd"},
     {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true, "of adam and adamw"},
     {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true, "of adam and adamw"},

@@ -253,12 +253,12 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
     for (uint32_t i = 0; i < count; i++) {
         const float *of = logits + (size_t)i * classes;
         uint32_t best = 0;
-        double sum = 0;
+        double sum = 1; /* of the largest itself */
         for (uint32_t k = 1; k < classes; k++)
             if (of[k] > of[best])
                 best = k;
         for (uint32_t k = 0; k < classes; k++)
-            sum += exp((double)of[k] - of[best]);
+            sum += k == best ? 0 : exp((double)of[k] - of[best]);
         *loss += log(sum) + of[best] - of[labels[i]];
         right += best == labels[i];
     }
