@@ -104,5 +104,12 @@ stops() { # a loss that is no number: exit status 1, with step and layer
     ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number; [a-z]*[0-9]* is the first' <<<"$output"
 }
 check 'a loss that is no number stops, with its step and layer' stops
+refuses() { # more values in a layer than kernels can number: exit status 2, with the largest batch
+    local output status=0
+    output=$("$bench" --variant train-cuda --model cnn --data digits --train-size 59000 --batch 59000 2>&1) || status=$?
+    echo "$output"
+    ((status == 2)) && grep -q 'lower --batch to 58254' <<<"$output"
+}
+check 'a batch that is too large is refused' refuses
 echo "$passed passed, $failed failed"
 ((failed == 0))

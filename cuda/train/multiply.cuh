@@ -166,11 +166,11 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct p
                 into.put(row + sum_row(i), column + half * (WARP_SUMS / 2), size.columns, &sums[i][4 * half]);
 }
 
-/* Blocks that a multiprocessor shall hold: those of one warp, which loads a tile alone, need more registers.
- */
+/* Blocks that a multiprocessor shall hold. One warp that loads a tile alone, and four that share a large one,
+ * need more than 128 registers a thread: rather fewer of them than any that go to memory. */
 static constexpr int blocks_held(int warps)
 {
-    return warps == 1 ? WARPS_HELD * 3 / 4 : WARPS_HELD / warps;
+    return (warps == 2 ? WARPS_HELD : WARPS_HELD * 3 / 4) / warps;
 }
 
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
@@ -221,24 +221,26 @@ static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *A
 
 /* ---- The slices' sum ---- */
 
-#define ADDERS 8 /* threads that share a sum's slices, at most */
+#define ADDERS 16 /* threads that share a sum's slices */
 
-/* Thread (x, y) adds slices y, y + blockDim.y, ... of sum x; then the first one adds those. */
+/* Thread (x, y) adds slices y, y + ADDERS, ... of sum x, reading eight at a time; then the first one adds
+ * those. */
 template <class Into>
 static __global__ void slices_kernel(const float *slices, uint32_t count, const Into into,
                                      const struct product size)
 {
     __shared__ float parts[ADDERS][32];
     uint32_t values = size.rows * size.columns, at = blockIdx.x * 32 + threadIdx.x;
+    uint32_t end = at < values ? count : 0;
     float sum = 0;
 #pragma unroll 8
-    for (uint32_t z = threadIdx.y; at < values && z < count; z += blockDim.y)
+    for (uint32_t z = threadIdx.y; z < end; z += ADDERS)
         sum += slices[(size_t)z * values + at];
     parts[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y != 0 || at >= values)
         return;
-    for (uint32_t y = 1; y < blockDim.y; y++)
+    for (uint32_t y = 1; y < ADDERS; y++)
         sum += parts[y][threadIdx.x];
     into.put_one(at / size.columns, at % size.columns, sum);
 }
@@ -248,8 +250,8 @@ template <class Into>
 static enum status add_slices(cudaStream_t stream, const float *slices, uint32_t count, const Into &into,
                               const struct product &size)
 {
-    dim3 block(32, count < ADDERS ? count : ADDERS);
-    slices_kernel<<<(size.rows * size.columns - 1) / 32 + 1, block, 0, stream>>>(slices, count, into, size);
+    uint32_t blocks = (size.rows * size.columns - 1) / 32 + 1;
+    slices_kernel<<<blocks, dim3(32, ADDERS), 0, stream>>>(slices, count, into, size);
     CUDA_TRY_LAUNCH("slices_kernel");
     return STATUS_OK;
 }
