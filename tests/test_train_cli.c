@@ -205,9 +205,9 @@ Test(train_cli, options_that_make_no_sense)
 {
     expect_refusal(2, "--batch 300 --train-size 200",
                    "--batch 300 is more than the 200 samples to learn from");
-    expect_refusal(2, "--momentum 0.5", "--momentum does nothing with --optimizer adam");
-    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma does nothing with --lr-schedule constant");
-    expect_refusal(2, "--res 32", "--res does nothing with --data digits");
+    expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
+    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
+    expect_refusal(2, "--res 32", "--res belongs to --data synth");
     expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");

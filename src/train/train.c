@@ -128,36 +128,47 @@ static void train_close(void *input)
 
 /* ---- Opening ---- */
 
-static bool train_applies(const void *parameters_, const char *option)
+static bool is_one_of(const char *name, const char *const *names)
 {
-    const struct parameters *parameters = parameters_;
+    for (size_t i = 0; names[i]; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* What an option needs to mean anything, where these parameters have it not; else NULL. */
+static const char *lacking(const struct parameters *parameters, const char *option)
+{
+    static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
+    static const char *const of_step[] = {"lr-step", "lr-gamma", NULL};
     bool sgd = parameters->optimizer == OPTIMIZER_SGD;
-    if (strcmp(option, "momentum") == 0)
-        return sgd;
-    if (strcmp(option, "beta1") == 0 || strcmp(option, "beta2") == 0 || strcmp(option, "epsilon") == 0)
-        return !sgd;
-    if (strcmp(option, "lr-step") == 0 || strcmp(option, "lr-gamma") == 0)
-        return parameters->schedule == SCHEDULE_STEP;
-    if (strcmp(option, "res") == 0)
-        return strcmp(parameters->job.data, "synth") == 0;
-    return true;
+    if (strcmp(option, "momentum") == 0 && !sgd)
+        return "--optimizer sgd";
+    if (is_one_of(option, of_adam) && sgd)
+        return "--optimizer adam or adamw";
+    if (is_one_of(option, of_step) && parameters->schedule != SCHEDULE_STEP)
+        return "--lr-schedule step";
+    if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
+        return "--data synth";
+    if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
+        return "--checkpoint DIR";
+    return NULL;
+}
+
+static bool train_applies(const void *parameters, const char *option)
+{
+    return !lacking(parameters, option);
 }
 
 /* What does not apply had better not be asked for, and files had better be writable. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
-    for (size_t i = 0; i < COUNT_OF(options); i++)
-        if (options_given(given, options[i].name) && !train_applies(parameters, options[i].name))
-            return status_set(STATUS_USAGE, "--%s does nothing with --%s %s; leave it out", options[i].name,
-                              strncmp(options[i].name, "lr-", 3) == 0 ? "lr-schedule"
-                              : strcmp(options[i].name, "res") == 0   ? "data"
-                                                                      : "optimizer",
-                              strncmp(options[i].name, "lr-", 3) == 0 ? schedules[parameters->schedule]
-                              : strcmp(options[i].name, "res") == 0   ? parameters->job.data
-                                                                      : optimizers[parameters->optimizer]);
-    if (!parameters->checkpoint && (parameters->resume || options_given(given, "keep")))
-        return status_set(STATUS_USAGE, "--%s belongs to --checkpoint DIR; add it",
-                          parameters->resume ? "resume" : "keep");
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        const char *needed = lacking(parameters, options[i].name);
+        if (needed && options_given(given, options[i].name))
+            return status_set(STATUS_USAGE, "--%s belongs to %s; add that, or leave it out", options[i].name,
+                              needed);
+    }
     if (parameters->export_path)
         TRY(file_check(parameters->export_path));
     if (parameters->step_path)
@@ -170,10 +181,9 @@ static enum status check(const struct options *given, const struct parameters *p
 /* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
-    static const char *const names[] = {"data", "train-size", "test-size", "res"};
-    for (size_t i = 0; i < COUNT_OF(names); i++)
-        if (strcmp(option, names[i]) == 0)
-            return true;
+    static const char *const of_data[] = {"data", "train-size", "test-size", "res", NULL};
+    if (is_one_of(option, of_data))
+        return true;
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
