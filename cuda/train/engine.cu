@@ -20,7 +20,8 @@ struct network {
     struct device_batch batch;
     struct device_losses losses;
     struct device_layer layers[MODEL_LAYERS_MAX];
-    /* Around the gathering of one step: that of the latest call of steps(). */
+    /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
+     * launches to go on with and the host's are not in the time. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
@@ -353,11 +354,12 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
 {
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
+    uint32_t timed = first + count / 2;
     for (uint32_t step = first; step < first + count; step++) {
-        if (step == first)
+        if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
         TRY(gather_step(network, epoch, step, step_count(network->train, step)));
-        if (step == first)
+        if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
         TRY(learn(network, epoch, step));
     }
