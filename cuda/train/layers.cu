@@ -24,16 +24,25 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
         slices[blockIdx.y * channels + blockIdx.x] = sums[0];
 }
 
-#define BIAS_SLICE (8 * BLOCK) /* elements of a block */
+#define BIAS_SLICE (8 * BLOCK) /* elements of a block, or twice, four times ... as many */
+
+/* Terms of a slice: as few as leave slices that can be held and added. */
+static uint32_t bias_slice(uint32_t channels, uint32_t depth)
+{
+    uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
+    if (most > SLICES_MAX)
+        most = SLICES_MAX;
+    while ((depth - 1) / slice + 1 > most && slice < depth)
+        slice *= 2;
+    return (uint32_t)slice;
+}
 
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t channels = layer->layer->out.channels;
     uint32_t places = (uint32_t)(layer->layer->out_values / channels);
-    struct product size = {
-        .rows = 1, .columns = channels, .depth = pass->count * places, .slice = BIAS_SLICE};
-    while ((uint64_t)channels * ((size.depth - 1) / size.slice + 1) > WORKSPACE_VALUES)
-        size.slice *= 2;
+    struct product size = {.rows = 1, .columns = channels, .depth = pass->count * places, .slice = 0};
+    size.slice = bias_slice(channels, size.depth);
     uint32_t slices = (size.depth - 1) / size.slice + 1;
     float *gradient = pass->gradients + layer->layer->bias;
     bias_kernel<<<dim3(channels, slices), BLOCK, 0, pass->stream>>>(
