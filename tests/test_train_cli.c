@@ -122,9 +122,9 @@ Test(train_cli, killed_and_resumed)
     "$P --variant train-naive --model lenet --train-size 400 --test-size 50 --epochs 8 --lr-schedule " \
     "cosine --lr-warmup 0.5 --shift 1 "
     EXPECT(0, LONG "--export whole");
-    EXPECT(0, "i=1; until timeout -s KILL 0.$((i / 10))$((i %% 10)) " LONG
-              "--checkpoint k --resume --export killed; "
-              "do i=$((i + 7)); [ $i -gt 99 ] && i=99; n=$((n + 1)); [ $n -lt 200 ] || exit 9; done");
+    EXPECT(0, "i=3; until timeout -s KILL $(printf %%d.%%02d $((i / 100)) $((i %% 100))) " LONG
+              "--checkpoint k --resume --export killed; do i=$((i * 13 / 10 + 1)); [ $i -lt 20000 ] || exit "
+              "9; done");
     EXPECT(0, "cmp whole killed");
     EXPECT(0, "ls k | grep -v '\\.tmp$' | tr '\\n' ' '");
     cr_expect_str_eq(out, "epoch-000006.ckpt epoch-000007.ckpt epoch-000008.ckpt ");
