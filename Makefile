@@ -106,8 +106,8 @@ RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
 TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
-# Needs a GPU: built wherever nvcc is, run by check-gpu.
-GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
+# Need a GPU: built wherever nvcc is, run by check-gpu.
+GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildcard tests/gpu_*.cu)))
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
@@ -184,13 +184,13 @@ $(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUI
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-$(GPU_TEST): tests/gpu_exact.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+$(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(filter-out $(BUILD)/flags tests/%,$^) $(LDLIBS)
 
--include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TEST:=.d)
+-include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
 # --- The two commands ------------------------------------------------------------------------------------------
 
@@ -205,15 +205,16 @@ check:
 	@$(MAKE) --no-print-directory all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
 
-check-gpu: all $(GPU_TEST)
+check-gpu: all $(GPU_TESTS)
 	@scripts/check_gpu.sh
+	@scripts/check_train_gpu.sh
 
 check-slurm:
 	@scripts/setup.sh check-slurm
 	@$(MAKE) --no-print-directory all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
-tests: $(TESTS) $(GPU_TEST)
+tests: $(TESTS) $(GPU_TESTS)
 
 # The parsers alone, with clang's coverage and sanitizers, in one program.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))

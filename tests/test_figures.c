@@ -19,13 +19,12 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {"vertices",          "resolution",      "batch",
-                                    "training",          "ladder",          "stages",
-                                    "scaling",           "monitor",         "roofline",
-                                    "loading",           "loading_threads", "loading_cold",
-                                    "loading_latency",   "loading_loops",   "learning_loss",
-                                    "learning_accuracy", "learning_time",   "monitor_loading",
-                                    "break_even"};
+static const char *const names[] = {
+    "vertices",        "resolution",      "batch",           "training",
+    "ladder",          "stages",          "scaling",         "monitor",
+    "roofline",        "loading",         "loading_threads", "loading_cold",
+    "loading_latency", "loading_loops",   "learning_loss",   "learning_accuracy",
+    "learning_time",   "monitor_loading", "break_even"};
 #define OF_IMAGES   9  /* the first ones */
 #define OF_LOADING  14 /* and what follows them, up to here */
 #define OF_LEARNING 17 /* likewise; the others are of images and loading, and of a GPU */

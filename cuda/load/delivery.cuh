@@ -127,8 +127,8 @@ enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status stat
 /* Pinned copies to the device: `bytes` at a time from a buffer to another, `rounds` times. */
 enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
 
-/* Copies pageable memory to the device, where it is when this returns. cudaMemcpy() alone may return while the
- * last bytes are on their way, and streams that do not block do not wait for them. */
+/* Copies pageable memory to the device, where it is when this returns. cudaMemcpy() alone may return while
+ * the last bytes are on their way, and streams that do not block do not wait for them. */
 enum status device_put(void *to, const void *from, uint64_t bytes);
 
 /* STATUS_USAGE where `bytes` do not fit the device's free memory: says both, and the remedy. */

@@ -300,9 +300,9 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
 {
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
-    enum status status = comm_agree(bench_measure(
-        running(runner), state, limits, runner->settings->workload->more ? NULL : show_progress,
-        runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    enum status status = comm_agree(
+        bench_measure(running(runner), state, limits, runner->settings->workload->more ? NULL : show_progress,
+                      runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
     /* Runs may have delivered less than was known before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)

@@ -216,7 +216,7 @@ static struct work infer_work(const void *input, const struct variant *variant)
     double samples = opened->job.train.batch;
     return (struct work){.items = samples,
                          .bytes = samples * (double)opened->data.sample_bytes,
-                         .operations = samples * 2 * opened->model.multiplications};
+                         .operations = samples * opened->model.multiplications};
 }
 
 /* Counts the samples of the latest run whose logits are not the oracle's. */

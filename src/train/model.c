@@ -169,7 +169,10 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     layer->bias = add_tensor(model, layer, "bias", layer->bias_values, (uint32_t)fan_in);
     struct model_tensor *bias = &model->tensors[model->tensor_count - 1];
     bias->shape[bias->axes++] = layer->bias_values;
-    model->multiplications += (double)fan_in * (double)layer->out_values;
+    double products = (double)fan_in * (double)layer->out_values;
+    /* Nobody asks for the gradient of the samples, which the first layer would have to make. */
+    model->backward_multiplications += model->multiplications > 0 ? 2 * products : products;
+    model->multiplications += products;
     return STATUS_OK;
 }
 

@@ -68,6 +68,7 @@ struct model {
     size_t arena_values;                /* with the gaps that align tensors; gaps are zeros and stay so */
     size_t input_values, output_values; /* of a sample; outputs of all layers together */
     double multiplications;             /* multiply-adds of a sample's way forward */
+    double backward_multiplications;    /* and back: gradients of weights, and of layers' inputs */
 };
 
 /* What a model is made of. */

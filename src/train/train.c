@@ -199,7 +199,7 @@ static enum status identify(const struct parameters *parameters, struct opened *
         char text[256];
         options_text(&options[i], parameters, text, sizeof text);
         if (options[i].column && *text && !decides_nothing(parameters, options[i].name) &&
-            train_applies(parameters, options[i].name))
+            !lacking(parameters, options[i].name))
             fprintf(stream, "%s=%s ", options[i].name, text);
     }
     fprintf(stream, "samples=%016" PRIx64, opened->data.identity);
@@ -288,11 +288,12 @@ static struct work train_work(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
     (void)variant;
+    const struct model *model = &opened->model;
     double samples = opened->data.sets[DATA_TRAIN].count;
-    /* Forward, and backward twice as much: the gradients of inputs and of weights. */
+    /* A multiply-add is one operation, as in the peaks of devices. */
     return (struct work){.items = samples,
                          .bytes = samples * (double)opened->data.sample_bytes,
-                         .operations = samples * 6 * opened->model.multiplications};
+                         .operations = samples * (model->multiplications + model->backward_multiplications)};
 }
 
 static bool train_more(const void *input, void *state)

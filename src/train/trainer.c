@@ -11,6 +11,7 @@
 
 #define PROGRESS_S    0.25 /* of work at a time where somebody is looking on */
 #define LOSS_OFF_MAX  1e-4 /* of the oracle's loss, in float */
+#define LOSS_FLOOR    0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
 #define DRIFT_OFF_MAX 1e-2 /* of the way that a tensor went: Adam makes much of little gradients */
 
 struct trainer {
@@ -342,8 +343,8 @@ static enum status compare(struct trainer *trainer, void *oracle, struct train_s
         TRY(trainer->engine->totals(trainer->state, &own));
         TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
         TRY(engine_oracle.totals(oracle, &exact));
-        *wrong +=
-            own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * fabs(exact.loss));
+        double scale = fmax(exact.loss, LOSS_FLOOR * (double)exact.samples);
+        *wrong += own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * scale);
     }
     TRY(trainer->engine->get(trainer->state, mine));
     TRY(engine_oracle.get(oracle, theirs));
