@@ -92,10 +92,10 @@ endif
 
 # --- Sources -------------------------------------------------------------------------------------------------
 
-C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp%),$(wildcard cpu/*/*.c)) \
+C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
-CU_SOURCES := $(if $(call on,CUDA),$(wildcard cuda/*/*.cu))
+CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
@@ -106,8 +106,8 @@ RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
 TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
-# Needs a GPU: built wherever nvcc is, run by check-gpu.
-GPU_TEST := $(if $(call on,CUDA),$(BUILD)/tests/gpu_exact)
+# Need a GPU: built wherever nvcc is, run by check-gpu.
+GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildcard tests/gpu_*.cu)))
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +153,8 @@ $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# sqrtf in vectors: the value is the same, errno is not looked at.
+$(BUILD)/cpu/train/omp%.c.o: ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@
@@ -182,13 +184,13 @@ $(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUI
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-$(GPU_TEST): tests/gpu_exact.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+$(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(filter-out $(BUILD)/flags tests/%,$^) $(LDLIBS)
 
--include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TEST:=.d)
+-include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
 # --- The two commands ------------------------------------------------------------------------------------------
 
@@ -203,20 +205,21 @@ check:
 	@$(MAKE) --no-print-directory all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
 
-check-gpu: all $(GPU_TEST)
+check-gpu: all $(GPU_TESTS)
 	@scripts/check_gpu.sh
+	@scripts/check_train_gpu.sh
 
 check-slurm:
 	@scripts/setup.sh check-slurm
 	@$(MAKE) --no-print-directory all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
-tests: $(TESTS) $(GPU_TEST)
+tests: $(TESTS) $(GPU_TESTS)
 
 # The parsers alone, with clang's coverage and sanitizers, in one program.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/load/npy_header.c src/load/idx.c src/load/cifar.c \
-                src/load/index.c src/load/wids.c src/load/bytes.c src/core/png_image.c src/core/file.c src/core/record.c src/core/status.c
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/core/npy_header.c src/load/idx.c src/load/cifar.c \
+                src/load/index.c src/load/wids.c src/core/bytes.c src/core/png_image.c src/core/file.c src/core/record.c src/core/status.c
 fuzz:
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first command of the README: every variant that runs here, checked and timed at small sizes. Prints one
-# table a size, then two of loading, and appends the rows to results/synth.csv and results/load.csv; results/env.json
-# (or .csv) says on what machine.
+# table a size, then two of loading and one of training, and appends the rows to results/synth.csv, load.csv and
+# train.csv; results/env.json (or .csv) says on what machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,5 +39,9 @@ if $bench --list | grep -q '^  files  *available'; then
             2> >(grep -v ': skipping ' >&2)
     done
 fi
+# One epoch over digits that are generated.
+echo
+$bench --workload train --variant all --model lenet --epochs 1 --lr 0.002 --verify --out results/train.csv \
+    2> >(grep -v ': skipping ' >&2)
 echo
 echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help"

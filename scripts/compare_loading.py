@@ -44,11 +44,11 @@ import time
 
 COLUMNS = (
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
-    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,compute_ms,"
+    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute_ms,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
     "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
-    "copy_bytes_per_s,copy_share,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
+    "copy_bytes_per_s,copy_share,gds,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
     "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
     "steps,wait_share,first_wait_s,step_s,utilisation,slowdown,cache,verified,wrong").split(",")
 METADATA = ("samples.csv", "metadata.parquet")
@@ -343,7 +343,8 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "time_p95_s": "%.9g" % quantile(ordered, 0.95), "time_p99_s": "%.9g" % quantile(ordered, 0.99),
         "time_sd_s": "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
-        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu, "layout": layout, "shards": shards,
+        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu,
+        "layout": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
     if options.gpu:

@@ -21,11 +21,16 @@ _fdsl_bench()
         ((${#prepare[@]})) && words='files shards'
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
         ;;
-    --from) mapfile -t COMPREPLY < <(compgen -W 'counter synth idx cifar' -- "$current") ;;
+    --from) mapfile -t COMPREPLY < <(compgen -W 'counter synth idx cifar digits clips dataset' -- "$current") ;;
     --encode) mapfile -t COMPREPLY < <(compgen -W 'png npy' -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W 'f16 u8 f32' -- "$current") ;;
+    --model) mapfile -t COMPREPLY < <(compgen -W 'logreg lenet cnn cnn3d' -- "$current") ;;
+    --optimizer) mapfile -t COMPREPLY < <(compgen -W 'sgd adam adamw' -- "$current") ;;
+    --lr-schedule) mapfile -t COMPREPLY < <(compgen -W 'constant step cosine' -- "$current") ;;
+    --data) mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current") ;;
     --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
-    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels)
+    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --checkpoint | \
+        --export | --export-step | --export-data)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;
     --png | --prepare) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;

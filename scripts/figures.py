@@ -25,6 +25,7 @@ sys.dont_write_bytecode = True
 from devices import (SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, threads_a_rank,  # noqa: E402
                      threads_words)
 import break_even  # noqa: E402
+import learning  # noqa: E402
 import loading  # noqa: E402
 from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
                   linear_ticks, log_range, log_ticks, micros_tick, micros_words, need_gnuplot, nice_above,
@@ -731,6 +732,9 @@ FIGURES = {
     "loading_latency": (loading.latency, "quantiles of opening, reading and closing a file"),
     "loading_loops": (loading.loops, "500 epochs over 1000 samples of video, by variant"),
     "break_even": (break_even.figure, "images a second beside a training step: made against read"),
+    "learning_loss": (learning.loss, "the loss over epochs, by variant"),
+    "learning_accuracy": (learning.accuracy, "wrong answers over epochs, by variant"),
+    "learning_time": (learning.to_accuracy, "wrong answers over seconds of training, by variant"),
 }
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4")
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4", "train/1", "infer/1")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -26,9 +26,23 @@ DEFAULTS = {
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "compute_ms": "",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute_ms": "",
 }
+LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
+
+# The parameters of the workload train, in the order of the columns. A row is an epoch. Inference has no figures: its rows
+# are read so that they may lie beside others.
+TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
+                    "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
+                    "lr_gamma", "label_smoothing", "shift", "flip", "raw", "seed")
+TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
+                 "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
+                 "to_99_s", "data_share", "memory_bytes", "wrong")
+TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
+                "test_samples", "trained_s")
+INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
+INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
 NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
@@ -68,6 +82,10 @@ class Row(dict):
     @property
     def is_load(self):
         return self["schema"].startswith("load/")
+
+    @property
+    def is_train(self):
+        return self["schema"].startswith("train/")
 
     @property
     def defaults(self):
@@ -158,7 +176,7 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4, ""), **fields}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + LOAD_LATER, ""), **fields}
     row = Row(numbered(path, line, fields, numbers + STEPS, needed))
     row.texts = fields
     for column in needed:
@@ -172,7 +190,7 @@ def needed_columns(schema):
     workload, version = schema.split("/")
     columns = IDENTITY + ("rank", "verified") + SINCE_3 + STEPS + (
         ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
-    later = {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
+    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
     return [column for column in columns if column not in later]
 
 
@@ -189,6 +207,11 @@ def read_file(path):
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
+        elif schema in ("train/1", "infer/1"):
+            numbers, needed, parameters = ((TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS) if schema == "train/1" else
+                                           (INFER_NUMBERS, INFER_NEEDED, ("data", "checkpoint")))
+            need_columns(path, header, IDENTITY + ("rank", "verified") + numbers + parameters, schema)
+            rows.append(measured_row(path, line, fields, numbers, needed))
         elif schema in ROW_SCHEMAS:
             load = schema.startswith("load/")
             numbers, needed = (LOAD_NUMBERS, LOAD_NEEDED) if load else (NUMBERS, NEEDED)
@@ -251,12 +274,14 @@ def newest(rows):
 
 
 class Measured:
-    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `monitors` (lists of
+    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `trains` (every epoch),
+    `monitors` (lists of
     samples, the user's first and each source's newest first), `published` and `published_code` (points), `machines`
     (env.json)."""
 
     def __init__(self, results, reference):
-        self.rows, self.loads, self.monitors, self.machines, self.notes = [], [], [], [], []
+        self.rows, self.loads, self.trains = [], [], []
+        self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
                 raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
@@ -294,10 +319,10 @@ class Measured:
         for row in rows:
             row.source, row.file = source, str(path)
             if row["wrong"]:
-                items = "samples" if row.is_load else "images"
+                items = "images" if row["schema"].startswith("synth/") else "samples" if row.is_load else "steps"
                 self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is left out")
-            elif stands_for_run(row):
-                (self.loads if row.is_load else self.rows).append(row)
+            elif stands_for_run(row) and not row["schema"].startswith("infer/"):
+                (self.loads if row.is_load else self.trains if row.is_train else self.rows).append(row)
 
     def read_machine(self, source, path):
         try:

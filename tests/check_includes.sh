@@ -43,7 +43,7 @@ for room in synth load ops train; do
     others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
     forbid "the $room room keeps to itself" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
 done
-for room in synth load; do
+for room in synth load train; do
     only "a workload's headers stand on core alone" "src/$room/*.h" "$libc|(core|$room)/.*\.h"
 done
 exit $broken

@@ -19,12 +19,15 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {"vertices",        "resolution",    "batch",           "training",
-                                    "ladder",          "stages",        "scaling",         "monitor",
-                                    "roofline",        "loading",       "loading_threads", "loading_cold",
-                                    "loading_latency", "loading_loops", "monitor_loading", "break_even"};
-#define OF_IMAGES  9  /* the first ones */
-#define OF_LOADING 14 /* and what follows them, up to here; the others are of both, and of a GPU */
+static const char *const names[] = {
+    "vertices",        "resolution",      "batch",           "training",
+    "ladder",          "stages",          "scaling",         "monitor",
+    "roofline",        "loading",         "loading_threads", "loading_cold",
+    "loading_latency", "loading_loops",   "learning_loss",   "learning_accuracy",
+    "learning_time",   "monitor_loading", "break_even"};
+#define OF_IMAGES   9  /* the first ones */
+#define OF_LOADING  14 /* and what follows them, up to here */
+#define OF_LEARNING 17 /* likewise; the others are of images and loading, and of a GPU */
 
 /* The text of a command's stdout and stderr, and its exit status. */
 static char out[1 << 16];
@@ -127,11 +130,12 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
     cr_assert(
         says("skipped break_even: no data; to measure it: scripts/break_even.sh DIR results/break_even"));
     cr_assert(says("skipped monitor_loading: no data; to measure it: scripts/break_even.sh DIR "));
-    for (size_t i = OF_IMAGES; i < OF_LOADING; i++) {
-        char line[128];
-        snprintf(line, sizeof line,
-                 "skipped %s: no data; to measure it: scripts/reference_load.sh DIR results/load.csv",
-                 names[i]);
+    for (size_t i = OF_IMAGES; i < OF_LEARNING; i++) {
+        char line[160];
+        snprintf(line, sizeof line, "skipped %s: no data; to measure it: %s", names[i],
+                 i < OF_LOADING
+                     ? "scripts/reference_load.sh DIR results/load.csv"
+                     : "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv");
         cr_assert(says(line), "%s: %s", names[i], out);
     }
     cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
@@ -581,6 +585,24 @@ Test(figures, no_torn_figure_where_there_is_no_room)
     cr_expect_str_eq(out, "figures: stdout cannot be written: No space left on device\n");
 }
 
+/* ---- Learning ---- */
+
+/* A line a variant, of the job that most of them have, each epoch's newest row; inference may lie beside. */
+Test(figures, learning_takes_one_job)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
+          "sed -n 2p train.csv | sed 's/,lenet,64,/,lenet,32,/; s/1\\.44690[0-9]*/7.5/' >> other.csv");
+    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars $D/work/learning_loss.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2") && says("train-naive") && says("torch-cpu") &&
+                  says("batch 64, adam at 0.001"),
+              "%s", out);
+    cr_expect(!says("\t7.5"), "%s", out);
+    shell("sed -i 's|^train/1|train/9|' $D/results/other.csv && " SELECT "learning_loss" BOTH);
+    cr_expect_eq(status, 2);
+    cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
+}
+
 /* ---- The report ---- */
 
 Test(figures, report_stands_alone)
@@ -616,7 +638,7 @@ Test(figures, report_without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 12, "%s", out);
+    cr_assert_eq(atoi(out), 15, "%s", out);
 }
 
 Test(figures, report_of_loading)

@@ -15,7 +15,7 @@
 #include "load/counter.h"
 #include "load/idx.h"
 #include "load/index.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 
 static void expect_text(const char *words)
 {

@@ -6,7 +6,7 @@
 #include <limits.h>
 
 #include "fuzz/targets.h"
-#include "load/bytes.h"
+#include "core/bytes.h"
 
 enum { CUT_MAX = 4096 };
 

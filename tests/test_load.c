@@ -1231,7 +1231,8 @@ Test(load, prepared_data_are_read_and_compared_with_their_index, .init = make_fo
                 cr_assert_eq(wrong, 0);
                 variant->teardown(state);
             }
-            cr_assert_eq(load_expect(load, 1, 0, &tally), STATUS_OK);
+            const struct order_plan plan = load_plan(load, 1);
+            cr_assert_eq(load_expect(load, &plan, 0, &tally), STATUS_OK);
             close_job(&job);
         }
         tallies[shards] = tally.sum;

@@ -54,12 +54,12 @@ struct conversion {
 
 static uint16_t to_half(float value)
 {
-    return output_half_bits(value);
+    return half_from_float(value);
 }
 
 static uint16_t to_bf16(float value)
 {
-    return output_bf16_bits(value);
+    return bf16_from_float(value);
 }
 
 static const struct conversion conversions[] = {{"half", to_half, half_value, 0x7C00, 65536},
@@ -93,14 +93,14 @@ Test(output, conversions_take_the_nearest)
 
 Test(output, conversions_beyond_the_numbers)
 {
-    cr_expect_eq(output_half_bits(65519.996f), 0x7BFF);
-    cr_expect_eq(output_half_bits(65520), 0x7C00);
-    cr_expect_eq(output_half_bits(-1e30f), 0xFC00);
-    cr_expect_eq(output_half_bits(0x1p-25f), 0, "a tie with zero");
-    cr_expect_eq(output_half_bits(0x1.000002p-25f), 1);
-    cr_expect_eq(output_half_bits(-0x1p-149f), 0x8000);
-    cr_expect_eq(output_bf16_bits(0x1.fffffep127f), 0x7F80);
-    cr_expect_eq(output_bf16_bits(0x1p-149f), 0);
+    cr_expect_eq(half_from_float(65519.996f), 0x7BFF);
+    cr_expect_eq(half_from_float(65520), 0x7C00);
+    cr_expect_eq(half_from_float(-1e30f), 0xFC00);
+    cr_expect_eq(half_from_float(0x1p-25f), 0, "a tie with zero");
+    cr_expect_eq(half_from_float(0x1.000002p-25f), 1);
+    cr_expect_eq(half_from_float(-0x1p-149f), 0x8000);
+    cr_expect_eq(bf16_from_float(0x1.fffffep127f), 0x7F80);
+    cr_expect_eq(bf16_from_float(0x1p-149f), 0);
     for (size_t i = 0; i < COUNT_OF(conversions); i++)
         cr_expect(isnan(conversions[i].value(conversions[i].convert(NAN))), "%s", conversions[i].name);
 }
@@ -287,10 +287,10 @@ static void expect_value(const struct synth_output *output, uint32_t res, uint64
         cr_assert_eq(image[i], (int)floor(gray + 0.5));
         break;
     case OUTPUT_F16:
-        cr_assert_eq(word, output_half_bits(value));
+        cr_assert_eq(word, half_from_float(value));
         break;
     case OUTPUT_BF16:
-        cr_assert_eq(word, output_bf16_bits(value));
+        cr_assert_eq(word, bf16_from_float(value));
         break;
     case OUTPUT_F32:
         cr_assert_eq(stored, value, "%a is not %a", (double)stored, (double)value);

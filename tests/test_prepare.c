@@ -24,11 +24,11 @@
 #endif
 
 #include "core/png_image.h"
-#include "load/bytes.h"
+#include "core/bytes.h"
 #include "load/cifar.h"
 #include "load/counter.h"
 #include "load/index.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 #include "load/tar.h"
 
 #ifdef HAVE_XXHASH

@@ -11,7 +11,7 @@
 #include <archive_entry.h>
 #endif
 
-#include "load/bytes.h"
+#include "core/bytes.h"
 #include "load/key.h"
 #include "load/tar.h"
 

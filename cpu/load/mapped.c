@@ -1,8 +1,8 @@
 /* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into
  * its slot, by one thread or by all, each with shards of its own.
  *
- * A file that shrinks while it is mapped turns a copy into SIGBUS. So copies are guarded, and the sample is
- * an error as any other. */
+ * A file that shrinks while it is mapped turns a copy into SIGBUS. Copies are guarded (load/guard.h): the
+ * sample is an error as any other. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "guard.h"
+#include "load/guard.h"
 #include "reader.h"
 
 struct mapped {
@@ -141,10 +141,10 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
         ask_for_lines(next->data, ahead);
         next->data += ahead;
         next->bytes -= ahead;
-        if (!guarded_copy(slot + at, data + at, piece))
+        if (!guard_copy(slot + at, data + at, piece))
             return false;
     }
-    return next->data || guarded_copy(slot, data, bytes);
+    return next->data || guard_copy(slot, data, bytes);
 }
 
 static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,

@@ -10,7 +10,7 @@
 
 #include "core/env.h"
 #include "core/timer.h"
-#include "guard.h"
+#include "load/guard.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* of a working set that is copied to learn the bandwidth */
@@ -61,9 +61,8 @@ void reader_close(struct reader *reader)
     for (int w = 0; reader->workers && w < reader->threads; w++)
         close_worker(reader, &reader->workers[w]);
     free(reader->workers);
-    free(reader->fates);
     reader->workers = NULL;
-    reader->fates = NULL;
+    proof_close(&reader->proof);
     forget_set(reader);
 }
 
@@ -98,12 +97,11 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
             "the buffers need %.2f GB of memory and %.2f GB are available; lower --batch, --shuffle or "
             "--threads",
             1e-9 * (double)wanted, 1e-9 * (double)there);
+    struct order_plan plan = load_plan(load, threads);
+    enum status status = proof_open(&reader->proof, load, &plan);
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
-    if (load->skip)
-        reader->fates = calloc(load->dataset->sample_count, 1);
-    enum status status = reader->workers && (reader->fates || !load->skip)
-                             ? STATUS_OK
-                             : status_set(STATUS_FAILED, "out of memory");
+    if (status == STATUS_OK && !reader->workers)
+        status = status_set(STATUS_FAILED, "out of memory");
     for (int w = 0; status == STATUS_OK && w < threads; w++)
         status = open_worker(reader, &reader->workers[w]);
     if (status != STATUS_OK)
@@ -124,20 +122,13 @@ enum status reader_ready(struct reader *reader, uint64_t number)
     const struct load *load = reader->load;
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
-    if (load->cache != LOAD_WARM || !reader->settled)
-        TRY(load_settle_cache(load, &reader->result.before));
-    reader->settled = true;
-    if (!reader->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
-        TRY(load_expect(load, reader->threads, number, &reader->expected));
-    reader->expects = true;
-    reader->device_known = cache_device_bytes(&reader->device_bytes);
-    return STATUS_OK;
+    return proof_ready(&reader->proof, number, &reader->result.before);
 }
 
 static void clear(struct worker *worker)
 {
-    worker->tally = worker->lost = (struct tally){0};
-    worker->first_lost = worker->changed = false;
+    worker->tally = (struct tally){0};
+    worker->losses = (struct losses){0};
     worker->decode_s = worker->augment_s = 0;
     worker->image_count = 0;
     worker->status = STATUS_OK;
@@ -146,61 +137,19 @@ static void clear(struct worker *worker)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
 }
 
-/* What runs so far made of a sample. A row's runs must all lose the same ones: else their times are of
- * different work. Counts would not do, as ranks are dealt other samples in every epoch. */
-enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
-
-/* After an epoch in which the worker lost `lost` samples: the others have been read. */
-static void note_fates(struct worker *worker, uint64_t lost)
-{
-    uint8_t *fates = worker->reader->fates;
-    uint64_t known = 0;
-    for (uint32_t i = 0; i < worker->order.count; i++) {
-        uint8_t *fate = &fates[worker->order.samples[i]];
-        known += *fate == FATE_LOST;
-        if (*fate == FATE_UNKNOWN)
-            *fate = FATE_READ;
-    }
-    worker->changed |= known != lost;
-}
-
 static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
                        enum status (*read)(struct worker *worker))
 {
-    struct order_plan plan = load_plan(worker->load, worker->reader->threads);
+    struct proof *proof = &worker->reader->proof;
+    uint64_t lost = worker->losses.tally.count;
     worker->epoch = epoch;
     worker->delivered = 0;
-    uint64_t lost = worker->lost.count;
-    order_make(&plan, epoch, number, &worker->order);
+    order_make(&proof->plan, epoch, number, &worker->order);
     worker->status = read(worker);
     if (worker->status != STATUS_OK) /* the message is this thread's */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
-    else if (worker->reader->fates)
-        note_fates(worker, worker->lost.count - lost);
-}
-
-/* Says once what runs lose, and ends what loses more or less than before. */
-static enum status check_lost(struct reader *reader, uint64_t number)
-{
-    unsigned long long lost = reader->result.skipped;
-    bool changed = false;
-    for (int w = 0; w < reader->threads; w++) {
-        const struct worker *worker = &reader->workers[w];
-        changed |= worker->changed;
-        if (worker->first_lost || (worker->changed && worker->lost.count))
-            status_warn_own("left out in a run: %s", worker->failure);
-    }
-    if (changed)
-        return status_set(
-            STATUS_FAILED,
-            "run %llu could not read %llu samples, and not those that runs before it could not: "
-            "the data set changes while it is measured; mend it, and run again",
-            (unsigned long long)number, lost);
-    if (lost > 0 && reader->result.tally.count == 0)
-        return status_set(STATUS_FAILED,
-                          "run %llu could read none of its %llu samples; see the warning above",
-                          (unsigned long long)number, lost);
-    return STATUS_OK;
+    else
+        proof_note(proof, &worker->losses, &worker->order, worker->losses.tally.count - lost);
 }
 
 /* Says once that --decode or --augment had nothing to do. */
@@ -218,35 +167,21 @@ static void warn_imageless(struct reader *reader, uint64_t images)
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
-    const struct load *load = reader->load;
-    struct tally all = {0};
+    struct losses lost = {0};
     uint64_t images = 0;
     result->tally = (struct tally){0};
     result->decode_s = result->augment_s = 0;
     for (int w = 0; w < reader->threads; w++) {
         const struct worker *worker = &reader->workers[w];
         tally_merge(&result->tally, &worker->tally);
-        tally_merge(&all, &worker->lost);
+        losses_merge(&lost, &worker->losses);
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
         images += worker->image_count;
     }
     warn_imageless(reader, images);
-    result->skipped = all.count;
-    load->control->lost = all;
-    TRY(check_lost(reader, number));
-    tally_merge(&all, &result->tally);
-    if (load->control->whole || /* samples are checked one by one */
-        (all.count == reader->expected.count && all.bytes == reader->expected.bytes &&
-         all.sum == reader->expected.sum))
-        return STATUS_OK;
-    return status_set(STATUS_WRONG,
-                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
-                      "(hash %016llx) are right",
-                      load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
-                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
-                      (unsigned long long)reader->expected.count, (unsigned long long)reader->expected.bytes,
-                      (unsigned long long)reader->expected.sum);
+    result->skipped = lost.tally.count;
+    return proof_finish(&reader->proof, number, &result->tally, &lost);
 }
 
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
@@ -415,17 +350,7 @@ enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sam
 
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status)
 {
-    const struct dataset_sample *lost = &worker->load->dataset->samples[sample];
-    if (!worker->load->skip || status != STATUS_FAILED)
-        return status;
-    if (worker->lost.count == 0)
-        snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
-    uint8_t *fate = &worker->reader->fates[sample];
-    worker->first_lost |= *fate == FATE_UNKNOWN;
-    worker->changed |= *fate == FATE_READ;
-    *fate = FATE_LOST;
-    tally_add(&worker->lost, lost->edges, lost->bytes);
-    return STATUS_OK;
+    return proof_lose(&worker->reader->proof, &worker->losses, sample, status);
 }
 
 /* ---- Copy bandwidth ---- */
@@ -507,7 +432,7 @@ static bool copy_part(const struct reader *reader, int w, size_t piece)
            end = reader->copied_bytes * ((size_t)w + 1) / threads, slot = 0;
     for (size_t at = begin; at < end; at += piece) {
         uint8_t *to = reader->workers[w].slots + slot * reader->stride;
-        if (!guarded_copy(to, reader->set + at, end - at < piece ? end - at : piece))
+        if (!guard_copy(to, reader->set + at, end - at < piece ? end - at : piece))
             return false;
         __asm__ volatile("" : : "r"(to) : "memory");
         slot = slot + 1 < slots ? slot + 1 : 0;
@@ -548,10 +473,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
 
 enum status reader_fetch(struct reader *reader, struct load_result *result)
 {
-    uint64_t device_bytes;
-    reader->result.device_known = reader->device_known && cache_device_bytes(&device_bytes);
-    if (reader->result.device_known)
-        reader->result.device_bytes = device_bytes - reader->device_bytes;
+    reader->result.device_known = proof_device_bytes(&reader->proof, &reader->result.device_bytes);
     reader->result.threads = reader->threads;
     for (int call = 0; call < LOAD_CALLS; call++) {
         reader->result.latency[call] = (struct latency){0};

@@ -9,6 +9,7 @@
 
 #include "core/variant.h"
 #include "load/load.h"
+#include "load/proof.h"
 
 #define READER_LOST UINT32_MAX /* in worker->held: the slot's sample could not be read */
 
@@ -24,9 +25,9 @@ struct worker {
     uint32_t *held;     /* the number of the sample in each slot */
     uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
 
-    struct tally tally, lost; /* delivered; expected of those that could not be read */
-    bool first_lost, changed; /* it lost what no run had read yet; it lost what one had, or the other way */
-    struct latency *latency;  /* LOAD_CALLS of them */
+    struct tally tally;      /* delivered */
+    struct losses losses;    /* what could not be read */
+    struct latency *latency; /* LOAD_CALLS of them */
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
     size_t decoded_bytes;
@@ -36,7 +37,7 @@ struct worker {
     uint64_t image_count; /* of the run */
 
     enum status status;
-    char failure[1024]; /* why the run failed, or its first sample was lost */
+    char failure[1024]; /* why the run failed */
 };
 
 struct reader {
@@ -45,12 +46,8 @@ struct reader {
     size_t stride;
     uint32_t slots; /* a worker's */
     struct worker *workers;
-    struct tally expected; /* of the run that comes next */
-    uint8_t *fates;        /* by sample: what became of it in runs so far; NULL where none may be lost */
-    bool imageless;        /* a run found no image to decode, and that was said */
-    bool expects, settled; /* `expected` is known; all was brought into the page cache */
-    bool device_known;     /* the kernel tells what this process had read before the run: */
-    uint64_t device_bytes;
+    bool imageless; /* a run found no image to decode, and that was said */
+    struct proof proof;
     uint8_t *set; /* the working set as memory, for reader_copy(): set_bytes of room, copied_bytes in it */
     size_t set_bytes, copied_bytes;
     struct load_result result;

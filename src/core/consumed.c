@@ -59,13 +59,13 @@ static enum status consumed_setup(const struct resources *resources, const void 
     bool on_device = strcmp(job->variant->platform, "cuda") == 0;
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
     enum status status = consumer_begin(job->consumer);
+    set_consumer(self, job->consumer); /* before: more room may be wanted beside one */
     for (int i = 0; status == STATUS_OK && i < self->state_count; i++)
         status = job->variant->setup(resources, job->input, &self->states[i]);
     if (status != STATUS_OK) {
         consumed_teardown(self);
         return status;
     }
-    set_consumer(self, job->consumer);
     *state = self;
     return STATUS_OK;
 }

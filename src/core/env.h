@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 
 struct env {
@@ -37,6 +38,8 @@ struct gpu_traffic {
     double rx_bytes_per_s, tx_bytes_per_s;
 };
 
+FDSL_C_BEGIN
+
 /* Fills what can be known; what cannot stays empty or 0. hwloc where built in, else /proc and sysconf. */
 void env_capture(struct env *env);
 
@@ -68,5 +71,7 @@ void nvml_driver_version(char *text, size_t size);
 /* The reasons among `bits` that slow clocks down under load, in words: "power cap, thermal"; empty when
  * there is none (idle and user-set clocks do not count). Returns `text`. */
 const char *nvml_throttle_words(uint64_t bits, char *text, size_t size);
+
+FDSL_C_END
 
 #endif

@@ -6,14 +6,19 @@
 #include <string.h>
 
 #include "core/npy.h"
+#include "core/workload.h"
 
-extern const struct origin origin_counter, origin_synth, origin_idx, origin_cifar;
+extern const struct origin origin_counter, origin_synth, origin_idx, origin_cifar, origin_dataset,
+    origin_digits, origin_clips;
 
 const struct origin *const origin_table[] = {
     &origin_counter, /* tensors of a counter: their content is known */
     &origin_synth,   /* VisualAtom images */
     &origin_idx,     /* MNIST and its kin */
     &origin_cifar,   /* CIFAR-10 */
+    &origin_dataset, /* what --prepare made */
+    &origin_digits,  /* strokes, to learn from without a download */
+    &origin_clips,   /* the same in three dimensions */
     NULL,
 };
 
@@ -24,6 +29,55 @@ const struct origin *origin_find(const char *name)
     for (size_t i = 0; origin_table[i]; i++)
         if (strcmp(origin_table[i]->name, name) == 0)
             return origin_table[i];
+    return NULL;
+}
+
+#define WORDS_MAX 32
+
+enum status origin_open(const char *name, const char *const words[], const struct resources *resources,
+                        struct origin_reader *reader)
+{
+    const struct origin *origin = origin_find(name);
+    const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
+    char *argv[WORDS_MAX] = {(char *)"origin"};
+    int argc = 1;
+    for (size_t i = 0; words[i] && argc < WORDS_MAX; i++)
+        argv[argc++] = (char *)(uintptr_t)words[i]; /* getopt moves them, and changes none */
+    *reader =
+        (struct origin_reader){.origin = origin,
+                               .parameters = calloc(1, origin->parameters_bytes),
+                               .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
+    if (!reader->parameters || !reader->workload_parameters)
+        return status_set(STATUS_FAILED, "out of memory");
+    struct options *options = &reader->options;
+    options->tables[options->table_count++] =
+        (struct option_table){origin->options, origin->option_count, reader->parameters};
+    if (workload)
+        options->tables[options->table_count++] =
+            (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
+    TRY(options_parse(options, argc, argv));
+    const struct origin_request request = {.options = options,
+                                           .parameters = reader->parameters,
+                                           .workload_parameters = reader->workload_parameters,
+                                           .resources = *resources};
+    return origin->open(&request, &reader->facts, &reader->state);
+}
+
+void origin_close(struct origin_reader *reader)
+{
+    if (reader->state)
+        reader->origin->close(reader->state);
+    options_free(&reader->options);
+    free(reader->parameters);
+    free(reader->workload_parameters);
+    *reader = (struct origin_reader){0};
+}
+
+const struct origin_member *origin_member(const struct origin_sample *sample, const char *extension)
+{
+    for (size_t i = 0; i < sample->count; i++)
+        if (strcmp(sample->members[i].extension, extension) == 0)
+            return &sample->members[i];
     return NULL;
 }
 

@@ -17,7 +17,7 @@
 #define ORIGIN_TEXT_MAX    32
 
 struct origin_member {
-    const char *extension; /* lives as long as the program */
+    const char *extension; /* lives as long as the origin is open */
     void *bytes;           /* from malloc; the sample's */
     size_t size;
 };
@@ -75,6 +75,26 @@ struct origin {
 extern const struct origin *const origin_table[];
 
 const struct origin *origin_find(const char *name);
+
+/* ---- For those who want samples without a folder ---- */
+
+/* An origin that was opened by words. */
+struct origin_reader {
+    const struct origin *origin;
+    void *state;
+    struct origin_facts facts;
+    struct options options;
+    void *parameters, *workload_parameters; /* owned */
+};
+
+/* Opens the origin of that name with the options that `words`, NULL-terminated and alive as long as the
+ * reader, give: {"--source", "x", NULL}. The caller closes, also after a failure. */
+enum status origin_open(const char *name, const char *const words[], const struct resources *resources,
+                        struct origin_reader *reader);
+void origin_close(struct origin_reader *reader);
+
+/* The member with this extension, or NULL. */
+const struct origin_member *origin_member(const struct origin_sample *sample, const char *extension);
 
 /* ---- For those who make samples ---- */
 

@@ -224,7 +224,7 @@ static void print_caption(const struct settings *settings, const struct result *
         char text[4096];
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
-        bool applies = !workload->applies || workload->applies(settings->parameters, spec->name);
+        bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
         if (spec->column && shown && applies && *text)
             printf(" %s %s", spec->name, text);
     }
@@ -235,8 +235,8 @@ static void print_caption(const struct settings *settings, const struct result *
                result->work.items, workload->item);
     printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
            "roofline", "samples", "#wrong");
-    if (workload->shown)
-        printf(" %9s", workload->shown);
+    for (size_t i = 0; workload->shown && workload->shown[i]; i++)
+        printf(" %10s", workload->shown[i]);
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
     if (shows_wait(settings))
@@ -255,11 +255,11 @@ static void print_together(const struct result *result)
     printf(" %10s %10s", imbalance, efficiency);
 }
 
-/* The workload's own column: of all ranks, whose row is the last. */
+/* A column of the workload's own: of all ranks, whose row is the last. */
 static void print_shown(const char *column, const struct result *result)
 {
     const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
-    printf(" %9s", text && *text ? text : "-");
+    printf(" %10s", text && *text ? text : "-");
 }
 
 static void print_wait(const struct result *result)
@@ -296,13 +296,14 @@ static void print_line(struct report *report, const struct result *result)
     const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
     printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s", result->variant, time, error, rate, speed_up, roofline,
            result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
-    if (workload->shown)
-        print_shown(workload->shown, result);
+    for (size_t i = 0; workload->shown && workload->shown[i]; i++)
+        print_shown(workload->shown[i], result);
     if (comm_size() > 1)
         print_together(result);
     if (shows_wait(report->settings))
         print_wait(result);
     putchar('\n');
+    fflush(stdout); /* an epoch may take long, and somebody may be looking on */
 }
 
 /* ---- What the monitor saw ---- */

@@ -81,15 +81,17 @@ static double floor_s(const struct runner *runner, const struct work *work)
 }
 
 /* Makes run 0, after another run, so that a result which run 0 failed to overwrite is caught; then checks it
- * where asked. */
+ * where asked. Where each run is a row none is made before its time. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
     struct run_time unused;
-    if (settings->verify)
+    bool repeats = !settings->workload->more;
+    if (settings->verify && repeats)
         TRY(variant_run(running(runner), state, 1, &unused));
-    TRY(variant_run(running(runner), state, 0, &unused));
-    result->runs_before = settings->verify ? 2 : 1;
+    if (repeats)
+        TRY(variant_run(running(runner), state, 0, &unused));
+    result->runs_before = !repeats ? 0 : settings->verify ? 2 : 1;
     if (!settings->verify)
         return STATUS_OK;
     show_phase(runner, "verifying");
@@ -120,6 +122,8 @@ static void warn_about(const struct settings *settings, const struct result *res
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
+    if (settings->workload->more)
+        return; /* a run that is not repeated has no spread */
     if (result->bench.count < STATS_INTERVAL_MIN)
         status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
                     result->variant, result->bench.count, STATS_INTERVAL_MIN,
@@ -141,7 +145,7 @@ static void warn_of_few_looks(const struct runner *runner, double wall_s)
     size_t looks = monitor_timed_samples(runner->monitor);
     double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
     char remedy[64];
-    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN)
+    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN || settings->workload->more)
         return;
     if (settings->loops)
         snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
@@ -290,18 +294,34 @@ static enum status record(struct runner *runner, void *state, const struct bench
     return status;
 }
 
-static enum status time_variant(struct runner *runner, void *state, struct result *result)
+/* Takes the samples that `limits` say, and makes a row of them. */
+static enum status time_row(struct runner *runner, void *state, const struct bench_limits *limits,
+                            struct result *result)
 {
     struct bench_together together = {.vote = comm_vote};
-    enum status status =
-        comm_agree(bench_measure(running(runner), state, &runner->settings->limits, show_progress, runner,
-                                 &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    bench_free(&result->bench);
+    enum status status = comm_agree(
+        bench_measure(running(runner), state, limits, runner->settings->workload->more ? NULL : show_progress,
+                      runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
     /* Runs may have delivered less than was known before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
     bench_free(&together.bench);
     return status;
+}
+
+static enum status time_variant(struct runner *runner, void *state, struct result *result)
+{
+    static const struct bench_limits one_run = {.min_samples = 1, .max_median_error = HUGE_VAL};
+    const struct workload *workload = runner->settings->workload;
+    if (!workload->more)
+        return time_row(runner, state, &runner->settings->limits, result);
+    while (workload->more(runner->input, state)) {
+        runner->throttle_reasons = 0; /* of this row's run alone */
+        TRY(time_row(runner, state, &one_run, result));
+    }
+    return STATUS_OK;
 }
 
 /* Makes the first run and checks it. Wrong results make a line of the report, and are not timed. */

@@ -25,9 +25,7 @@ int runner_cores(const struct runner *runner)
 static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
-    char schema[64];
-    snprintf(schema, sizeof schema, "%s/4", workload->name);
-    row_text(row, "schema", schema);
+    row_text(row, "schema", workload->schema);
     row_text(row, "time_utc", runner->env.time_utc);
     row_text(row, "host", runner->env.host);
     row_text(row, "job_id", runner->env.job_id);
@@ -56,7 +54,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         snprintf(column, sizeof column, "%s%s", spec->name, spec->column == COLUMN_MS ? "_ms" : "");
         for (char *c = column; (c = strchr(c, '-'));)
             *c = '_';
-        if (!workload->applies || workload->applies(parameters, spec->name))
+        if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         row_add(row, column, text,
                 spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL ? FIELD_NUMBER

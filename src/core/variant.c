@@ -33,6 +33,11 @@
 #else
 #define WITH_CUDA(symbol) NULL
 #endif
+#if defined(HAVE_XXHASH) && defined(HAVE_CUDA)
+#define WITH_XXHASH_CUDA(symbol) &symbol
+#else
+#define WITH_XXHASH_CUDA(symbol) NULL
+#endif
 
 #define VARIANT(symbol, name, workload, needs, summary) extern const struct variant symbol;
 #include "core/variants.def"
@@ -80,6 +85,7 @@ static const char *needs_in_words(const char *needs)
     static const char *const words[][2] = {{"OPENMP", "OpenMP"},
                                            {"XXHASH", "xxHash"},
                                            {"XXHASH_OPENMP", "xxHash or no OpenMP"},
+                                           {"XXHASH_CUDA", "xxHash or no CUDA"},
                                            {"XXHASH_URING", "xxHash or no liburing"}};
     for (size_t i = 0; i < COUNT_OF(words); i++)
         if (strcmp(needs, words[i][0]) == 0)

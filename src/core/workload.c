@@ -2,9 +2,10 @@
 
 #include <string.h>
 
-extern const struct workload workload_synth, workload_load;
+extern const struct workload workload_synth, workload_load, workload_train, workload_infer;
 
-const struct workload *const workload_table[] = {&workload_synth, &workload_load, NULL};
+const struct workload *const workload_table[] = {&workload_synth, &workload_load, &workload_train,
+                                                 &workload_infer, NULL};
 
 const struct workload *workload_find(const char *name)
 {

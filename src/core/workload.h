@@ -44,7 +44,8 @@ struct measure {
 
 struct workload {
     const char *name, *summary;
-    const char *item; /* the unit of work.items in the plural: "images" */
+    const char *schema; /* of its rows: "synth/3" */
+    const char *item;   /* the unit of work.items in the plural: "images" */
 
     /* Options of this workload. Those with `column` set become CSV columns, in this order. */
     const struct option_spec *options;
@@ -54,8 +55,8 @@ struct workload {
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
 
-    /* The one of them that the table for people has too. May be NULL: none. */
-    const char *shown;
+    /* Those of them that the table shows as well, NULL-terminated. May be NULL: none. */
+    const char *const *shown;
 
     /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
      * too, which looks closer. */
@@ -74,9 +75,9 @@ struct workload {
      * of it shows. STATUS_USAGE where nothing is left for a rank. */
     enum status (*move)(void *input, void *parameters, const struct place *place);
 
-    /* Whether a parameter means anything among these; where not, its column stays empty. May be NULL: always.
-     */
-    bool (*applies)(const void *parameters, const char *option);
+    /* Whether a parameter means anything among these to the variant (NULL: to some variant); where not, its
+     * column stays empty. May be NULL: always. */
+    bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
     /* Whether the variant can make what `input` asks for: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the variant as "it". May be NULL: always. */
@@ -97,10 +98,16 @@ struct workload {
     /* A run delivers many: from now on variants hand each to the consumer (NULL: to nobody). */
     void (*set_consumer)(void *input, struct consumer *consumer);
 
+    /* Whether another run is to come, where each run is a row of its own (an epoch): then no other run comes
+     * before the first or between them, and verify() comes before all. May be NULL: runs repeat the same
+     * work, and one row holds their statistics. */
+    bool (*more)(const void *input, void *state);
+
     /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Run number 0 has been made by `state`: counts the items that differ from the oracle. */
+    /* Run number 0 has been made by `state` (unless there is more()): counts the items that differ from the
+     * oracle. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
 
     /* Fills the workload's own columns after the timed runs, one text a column in `measures` (they come

@@ -4,9 +4,10 @@
 #include <string.h>
 #include <strings.h>
 
+#include "core/half.h"
 #include "core/philox.h"
 #include "core/png_image.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 
 /* ---- Decoding ---- */
 
@@ -81,20 +82,6 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
 
 /* ---- Augmentation ---- */
 
-/* A half as a float: exact. */
-static float half_value(uint16_t bits)
-{
-    uint32_t exponent = (bits >> 10) & 31, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31, word;
-    float value;
-    if (exponent == 0) {
-        value = (float)mantissa * 0x1p-24f; /* zeros and subnormals */
-        return sign ? -value : value;
-    }
-    word = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 /* One row of one channel as floats: `count` values, `step` values apart from `first` on. */
 static void row_values(const struct image *image, size_t first, size_t step, uint32_t count, float *values)
 {
@@ -104,7 +91,7 @@ static void row_values(const struct image *image, size_t first, size_t step, uin
     for (uint32_t x = 0; image->type == IMAGE_F16 && x < count; x++) {
         uint16_t bits;
         memcpy(&bits, image->pixels + 2 * (first + x * step), sizeof bits);
-        values[x] = half_value(bits);
+        values[x] = half_to_float(bits);
     }
     if (image->type == IMAGE_F32)
         for (uint32_t x = 0; x < count; x++)

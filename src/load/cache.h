@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 
 /* Pages, summed up over files. */
@@ -12,6 +13,8 @@ struct cache_pages {
     uint64_t resident, all;
     bool hidden; /* the kernel does not tell of some file, so `resident` says nothing */
 };
+
+FDSL_C_BEGIN
 
 /* Adds the pages of an open file of `bytes`: cachestat(2), or mincore(2) over a mapping on kernels
  * before 6.5. Where the kernel tells only those who own a file or may write it, and this process does
@@ -36,5 +39,7 @@ static inline double cache_share(const struct cache_pages *pages)
 {
     return pages->all ? (double)pages->resident / (double)pages->all : 0;
 }
+
+FDSL_C_END
 
 #endif

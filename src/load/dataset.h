@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 #include "load/index.h"
 
@@ -58,6 +59,8 @@ struct dataset {
     uint32_t file_capacity, member_capacity, sample_capacity; /* while it grows */
 };
 
+FDSL_C_BEGIN
+
 /* Opens a directory. `skip`: samples and shards that are broken are left out, with a warning and in
  * dataset->skipped; then every byte and every header is compared with the index, if there is one. Else the
  * first of them is STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples.
@@ -74,5 +77,7 @@ enum status dataset_hash(struct dataset *dataset);
 /* Opens file number `file`, read only, with further open flags. Negative, with a message and errno, when it
  * cannot: ESPIPE and EISDIR where it is no regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+
+FDSL_C_END
 
 #endif

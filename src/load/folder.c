@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "load/bytes.h"
+#include "core/bytes.h"
 #include "load/place_writer.h"
 
 #define WORK "/.prepare"

@@ -8,7 +8,7 @@
 #include <zlib.h>
 #endif
 
-#include "load/bytes.h"
+#include "core/bytes.h"
 
 #define TYPE_BYTE    0x08
 #define UNPACKED_MAX (UINT64_C(1) << 34) /* far beyond any such data set */

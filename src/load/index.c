@@ -9,7 +9,7 @@
 #endif
 
 #include "core/file.h"
-#include "load/bytes.h"
+#include "core/bytes.h"
 #include "load/tar.h"
 
 #define FIRST_FIELD "fdsl-index/1"

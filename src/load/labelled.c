@@ -12,7 +12,7 @@
 #include "core/npy.h"
 #include "core/origin.h"
 #include "core/png_image.h"
-#include "load/bytes.h"
+#include "core/bytes.h"
 #include "load/cifar.h"
 #include "load/idx.h"
 

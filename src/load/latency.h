@@ -5,11 +5,15 @@
 
 #include <stdint.h>
 
+#include "core/portable.h"
+
 #define LATENCY_BINS (60 * 32)
 
 struct latency {
     uint64_t count, bins[LATENCY_BINS];
 };
+
+FDSL_C_BEGIN
 
 /* Adds a duration in nanoseconds. */
 void latency_add(struct latency *latency, uint64_t duration_ns);
@@ -19,5 +23,7 @@ void latency_merge(struct latency *latency, const struct latency *other);
 
 /* The p-quantile in seconds: the middle of the bin that holds it; 0 where nothing was added. */
 double latency_quantile_s(const struct latency *latency, double p);
+
+FDSL_C_END
 
 #endif

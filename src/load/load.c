@@ -13,13 +13,15 @@
 
 struct parameters {
     const char *data;
-    uint64_t batch, shuffle, seed, epochs, depth, block, prefetch, shift;
+    uint64_t batch, shuffle, seed, epochs, depth, block, prefetch, shift, ring, chunk;
     double mean, std, compute_ms;
-    int cache, on_error;
+    int cache, on_error, tensor;
     bool decode, augment;
+    bool normalised; /* --mean or --std was given; load_open() finds out */
 };
 
-static const char *const caches[] = {"warm", "cold", "any", NULL}; /* as enum load_cache */
+static const char *const tensors[] = {"raw", "f32", "f16", "bf16", NULL}; /* as enum tensor_type */
+static const char *const caches[] = {"warm", "cold", "any", NULL};        /* as enum load_cache */
 static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct parameters, field)
@@ -51,8 +53,14 @@ static const struct option_spec options[] = {
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "the largest shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "what --augment subtracts, bytes being 0 to 1"},
-    {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true, "what it then divides by"},
+     "what --augment and tensors on a GPU subtract, bytes being 0 to 1"},
+    {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true, "what they then divide by"},
+    {"tensor", "TYPE", OPTION_CHOICE, AT(tensor), "f16", 0, 0, tensors, true,
+     "what values become in the batch tensor of a GPU variant; raw: they stay what they are"},
+    {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
+     "buffers of a thread of shards-gpu and gds"},
+    {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
+     "what shards-gpu and gds read and bring to the GPU at once"},
     {"compute", "MS", OPTION_REAL, AT(compute_ms), NULL, CONSUMER_STEP_MIN_MS, CONSUMER_STEP_MAX_MS, NULL,
      COLUMN_MS,
      "consume every batch by a training step of so many milliseconds on the GPU, beside which the next ones "
@@ -73,6 +81,7 @@ static const struct measure measures[] = {
     {"device_bytes", COMBINE_SUM},
     {"copy_bytes_per_s", COMBINE_NONE},
     {"copy_share", COMBINE_NONE},
+    {"gds", COMBINE_FIRST},
     {"open_p50_s", COMBINE_MAX},
     {"open_p99_s", COMBINE_MAX},
     {"open_p999_s", COMBINE_MAX},
@@ -101,6 +110,7 @@ enum measure_place {
     DEVICE_BYTES,
     COPY_BYTES_PER_S,
     COPY_SHARE,
+    GDS,
     LATENCIES, /* nine: three calls, three quantiles each */
     DECODE_S = LATENCIES + 9,
     AUGMENT_S,
@@ -129,14 +139,14 @@ struct order_plan load_plan(const struct load *load, int threads)
 }
 
 /* Calls `visit` for every sample that this rank reads in an epoch. */
-static enum status visit_epoch(const struct load *load, int threads, uint64_t epoch,
+static enum status visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
                                void (*visit)(void *context, uint32_t sample), void *context)
 {
-    struct order_plan plan = load_plan(load, threads);
+    uint32_t threads = plan->workers / load->ranks;
     struct order order;
-    TRY(order_open(&plan, &order));
-    for (uint32_t w = 0; w < (uint32_t)threads; w++) {
-        order_make(&plan, epoch, load->rank * (uint32_t)threads + w, &order);
+    TRY(order_open(plan, &order));
+    for (uint32_t w = 0; w < threads; w++) {
+        order_make(plan, epoch, load->rank * threads + w, &order);
         for (uint32_t i = 0; i < order.count; i++)
             visit(context, order.samples[i]);
     }
@@ -156,12 +166,13 @@ static void expect(void *context, uint32_t sample)
     tally_add(expecting->tally, expected->edges, expected->bytes);
 }
 
-enum status load_expect(const struct load *load, int threads, uint64_t number, struct tally *expected)
+enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
+                        struct tally *expected)
 {
     struct expecting expecting = {load->dataset, expected};
     *expected = (struct tally){0};
     for (uint32_t i = 0; i < load->epochs; i++)
-        TRY(visit_epoch(load, threads, number * load->epochs + i, expect, &expecting));
+        TRY(visit_epoch(load, plan, number * load->epochs + i, expect, &expecting));
     return STATUS_OK;
 }
 
@@ -263,7 +274,6 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
 
 static enum status check_combination(const struct options *given, const struct parameters *parameters)
 {
-    static const char *const of_augment[] = {"shift", "mean", "std"};
     if (!parameters->data)
         return status_set(STATUS_USAGE,
                           "say what to read with --data DIR; fdsl-bench --prepare DIR makes samples");
@@ -273,9 +283,14 @@ static enum status check_combination(const struct options *given, const struct p
     if (parameters->block % 4)
         return status_set(STATUS_USAGE, "--block: %llu KiB are no whole pages; take a multiple of 4",
                           (unsigned long long)parameters->block);
-    for (size_t i = 0; !parameters->augment && i < COUNT_OF(of_augment); i++)
-        if (options_given(given, of_augment[i]))
-            return status_set(STATUS_USAGE, "--%s belongs to --augment; add it", of_augment[i]);
+    if (parameters->chunk % 4)
+        return status_set(STATUS_USAGE, "--chunk: %llu KiB are no whole pages; take a multiple of 4",
+                          (unsigned long long)parameters->chunk);
+    if (parameters->normalised && !parameters->augment && parameters->tensor == TENSOR_RAW &&
+        options_given(given, "tensor"))
+        return status_set(STATUS_USAGE, "--tensor raw holds the values as they are; drop --mean and --std");
+    if (!parameters->augment && options_given(given, "shift"))
+        return status_set(STATUS_USAGE, "--shift belongs to --augment; add it");
     return STATUS_OK;
 }
 
@@ -307,6 +322,12 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
                          .mean = (float)parameters->mean,
                          .scale = (float)(1 / parameters->std),
                          .seed = parameters->seed},
+        .tensor = (enum tensor_type)parameters->tensor,
+        .mean = parameters->mean,
+        .std = parameters->std,
+        .ring = (uint32_t)parameters->ring,
+        .chunk_bytes = parameters->chunk << 10,
+        .normalised = parameters->normalised,
     };
 }
 
@@ -327,6 +348,7 @@ static enum status load_open(const struct options *given, void *parameters_, con
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
+    parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     TRY(check_combination(given, parameters));
     parameters->decode |= parameters->augment;
     job = calloc(1, sizeof *job);
@@ -348,12 +370,37 @@ static enum status load_open(const struct options *given, void *parameters_, con
     return load_move(job, parameters, place);
 }
 
-static bool load_applies(const void *parameters_, const char *option)
+static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
+    static const char *const of_cpu[] = {"depth", "block", "decode", "augment"};
     const struct parameters *parameters = parameters_;
-    if (strcmp(option, "shift") == 0 || strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return parameters->augment;
+    const struct load_traits *traits = variant ? variant->traits : NULL;
+    bool device = traits && traits->device;
+    if (strcmp(option, "shift") == 0)
+        return parameters->augment && !device;
+    if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
+        return device ? parameters->tensor != TENSOR_RAW : parameters->augment;
+    if (strcmp(option, "tensor") == 0)
+        return device;
+    if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
+        return device && traits->ring;
+    if (strcmp(option, "shuffle") == 0)
+        return !(traits && traits->keyed);
+    for (size_t i = 0; device && i < COUNT_OF(of_cpu); i++)
+        if (strcmp(option, of_cpu[i]) == 0)
+            return false;
     return true;
+}
+
+static enum status accepts_options(const struct load *load, const struct load_traits *traits)
+{
+    if (traits->device && load->decode)
+        return status_set(STATUS_USAGE, "it converts on the device, and neither decodes nor augments; drop "
+                                        "--decode and --augment, or take a CPU variant");
+    if (!traits->device && load->normalised && !load->augment)
+        return status_set(STATUS_USAGE,
+                          "--mean and --std belong to --augment, and to GPU variants; add it, or drop them");
+    return STATUS_OK;
 }
 
 static double load_step_s(const void *parameters_)
@@ -375,8 +422,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
         return status_set(STATUS_USAGE,
                           "it reads a file in one call, which ends at 2 GiB, and %s holds one of %llu bytes",
                           load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
-    if (load->dataset->shards ? traits->shards : traits->files)
-        return STATUS_OK;
+    if (load->dataset->shards ? traits->shards : traits->files) {
+        TRY(accepts_options(load, traits));
+        return traits->accepts ? traits->accepts(load) : STATUS_OK;
+    }
     return status_set(STATUS_USAGE, "it reads %s, and %s holds %s",
                       traits->shards ? "shards" : "files of a sample each", load->dataset->path,
                       load->dataset->shards ? "shards" : "files");
@@ -409,10 +458,20 @@ static void want(void *context, uint32_t sample)
     wanted[sample]++;
 }
 
+/* The orders that one thread of this variant follows on each rank; their shares are the same for any number.
+ */
+static struct order_plan plan_of(const struct load *load, const struct variant *variant, int threads)
+{
+    struct order_plan plan = load_plan(load, threads);
+    plan.keyed = ((const struct load_traits *)variant->traits)->keyed;
+    return plan;
+}
+
 /* Epoch 0 once more, every byte of every sample compared with what the plain reader read. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t *wrong)
 {
     struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
+    struct order_plan plan = plan_of(&job->load, variant, 1);
     struct load_result result;
     struct run_time unused;
     TRY(dataset_hash(&job->dataset));
@@ -431,7 +490,7 @@ static enum status load_verify(const void *input, const struct variant *variant,
     if (status == STATUS_OK)
         status = variant->fetch(state, &result);
     if (status == STATUS_OK)
-        status = visit_epoch(&job->load, 1, 0, want, wanted);
+        status = visit_epoch(&job->load, &plan, 0, want, wanted);
     *wrong = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < job->dataset.sample_count; i++)
         *wrong += seen[i] != wanted[i];
@@ -445,9 +504,10 @@ static enum status load_verify(const void *input, const struct variant *variant,
 /* ---- Measures ---- */
 
 /* The mean over the threads, each with an order of its own. */
-static enum status measure_order(const struct load *load, int threads, char texts[][64])
+static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
+                                 char texts[][64])
 {
-    struct order_plan plan = load_plan(load, threads);
+    struct order_plan plan = plan_of(load, variant, threads);
     struct order order;
     double displacement = 0, shards = 0;
     bool batches = plan.shards > 0;
@@ -502,8 +562,8 @@ static int by_value(const void *a, const void *b)
 
 /* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
  * see the same machine. */
-static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
-                                char texts[][64])
+static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
+                                struct load_result *result, char texts[][64])
 {
     const struct load_traits *traits = variant->traits;
     double copies[COPY_ROUNDS], shares[COPY_ROUNDS], begin_s = timer_now_s();
@@ -515,7 +575,9 @@ static enum status measure_copy(const struct load *load, const struct variant *v
             TRY(variant->ready(state, rounds));
         double run_begin_s = timer_now_s();
         TRY(variant->run(state, rounds, &unused));
-        double rate = bytes / (timer_now_s() - run_begin_s);
+        double run_s = timer_now_s() - run_begin_s;
+        TRY(variant->fetch(state, result));
+        double rate = (result->moved_bytes ? (double)result->moved_bytes : bytes) / run_s;
         TRY(traits->copy(state, &copies[rounds]));
         shares[rounds] = rate / copies[rounds];
         rounds++;
@@ -525,6 +587,17 @@ static enum status measure_copy(const struct load *load, const struct variant *v
     snprintf(texts[COPY_BYTES_PER_S], 64, "%.6g", copies[rounds / 2]);
     snprintf(texts[COPY_SHARE], 64, "%.4f", shares[rounds / 2]);
     return STATUS_OK;
+}
+
+static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
+                                char texts[][64])
+{
+    struct load_result *result = malloc(sizeof *result);
+    if (!result)
+        return status_set(STATUS_FAILED, "out of memory for measures");
+    enum status status = copy_in_turn(load, variant, state, result, texts);
+    free(result);
+    return status;
 }
 
 /* Rows that say warm while something was read from the device: another process evicts. */
@@ -565,6 +638,8 @@ static enum status measure_run(const struct load *load, const struct variant *va
         if (result->device_known)
             snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
         snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
+        if (result->gds)
+            snprintf(texts[GDS], 64, "%s", result->gds);
         if (load->decode)
             snprintf(texts[DECODE_S], 64, "%.6g", result->decode_s);
         if (load->augment)
@@ -590,21 +665,24 @@ static enum status load_measure(const void *input, const struct variant *variant
     int threads = 1;
     TRY(measure_run(&job->load, variant, state, texts,
                     &threads)); /* first: it asks for the latest timed run */
-    TRY(measure_order(&job->load, threads, texts));
+    TRY(measure_order(&job->load, variant, threads, texts));
     if (traits->calls)
         TRY(measure_calls(job, variant, state, texts));
     return measure_copy(&job->load, variant, state, texts);
 }
 
+static const char *const shown[] = {"skipped", NULL};
+
 const struct workload workload_load = {
     .name = "load",
+    .schema = "load/4",
     .summary = "samples read from files and from shards into batches",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .measures = measures,
-    .shown = "skipped",
+    .shown = shown,
     .checks_runs = true,
     .shares_items = true,
     .open = load_open,

@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "load/augment.h"
 #include "load/cache.h"
+#include "load/convert.h"
 #include "load/dataset.h"
 #include "load/latency.h"
 #include "load/order.h"
@@ -49,15 +50,26 @@ struct load {
     enum load_cache cache;
     bool skip, decode, augment;
     struct augment augmentation;
+    enum tensor_type tensor; /* of the variants that deliver on a device, as are the four below */
+    double mean, std;
+    uint32_t ring;        /* buffers of a thread */
+    uint64_t chunk_bytes; /* of a buffer, where no sample is larger */
+    bool normalised;      /* --mean or --std was given, which needs such a variant where `augment` is off */
 };
 
 struct load_traits {
-    bool shards, files;            /* which layout it reads */
-    bool calls;                    /* it makes open, read and close calls that can be timed */
+    bool shards, files; /* which layout it reads */
+    bool device;        /* it delivers tensors on a device */
+    bool ring;          /* it reads chunks into rings of buffers */
+    bool keyed;         /* its orders are keyed */
+    bool calls;         /* it makes open, read and close calls that can be timed */
+    enum status (*accepts)(
+        const struct load *load);  /* whether it can read this; NULL: whatever it may read */
     const char *timed;             /* what a run's time includes, for the column `timed` */
     const char *timed_unless_warm; /* the same where files are not kept open over runs; NULL: no other */
 
-    /* One copy of the working set into the same buffers by the same threads, in bytes a second. */
+    /* The wall of any such loader, in bytes a second: of the CPU's, one copy of the working set into the same
+     * buffers by the same threads; of those that deliver on a device, see docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 };
 
@@ -71,6 +83,8 @@ struct load_result {
     bool device_known;          /* the kernel tells of the next: */
     uint64_t device_bytes;      /* that the process had read from devices during the run */
     int threads;                /* that shared the run */
+    uint64_t moved_bytes;       /* what copy() is compared with; 0: the bytes that were delivered */
+    const char *gds;            /* how cuFile read: "gds" or "compat"; NULL: it did not */
     double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
     struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
 };
@@ -80,9 +94,10 @@ FDSL_C_BEGIN
 /* The orders that `threads` threads of this rank follow. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* The tally of this rank's part of run `number`, from the plain reader. STATUS_FAILED when memory runs out.
- */
-enum status load_expect(const struct load *load, int threads, uint64_t number, struct tally *expected);
+/* The tally of this rank's part of run `number` as planned, from the plain reader. STATUS_FAILED when memory
+ * runs out. */
+enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
+                        struct tally *expected);
 
 /* Counts the resident pages of the whole data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);

@@ -1,13 +1,12 @@
 #include "load/order.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/philox.h"
 
 /* What a draw is for: the streams of one epoch. */
-enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW };
+enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW }; /* 3 is that of order_key() */
 
 /* Shuffles items[0 .. count) with the draws `from`, `from` + 1, ... of the epoch's stream (Fisher and Yates;
  * a Philox block is four draws). */
@@ -45,11 +44,14 @@ enum status order_open(const struct order_plan *plan, struct order *order)
     *order = (struct order){0};
     order->samples = malloc(share * sizeof *order->samples);
     order->deck = malloc((deck + 1) * sizeof *order->deck);
+    if (plan->keyed)
+        order->keys = malloc(((size_t)plan->samples + 1) * sizeof *order->keys);
     if (plan->shards) {
         order->places = malloc(share * sizeof *order->places);
         order->segments = malloc(plan->shards * sizeof *order->segments);
     }
-    if (order->samples && order->deck && (!plan->shards || (order->places && order->segments)))
+    if (order->samples && order->deck && (!plan->shards || (order->places && order->segments)) &&
+        (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
     return status_set(STATUS_FAILED, "out of memory for the order of %u samples", plan->samples);
@@ -61,6 +63,7 @@ void order_close(struct order *order)
     free(order->places);
     free(order->segments);
     free(order->deck);
+    free(order->keys);
     *order = (struct order){0};
 }
 
@@ -100,11 +103,31 @@ static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t 
     }
 }
 
+static int by_order_key(const void *a, const void *b)
+{
+    const struct order_key *left = a, *right = b;
+    int order = (left->key > right->key) - (left->key < right->key);
+    return order ? order : (left->sample > right->sample) - (left->sample < right->sample);
+}
+
+static void sort_by_keys(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
+{
+    for (uint32_t i = 0; i < plan->samples; i++)
+        order->keys[i] = (struct order_key){order_key(plan->seed, epoch, i), i};
+    qsort(order->keys, plan->samples, sizeof *order->keys, by_order_key);
+    for (uint32_t i = 0; i < order->count; i++)
+        order->samples[i] = order->keys[begin + i].sample;
+}
+
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order)
 {
     uint32_t begin, end;
     order_share(plan, worker, &begin, &end);
     order->count = end - begin;
+    if (plan->keyed) {
+        sort_by_keys(plan, epoch, begin, order);
+        return;
+    }
     if (!plan->shards) {
         count_up(order->deck, plan->samples);
         shuffle(plan, epoch, DEAL_FILES, 0, order->deck, plan->samples);

@@ -6,13 +6,18 @@
  * deals the shards out anew over all workers of all ranks. Shares differ by at most one sample however many
  * samples the shards hold: a shard on a border is read by two workers, each its part. Within a share, samples
  * are shuffled in windows: of `window` consecutive ones at a time, so a reader of a stream needs no more
- * room. */
+ * room.
+ * Keyed: one permutation of all samples, whatever holds them, by random keys: a device sorts them faster than
+ * a host shuffles. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/philox.h"
+#include "core/portable.h"
 #include "core/status.h"
 
 /* What the orders of all epochs have in common. */
@@ -23,6 +28,7 @@ struct order_plan {
     const uint32_t *shard_first; /* the first sample of each shard, and behind the last; the caller's */
     uint32_t window;             /* samples that are shuffled together; 0 and 1: none. Shards only */
     uint32_t workers;            /* over all ranks */
+    bool keyed;                  /* for readers that have all samples at hand; shards and window are unused */
 };
 
 /* Consecutive samples of one shard. */
@@ -38,7 +44,24 @@ struct order {
     struct order_segment *segments;
     uint32_t segment_count;
     uint32_t *deck; /* room for a permutation */
+    struct order_key *keys;
 };
+
+/* Keyed orders: samples in the order of their keys, and of their numbers where keys are equal. */
+struct order_key {
+    uint64_t key;
+    uint32_t sample;
+};
+
+#define ORDER_KEY_BITS 40 /* a sort takes them 8 at a time; few samples of a million share a key */
+FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
+{
+    struct philox_block block =
+        philox(philox_key(seed), sample, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0x10ad0003u);
+    return (uint64_t)(block.word[1] & 0xFFu) << 32 | block.word[0];
+}
+
+FDSL_C_BEGIN
 
 /* Positions [*begin, *end) of an epoch that worker `worker` takes. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
@@ -61,5 +84,7 @@ struct order_quality {
 /* Measures an order in batches of `batch`. STATUS_FAILED when memory runs out. */
 enum status order_measure(const struct order_plan *plan, const struct order *order, uint32_t batch,
                           struct order_quality *quality);
+
+FDSL_C_END
 
 #endif

@@ -25,9 +25,11 @@ static enum status plain_fail(const struct plain *plain, uint64_t offset, const 
                       dataset->files[plain->file].name, (unsigned long long)offset, reason);
 }
 
-static enum status plain_turn_to(struct plain *plain, struct dataset_member *member)
+/* Opens the member's file unless it is open; then `*file_bytes` becomes its size. */
+static enum status plain_turn_to(struct plain *plain, const struct dataset_member *member,
+                                 uint64_t *file_bytes)
 {
-    struct dataset *dataset = plain->dataset;
+    const struct dataset *dataset = plain->dataset;
     if (plain->fd >= 0 && plain->file == member->file)
         return STATUS_OK;
     struct stat status_;
@@ -40,18 +42,30 @@ static enum status plain_turn_to(struct plain *plain, struct dataset_member *mem
         return STATUS_FAILED;
     if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return plain_fail(plain, 0, "it is no regular file");
-    dataset->files[member->file].bytes = (uint64_t)status_.st_size;
+    *file_bytes = (uint64_t)status_.st_size;
+    return STATUS_OK;
+}
+
+/* The same when a member is looked at for the first time: then sizes become known. */
+static enum status plain_meet(struct plain *plain, struct dataset_member *member)
+{
+    struct dataset *dataset = plain->dataset;
+    uint64_t file_bytes = dataset->files[member->file].bytes;
+    bool opens = plain->fd < 0 || plain->file != member->file;
+    TRY(plain_turn_to(plain, member, &file_bytes));
+    if (!opens)
+        return STATUS_OK;
+    dataset->files[member->file].bytes = file_bytes;
     if (dataset->shards)
         return STATUS_OK;
     if (member->size == UINT64_MAX)
-        member->size = (uint64_t)status_.st_size;
-    if (member->size != (uint64_t)status_.st_size)
-        return status_set(
-            STATUS_FAILED, "%s/%s: offset %llu: the file has %llu bytes and its index says %llu",
-            dataset->path, dataset->files[plain->file].name,
-            (unsigned long long)(member->size < (uint64_t)status_.st_size ? member->size
-                                                                          : (uint64_t)status_.st_size),
-            (unsigned long long)status_.st_size, (unsigned long long)member->size);
+        member->size = file_bytes;
+    if (member->size != file_bytes)
+        return status_set(STATUS_FAILED,
+                          "%s/%s: offset %llu: the file has %llu bytes and its index says %llu",
+                          dataset->path, dataset->files[plain->file].name,
+                          (unsigned long long)(member->size < file_bytes ? member->size : file_bytes),
+                          (unsigned long long)file_bytes, (unsigned long long)member->size);
     return STATUS_OK;
 }
 
@@ -79,6 +93,14 @@ static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size
         offset += (uint64_t)count;
     }
     return STATUS_OK;
+}
+
+enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
+                        uint8_t *bytes)
+{
+    uint64_t unused;
+    TRY(plain_turn_to(plain, member, &unused));
+    return plain_read(plain, bytes, size, member->offset);
 }
 
 /* ---- Headers against the index ---- */
@@ -197,7 +219,7 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     TRY(check_extensions(dataset, sample));
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
-        TRY(plain_turn_to(plain, member));
+        TRY(plain_meet(plain, member));
         if (whole && dataset->shards && dataset->indexed)
             TRY(plain_headers(plain, sample, member));
         TRY((whole ? plain_whole : plain_edges)(plain, member));

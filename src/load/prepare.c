@@ -190,7 +190,7 @@ static bool is_indifferent(const struct job *job, const struct option_spec *spec
         if (strcmp(job->origin->indifferent[i], spec->name) == 0)
             return true;
     return job->workload && job->workload->applies &&
-           !job->workload->applies(job->workload_parameters, spec->name);
+           !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }
 
 /* " --name=value", without blanks or control characters in it. */

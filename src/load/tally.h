@@ -9,11 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/portable.h"
+
 #define TALLY_EDGE 64 /* bytes at either end of a member */
 
 struct tally {
     uint64_t count, bytes, sum; /* the sum is modulo 2^64 */
 };
+
+FDSL_C_BEGIN
 
 /* XXH3-64 of a key: the seed of its sample's hash. */
 uint64_t tally_key(const char *key, size_t length);
@@ -45,5 +49,7 @@ static inline void tally_merge(struct tally *tally, const struct tally *other)
     tally->bytes += other->bytes;
     tally->sum += other->sum;
 }
+
+FDSL_C_END
 
 #endif

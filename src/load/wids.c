@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "load/bytes.h"
+#include "core/bytes.h"
 
 #define KIND "wids-shard-index-v1"
 

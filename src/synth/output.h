@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/half.h"
 #include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"
@@ -129,41 +130,6 @@ FDSL_HD float output_value(uint64_t sum, float scale, float bias)
     return fmaf((float)sum, scale, bias);
 }
 
-FDSL_HD uint32_t output_float_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-/* The bits of the nearest IEEE half, ties to even; from 65520 on infinity. As __float2half_rn(). */
-FDSL_HD uint16_t output_half_bits(float value)
-{
-    uint32_t bits = output_float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
-    uint32_t exponent = magnitude >> 23;
-    if (magnitude > 0x7F800000) /* no number */
-        return 0x7FFF;
-    if (exponent > 142) /* 2^16 and more */
-        return (uint16_t)(sign | 0x7C00);
-    if (exponent < 102) /* less than half of the smallest, 2^-24 */
-        return (uint16_t)sign;
-    /* Below 2^-14, exponent 113, halves are subnormal and their last bit stays at 2^-24. */
-    bool normal = exponent > 112;
-    uint32_t shift = normal ? 13 : 126 - exponent;
-    uint32_t whole = normal ? magnitude - (112u << 23) : (magnitude & 0x7FFFFF) | 0x800000;
-    uint32_t rounded = (whole + (1u << (shift - 1)) - 1 + (whole >> shift & 1)) >> shift;
-    return (uint16_t)(sign | rounded);
-}
-
-/* The bits of the nearest bfloat16, ties to even. As __float2bfloat16_rn(). */
-FDSL_HD uint16_t output_bf16_bits(float value)
-{
-    uint32_t bits = output_float_bits(value);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) /* no number */
-        return 0x7FFF;
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 /* Writes pixel (y, x) of an image, all its channels. */
 FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint64_t sum, uint32_t y,
                           uint32_t x, void *image)
@@ -176,10 +142,10 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
             ((uint8_t *)image)[i] = output_value_u8(sum, area);
             break;
         case OUTPUT_F16:
-            ((uint16_t *)image)[i] = output_half_bits(value);
+            ((uint16_t *)image)[i] = half_from_float(value);
             break;
         case OUTPUT_BF16:
-            ((uint16_t *)image)[i] = output_bf16_bits(value);
+            ((uint16_t *)image)[i] = bf16_from_float(value);
             break;
         case OUTPUT_F32:
             ((float *)image)[i] = value;

@@ -460,9 +460,10 @@ static enum status synth_open(const struct options *given, void *parameters, con
 
 /* Columns that describe the benchmark class stay empty where other classes were drawn, those that scale
  * floats where there are none, and how the canvas is fitted where it is the image. */
-static bool synth_applies(const void *parameters_, const char *option)
+static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct parameters *parameters = parameters_;
+    (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->output != OUTPUT_U8;
     if (strcmp(option, "fit") == 0)
@@ -686,6 +687,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_synth = {
     .name = "synth",
+    .schema = "synth/4",
     .summary = "VisualAtom images: formula-driven training images, made rather than read",
     .item = "images",
     .options = options,

@@ -14,7 +14,7 @@
 #include "load/idx.h"
 #include "load/index.h"
 #include "load/key.h"
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 #include "load/tar.h"
 
 /* Two readers of one shard: all of it at once, and no more than each step needs. They must agree. */

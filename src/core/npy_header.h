@@ -1,6 +1,6 @@
 /* The header of a NumPy file: what the values in it are. */
-#ifndef FDSL_LOAD_NPY_HEADER_H
-#define FDSL_LOAD_NPY_HEADER_H
+#ifndef FDSL_CORE_NPY_HEADER_H
+#define FDSL_CORE_NPY_HEADER_H
 
 #include <stdbool.h>
 #include <stddef.h>

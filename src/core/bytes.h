@@ -1,6 +1,6 @@
 /* A file as a whole, in memory. */
-#ifndef FDSL_LOAD_BYTES_H
-#define FDSL_LOAD_BYTES_H
+#ifndef FDSL_CORE_BYTES_H
+#define FDSL_CORE_BYTES_H
 
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-#include "load/bytes.h"
+#include "core/bytes.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "load/npy_header.h"
+#include "core/npy_header.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,0 +1,502 @@
+/* `train-omp`, `infer-omp`: OpenMP over samples and tiles, SIMD inside. docs/train_omp.md says what the time
+ * goes to.
+ *
+ * Samples pass the convolutions one by one, a thread each; linear layers take the whole batch. Every sum has
+ * an order that no thread decides, so any number of threads gives the same bits: a sample's work is one
+ * thread's, an element of a product has its sum in one order, and convolutions' gradients are added up in
+ * chunks of the batch. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <omp.h>
+
+#include "core/timer.h"
+#include "omp_engine.h"
+#include "omp_net.h"
+#include "train/trainer.h"
+
+#define TILE_SHARES 4    /* a thread's of a product, so that a slow one can be helped */
+#define MEET_SPINS  1000 /* some ten microseconds */
+#if defined(__x86_64__)
+#define SPIN() __builtin_ia32_pause()
+#else
+#define SPIN() ((void)0)
+#endif
+
+/* ---- Kernels ---- */
+
+/* The best first. */
+static const struct net_kernel *const kernels[] = {
+#if defined(__x86_64__)
+    &net_kernel_avx512, &net_kernel_avx2,
+#endif
+    &net_kernel_scalar};
+
+static const struct net_kernel *forced_kernel;
+
+static const struct net_kernel *best_kernel(void)
+{
+    size_t i = 0;
+    while (!kernels[i]->supported()) /* the last always is */
+        i++;
+    return kernels[i];
+}
+
+static const struct net_kernel *chosen_kernel(void)
+{
+    return forced_kernel ? forced_kernel : best_kernel();
+}
+
+struct multiplier omp_net_multiplier(void)
+{
+    const struct net_kernel *kernel = chosen_kernel();
+    return (struct multiplier){kernel->tiles, kernel->multiply};
+}
+
+bool omp_net_force_isa(const char *name)
+{
+    forced_kernel = NULL;
+    for (size_t i = 0; name && i < COUNT_OF(kernels); i++)
+        if (strcmp(kernels[i]->name, name) == 0 && kernels[i]->supported())
+            forced_kernel = kernels[i];
+    return !name || forced_kernel;
+}
+
+/* ---- Threads ----
+ *
+ * All steps of a call are one parallel region, in which every thread runs every function; loops and single
+ * pieces of work are dealt out, and threads meet where one needs what others have made. */
+
+/* OpenMP's barriers spin for milliseconds. Where others want the cores, too, that keeps the very thread that
+ * all wait for from running: on a busy machine a step took six times the processor time. So wait a little,
+ * then sleep. */
+void net_meet(struct net *net)
+{
+    uint32_t threads = (uint32_t)omp_get_num_threads(), meeting = atomic_load(&net->meetings);
+    if (threads == 1)
+        return;
+    if (atomic_fetch_add(&net->arrived, 1) + 1 == threads) {
+        atomic_store(&net->arrived, 0);
+        pthread_mutex_lock(&net->mutex);
+        atomic_store(&net->meetings, meeting + 1);
+        pthread_cond_broadcast(&net->met);
+        pthread_mutex_unlock(&net->mutex);
+        return;
+    }
+    for (uint32_t spins = 0; spins < MEET_SPINS; spins++) {
+        if (atomic_load(&net->meetings) != meeting)
+            return;
+        SPIN();
+    }
+    pthread_mutex_lock(&net->mutex);
+    while (atomic_load(&net->meetings) == meeting)
+        pthread_cond_wait(&net->met, &net->mutex);
+    pthread_mutex_unlock(&net->mutex);
+}
+
+/* ---- Linear layers ---- */
+
+/* A share to each; nobody waits for the others. */
+static void multiply_by_all(const struct net *net, const struct product *product)
+{
+    size_t tiles = net->by.tiles(product), shares = (size_t)net->threads * TILE_SHARES;
+    if (net->threads == 1 || shares > tiles)
+        shares = net->threads == 1 ? 1 : tiles;
+#pragma omp for schedule(dynamic) nowait
+    for (size_t i = 0; i < shares; i++) {
+        size_t begin = tiles * i / shares, end = tiles * (i + 1) / shares;
+        net->by.multiply(product, begin, end - begin);
+    }
+}
+
+static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
+                                 bool training)
+{
+    return (struct passing){j, net->numbers[j], epoch, part, training};
+}
+
+static void linear_forward(struct net *net, const struct block *block, uint32_t count)
+{
+    const struct product product = {
+        .a = block[-1].rows,
+        .rows = block[-1].row_places,
+        .steps = net->iota,
+        .row_count = count,
+        .step_count = block->layer->in_values,
+        .b = block->turned,
+        .b_pitch = block->out_vectors,
+        .c = block->rows,
+        .c_pitch = block->out_pitch,
+        .columns = block->out_vectors,
+        .bias = net->parameters + block->bias,
+        .relu = block->relu,
+    };
+    multiply_by_all(net, &product);
+    net_meet(net);
+}
+
+static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
+{
+    memset(sums, 0, block->layer->bias_values * sizeof *sums);
+    for (uint32_t j = 0; j < count; j++)
+        net->kernel->add(block->deltas + j * block->out_pitch, sums, block->layer->bias_values);
+}
+
+/* The gradients of weights and biases, and, unless the block before is the samples, of what came in. */
+static void linear_backward(struct net *net, const struct block *block, uint32_t count)
+{
+    const struct product of_weights = {
+        .a = block->deltas,
+        .rows = net->iota,
+        .steps = block->row_places,
+        .row_count = block->layer->out_values,
+        .step_count = count,
+        .b = block[-1].rows,
+        .b_pitch = block->in_pitch,
+        .c = net->gradients + block->weight,
+        .c_pitch = block->in_pitch,
+        .columns = block[-1].out_vectors,
+    };
+    const struct product of_input = {
+        .a = block->deltas,
+        .rows = block->row_places,
+        .steps = net->iota,
+        .row_count = count,
+        .step_count = block->layer->out_values,
+        .b = net->parameters + block->weight,
+        .b_pitch = block->in_pitch,
+        .c = block[-1].deltas,
+        .c_pitch = block->in_pitch,
+        .columns = block[-1].out_vectors,
+    };
+    multiply_by_all(net, &of_weights);
+    if (block - 1 != &net->blocks[net->flat] || net->flat > 1)
+        multiply_by_all(net, &of_input);
+#pragma omp single nowait
+    sum_rows(net, block, count, net->gradients + block->bias);
+    net_meet(net);
+}
+
+/* All rows of a block through ReLU and dropout, or back. */
+static void after_rows(struct net *net, const struct block *block, uint32_t epoch, bool training, bool back)
+{
+    if (block->after == block->after_end && !(back && block->relu))
+        return;
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++) {
+        struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
+        float *values = block->rows + j * block->out_pitch;
+        if (back)
+            net_after_backward(net, block, &passing, values, block->deltas + j * block->out_pitch);
+        else
+            net_after(net, block, &passing, values);
+    }
+    net_meet(net);
+}
+
+/* ---- The loss ---- */
+
+/* Softmax and cross-entropy with smoothing; fills the gradient of the logits for a mean over `count`. */
+static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
+                     float *delta)
+{
+    uint32_t classes = train->model->classes;
+    float most = logits[0], sum = 0, loss = 0;
+    for (uint32_t k = 1; k < classes; k++)
+        most = logits[k] > most ? logits[k] : most;
+    for (uint32_t k = 0; k < classes; k++)
+        sum += expf(logits[k] - most);
+    for (uint32_t k = 0; k < classes; k++) {
+        float log_p = logits[k] - most - logf(sum);
+        float wanted = train->smoothing / (float)classes + (k == label ? 1 - train->smoothing : 0);
+        loss -= wanted * log_p;
+        delta[k] = (expf(log_p) - wanted) / (float)count;
+    }
+    return loss;
+}
+
+/* The first of the largest. */
+static uint32_t guess(const float *logits, uint32_t classes)
+{
+    uint32_t best = 0;
+    for (uint32_t k = 1; k < classes; k++)
+        if (logits[k] > logits[best])
+            best = k;
+    return best;
+}
+
+static void take_loss(struct net *net, uint32_t j)
+{
+    const struct train *train = net->train;
+    const struct block *last = &net->blocks[net->block_count - 1];
+    const float *logits = last->rows + j * last->out_pitch;
+    uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
+    net->losses[j] = loss_of(train, logits, label, net->count, last->deltas + j * last->out_pitch);
+    net->correct[j] = guess(logits, train->model->classes) == label;
+}
+
+/* Of step `number`, in the order of samples. */
+static void add_totals(struct net *net, uint64_t number)
+{
+    double loss = 0;
+    for (uint32_t j = 0; j < net->count; j++) {
+        loss += net->losses[j];
+        net->totals.correct += net->correct[j];
+    }
+    net->totals.loss += loss;
+    net->totals.samples += net->count;
+    if (!isfinite(loss) && net->totals.bad_step == TRAIN_FINE)
+        net->totals.bad_step = number;
+}
+
+/* ---- Steps ---- */
+
+/* The batch in net->numbers, up to its logits. */
+static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
+{
+#pragma omp for schedule(dynamic) nowait
+    for (uint32_t j = 0; j < net->count; j++) {
+        const struct passing passing = passing_of(net, j, epoch, part, training);
+        net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
+    }
+    net_meet(net);
+    for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
+        linear_forward(net, &net->blocks[i], net->count);
+        after_rows(net, &net->blocks[i], epoch, training, false);
+    }
+}
+
+/* The convolutions' way back: chunks of neighbouring samples, each with a sum of its own. */
+static void samples_backward(struct net *net, uint32_t epoch)
+{
+    uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
+    size = size < NET_CHUNK ? NET_CHUNK : size;
+    uint32_t chunks = (count + size - 1) / size;
+#pragma omp for schedule(dynamic) nowait
+    for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+        float *sums = net->sums + chunk * net->chunk_values;
+        uint32_t begin = chunk * size, end = begin + size < count ? begin + size : count;
+        memset(sums, 0, net->chunk_values * sizeof *sums);
+        for (uint32_t j = begin; j < end; j++) {
+            const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
+            net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, sums);
+        }
+    }
+    net_meet(net);
+    net_gather_sums(net, chunks);
+}
+
+static void backward(struct net *net, uint32_t epoch)
+{
+    for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
+        after_rows(net, &net->blocks[i], epoch, true, true);
+        linear_backward(net, &net->blocks[i], net->count);
+    }
+    if (net->flat == 1)
+        return;
+    after_rows(net, &net->blocks[net->flat], epoch, true, true);
+    samples_backward(net, epoch);
+}
+
+static void update_parameters(struct net *net, uint64_t number)
+{
+    enum { PART = 16384 };
+    const struct train *train = net->train;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+#pragma omp for nowait
+    for (size_t i = 0; i < net->arena_values; i += PART)
+        net->kernel->update(&update, net->gradients + i, net->parameters + i, net->first + i, net->second + i,
+                            net->arena_values - i < PART ? net->arena_values - i : PART);
+    net_meet(net);
+    net_prepare_weights(net);
+}
+
+static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
+{
+    uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
+#pragma omp master
+    net->count = train_batch(net->train, order, step, net->numbers);
+    net_meet(net);
+    forward(net, epoch, DATA_TRAIN, true);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++)
+        take_loss(net, j);
+    net_meet(net);
+#pragma omp master
+    add_totals(net, number);
+    backward(net, epoch);
+    update_parameters(net, number);
+}
+
+/* ---- The engine ---- */
+
+static void omp_close(void *state)
+{
+    struct net *net = state;
+    net_free(net);
+    pthread_cond_destroy(&net->met);
+    pthread_mutex_destroy(&net->mutex);
+    free(state);
+}
+
+enum status omp_net_open(const struct train *train, const struct resources *resources, struct multiplier by,
+                         void **state)
+{
+    struct net *net = calloc(1, sizeof *net);
+    if (!net)
+        return status_set(STATUS_FAILED, "omp: out of memory");
+    net->train = train;
+    net->kernel = chosen_kernel();
+    net->by = by;
+    net->threads = resources->threads;
+    net->batch = train->batch;
+    net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
+    net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
+    net->totals.bad_step = TRAIN_FINE;
+    pthread_mutex_init(&net->mutex, NULL);
+    pthread_cond_init(&net->met, NULL);
+    enum status status = net_plan(net);
+    if (status != STATUS_OK) {
+        omp_close(net);
+        return status;
+    }
+    *state = net;
+    return STATUS_OK;
+}
+
+static enum status omp_open(const struct train *train, const struct resources *resources, void **state)
+{
+    return omp_net_open(train, resources, omp_net_multiplier(), state);
+}
+
+static enum status omp_set(void *state, const struct train_state *from)
+{
+    struct net *net = state;
+    net_take_arena(net, from->parameters, net->parameters);
+    if (!net->train->forward_only) {
+        net_take_arena(net, from->first, net->first);
+        net_take_arena(net, from->second, net->second);
+    }
+#pragma omp parallel num_threads(net->threads)
+    net_prepare_weights(net);
+    return STATUS_OK;
+}
+
+static enum status omp_get(void *state, struct train_state *into)
+{
+    const struct net *net = state;
+    net_give_arena(net, net->parameters, into->parameters);
+    net_give_arena(net, net->first, into->first);
+    net_give_arena(net, net->second, into->second);
+    return STATUS_OK;
+}
+
+static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    struct net *net = state;
+    const struct draw_order order =
+        draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
+#pragma omp parallel num_threads(net->threads)
+    for (uint32_t i = 0; i < count; i++)
+        make_step(net, &order, epoch, first + i);
+    return STATUS_OK;
+}
+
+static enum status omp_totals(void *state, struct train_totals *totals)
+{
+    struct net *net = state;
+    *totals = net->totals;
+    net->totals = (struct train_totals){.bad_step = TRAIN_FINE};
+    for (int i = 0; i < net->threads; i++) {
+        totals->data_s += net->workers[i].data_s / net->threads;
+        net->workers[i].data_s = 0;
+    }
+    return STATUS_OK;
+}
+
+static enum status omp_gradients(void *state, float *gradients)
+{
+    const struct net *net = state;
+    net_give_arena(net, net->gradients, gradients);
+    return STATUS_OK;
+}
+
+/* Samples first .. first + count - 1: at most a batch. */
+static void evaluate_batch(struct net *net, enum data_part part, uint32_t first, uint32_t count,
+                           float *logits)
+{
+    const struct block *last = &net->blocks[net->block_count - 1];
+    uint32_t classes = net->train->model->classes;
+#pragma omp master
+    {
+        net->count = count;
+        for (uint32_t j = 0; j < count; j++)
+            net->numbers[j] = first + j;
+    }
+    net_meet(net);
+    forward(net, 0, part, false);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < count; j++)
+        memcpy(logits + (size_t)j * classes, last->rows + j * last->out_pitch, classes * sizeof *logits);
+    net_meet(net);
+}
+
+static enum status omp_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                float *logits)
+{
+    struct net *net = state;
+#pragma omp parallel num_threads(net->threads)
+    for (uint32_t i = 0; i < count; i += net->batch) {
+        uint32_t size = count - i < net->batch ? count - i : net->batch;
+        evaluate_batch(net, part, first + i, size, logits + (size_t)i * net->train->model->classes);
+    }
+    return STATUS_OK;
+}
+
+static uint64_t omp_memory_bytes(const void *state)
+{
+    return ((const struct net *)state)->bytes;
+}
+
+#define ENGINE(name_, open_)                                                                            \
+    {                                                                                                   \
+        .name = name_, .open = open_, .close = omp_close, .set = omp_set, .get = omp_get,               \
+        .steps = omp_steps, .totals = omp_totals, .gradients = omp_gradients, .evaluate = omp_evaluate, \
+        .memory_bytes = omp_memory_bytes                                                                \
+    }
+
+const struct engine engine_omp = ENGINE("omp", omp_open);
+const struct engine engine_omp_blas = ENGINE("omp-blas", omp_blas_open);
+
+/* ---- The variants ---- */
+
+static enum status train_setup(const struct resources *resources, const void *input, void **state)
+{
+    return trainer_open(&engine_omp, resources, input, state);
+}
+
+static enum status infer_setup(const struct resources *resources, const void *input, void **state)
+{
+    return inferrer_open(&engine_omp, resources, input, state);
+}
+
+const struct variant variant_train_omp = {
+    .platform = "cpu",
+    .threaded = true,
+    .traits = &engine_omp,
+    .setup = train_setup,
+    .run = trainer_run,
+    .fetch = trainer_fetch,
+    .teardown = trainer_close,
+};
+
+const struct variant variant_infer_omp = {
+    .platform = "cpu",
+    .threaded = true,
+    .traits = &engine_omp,
+    .setup = infer_setup,
+    .run = inferrer_run,
+    .fetch = inferrer_fetch,
+    .teardown = inferrer_close,
+};

@@ -1,0 +1,43 @@
+/* `train-omp` in vectors of 8: AVX2 and FMA. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <stddef.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+
+#define LANES      8
+#define PANEL_MAX  2 /* 6 x 2 sums, 2 of b and a factor, of 16 registers */
+#define SPREAD_MAX 6 /* 6 sums, 6 weights and a factor */
+typedef __m256 vreal;
+typedef __m256i vint;
+
+#define v_load(p)           _mm256_loadu_ps(p)
+#define v_store(p, a)       _mm256_storeu_ps(p, a)
+#define v_set(x)            _mm256_set1_ps(x)
+#define v_fma(a, b, c)      _mm256_fmadd_ps(a, b, c)
+#define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a) /* a NaN in the second stays */
+#define v_whole(n)          _mm256_set1_epi32(n)
+#define v_store_whole(p, a) _mm256_storeu_si256((__m256i *)(p), a)
+#define v_greater(a, b) \
+    _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)))
+#define v_choose(mask, a, b) _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
+
+#include "omp_transpose.h"
+
+#include "omp_simd.h"
+
+static bool supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+NET_KERNEL(net_kernel_avx2, "avx2");
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,46 @@
+/* `train-omp` in vectors of 16: AVX-512 F, BW, DQ and VL. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <stddef.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
+#define LANES      16
+#define PANEL_MAX  4 /* 6 x 4 sums, 4 of b and a factor, of 32 registers */
+#define SPREAD_MAX 9 /* 9 sums, 9 weights and a factor */
+typedef __m512 vreal;
+typedef __m512i vint;
+
+#define v_load(p)           _mm512_loadu_ps(p)
+#define v_store(p, a)       _mm512_storeu_ps(p, a)
+#define v_set(x)            _mm512_set1_ps(x)
+#define v_fma(a, b, c)      _mm512_fmadd_ps(a, b, c)
+#define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a) /* a NaN in the second stays */
+#define v_whole(n)          _mm512_set1_epi32(n)
+#define v_store_whole(p, a) _mm512_storeu_si512(p, a)
+#define v_greater(a, b) \
+    _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q))
+#define v_choose(mask, a, b) _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a)
+
+#include "omp_transpose.h"
+
+#include "omp_simd.h"
+
+static bool supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+NET_KERNEL(net_kernel_avx512, "avx512");
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,511 @@
+/* `train-omp`: blocks of a network, their geometry, and memory for all of it. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <sys/mman.h>
+
+#include "omp_net.h"
+
+#define LINE        16 /* floats of a cache line */
+#define PAGE_BYTES  (UINT64_C(2) << 20)
+#define BAND_VALUES 5120 /* 20 KB of input, and as much of its gradient */
+
+/* ---- Memory ---- */
+
+/* Room in the list of what is held. */
+static bool can_hold_more(struct net *net)
+{
+    if (net->held_count < net->held_room)
+        return true;
+    uint32_t more = net->held_room ? 2 * net->held_room : 64;
+    void **held = realloc(net->held, more * sizeof *held);
+    if (!held)
+        return false;
+    net->held = held;
+    net->held_room = more;
+    return true;
+}
+
+/* Zeros, in huge pages where there is much of it. NULL where memory is out, which the net notes. */
+static void *take(struct net *net, size_t count, size_t size)
+{
+    uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
+    bytes = (bytes + alignment - 1) / alignment * alignment;
+    void *room = can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
+    if (!room) {
+        net->out_of_memory = true;
+        return NULL;
+    }
+    if (alignment == PAGE_BYTES)
+        madvise(room, bytes, MADV_HUGEPAGE); /* advice: without huge pages it is slower, and right */
+    memset(room, 0, bytes);
+    net->held[net->held_count++] = room;
+    net->bytes += bytes;
+    return room;
+}
+
+void net_free(struct net *net)
+{
+    while (net->held_count > 0)
+        free(net->held[--net->held_count]);
+    free(net->held);
+    net->held = NULL;
+}
+
+static size_t round_up(size_t count, size_t to)
+{
+    return (count + to - 1) / to * to;
+}
+
+/* Rows of so many floats an odd number of cache lines apart: then elements below each other fall into
+ * different sets of the caches. */
+static size_t row_pitch(size_t count)
+{
+    return (round_up(count, LINE) / LINE | 1) * LINE;
+}
+
+static size_t places_of(const struct shape *shape)
+{
+    return (size_t)shape->depth * shape->height * shape->width;
+}
+
+/* ---- Blocks ---- */
+
+static bool works_in_place(const struct layer *layer)
+{
+    return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
+}
+
+/* The layer behind `*i`, if it is of that kind; then `*i` goes on to it. */
+static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
+{
+    if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind)
+        return NULL;
+    return &model->layers[++*i];
+}
+
+/* Makes a block, with layer `*i` or none, of it and what belongs to it; `*i` goes on behind them. */
+static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *i)
+{
+    const struct model *model = net->train->model;
+    struct block *block = &net->blocks[net->block_count++];
+    block->kind = kind;
+    block->in = block->out = kind == BLOCK_INPUT ? model->input : block[-1].out;
+    if (kind != BLOCK_INPUT && kind != BLOCK_FLAT) {
+        block->layer = &model->layers[*i];
+        block->out = block->layer->out;
+        block->relu = kind != BLOCK_POOL && follows(model, i, LAYER_RELU);
+        block->pool = kind == BLOCK_CONV ? follows(model, i, LAYER_POOL) : NULL;
+        block->out = block->pool ? block->pool->out : block->out;
+        ++*i;
+    }
+    return block;
+}
+
+/* The last convolution or pooling; -1 where there is none. */
+static int last_of_places(const struct model *model)
+{
+    int last = -1;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_CONV || model->layers[i].spec.kind == LAYER_POOL)
+            last = (int)i;
+    return last;
+}
+
+static enum status make_blocks(struct net *net)
+{
+    static const enum block_kind kinds[LAYER_KINDS] = {
+        [LAYER_CONV] = BLOCK_CONV, [LAYER_POOL] = BLOCK_POOL, [LAYER_LINEAR] = BLOCK_LINEAR};
+    const struct model *model = net->train->model;
+    const int last = last_of_places(model);
+    uint32_t i = 0;
+    struct block *block = add_block(net, BLOCK_INPUT, &i);
+    for (;;) {
+        if ((int)i > last && net->flat == 0) {
+            net->flat = net->block_count;
+            block = add_block(net, BLOCK_FLAT, &i);
+        }
+        block->after = i;
+        while (i < model->layer_count && works_in_place(&model->layers[i]))
+            i++;
+        block->after_end = i;
+        if (i == model->layer_count)
+            return STATUS_OK;
+        if (model->layers[i].spec.kind == LAYER_LINEAR && (int)i < last)
+            return status_set(STATUS_UNAVAILABLE, "omp: no linear layer before a convolution");
+        block = add_block(net, kinds[model->layers[i].spec.kind], &i);
+    }
+}
+
+/* Pitches, and where parameters and what is kept of a sample begin. */
+static void lay_out_block(struct net *net, struct block *block)
+{
+    const uint32_t lanes = net->kernel->lanes;
+    bool rows = block->kind >= BLOCK_FLAT, first = block->kind == BLOCK_INPUT;
+    block->places = rows ? 1 : places_of(&block->out);
+    block->in_pitch = first ? 0 : block[-1].out_pitch;
+    block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
+    if (first && block[1].kind == BLOCK_CONV)
+        block->out_pitch = block->out.channels; /* only ever broadcast, or read in rows */
+    block->values = net->kept_values;
+    block->peaks = net->kept_peaks;
+    if (rows)
+        block->out_vectors = round_up(shape_values(&block->out), lanes);
+    else
+        net->kept_values += round_up(block->places * block->out_pitch, LINE) + LINE;
+    if (block->pool || block->kind == BLOCK_POOL) {
+        const struct layer *pool = block->pool ? block->pool : block->layer;
+        block->pooling = (struct pool){pool->in, pool->out, pool->spec.kernel, block->out_pitch};
+        net->kept_peaks += block->places * block->out_pitch;
+    }
+    if (block->kind == BLOCK_CONV || block->kind == BLOCK_LINEAR) {
+        size_t values = block->layer->weight_values;
+        if (block->kind == BLOCK_LINEAR)
+            values = block->layer->out_values * block->in_pitch;
+        block->weight = net->arena_values;
+        block->bias = block->weight + round_up(values, LINE);
+        net->arena_values = block->bias + round_up(block->layer->bias_values, LINE) + LINE;
+    }
+}
+
+/* ---- Convolutions ---- */
+
+static uint32_t place_at(const struct shape *around, size_t pitch, uint32_t t, uint32_t y, uint32_t x)
+{
+    return (uint32_t)((((size_t)t * around->height + y) * around->width + x) * pitch);
+}
+
+/* Offsets of all places of a shape within a larger one, `before` from its corner. */
+static uint32_t *make_places(struct net *net, const struct shape *shape, const uint32_t *before,
+                             const struct shape *around, size_t pitch)
+{
+    uint32_t *places = take(net, places_of(shape), sizeof *places), *next = places;
+    for (uint32_t t = 0; places && t < shape->depth; t++)
+        for (uint32_t y = 0; y < shape->height; y++)
+            for (uint32_t x = 0; x < shape->width; x++)
+                *next++ = place_at(around, pitch, t + before[0], y + before[1], x + before[2]);
+    return places;
+}
+
+/* Offsets of a kernel's weights: (t, y, x, channel), or `mirrored` in t, y and x. */
+static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t channels,
+                           const struct shape *around, size_t pitch, bool mirrored)
+{
+    size_t count = (size_t)kernel[0] * kernel[1] * kernel[2];
+    uint32_t *taps = take(net, count * channels, sizeof *taps);
+    for (size_t i = 0; taps && i < count; i++) {
+        size_t at = mirrored ? count - 1 - i : i;
+        uint32_t x = (uint32_t)(at % kernel[2]), y = (uint32_t)(at / kernel[2] % kernel[1]);
+        uint32_t place = place_at(around, pitch, (uint32_t)(at / kernel[2] / kernel[1]), y, x);
+        for (uint32_t c = 0; c < channels; c++)
+            taps[i * channels + c] = place + c;
+    }
+    return taps;
+}
+
+/* The vectors of the kernel's window: of each of its rows, whose places and channels follow each other. */
+static void plan_window(struct net *net, struct block *block)
+{
+    struct conv *conv = &block->conv;
+    const uint32_t *kernel = conv->kernel, lanes = net->kernel->lanes;
+    conv->run_vectors = (kernel[2] * block->in_pitch + lanes - 1) / lanes;
+    conv->vectors = kernel[0] * kernel[1] * conv->run_vectors;
+    conv->runs = take(net, conv->vectors, sizeof *conv->runs);
+    for (size_t i = 0; conv->runs && i < conv->vectors; i++) {
+        size_t row = i / conv->run_vectors;
+        conv->runs[i] =
+            place_at(&conv->around, block->in_pitch, (uint32_t)(row / kernel[1]), row % kernel[1], 0) +
+            (uint32_t)(i % conv->run_vectors * lanes);
+    }
+    const uint32_t *pool = block->pool->spec.kernel;
+    size_t row_values = (size_t)(pool[0] + kernel[0] - 1) * pool[1] * conv->around.width * block->in_pitch;
+    size_t rows = BAND_VALUES / row_values;
+    conv->band = (rows ? rows : 1) * block->out.width;
+    conv->gradient_count = block->out.channels * conv->vectors * lanes;
+    conv->backward = take(net, conv->gradient_count, sizeof(float));
+}
+
+static void plan_backward(struct net *net, struct block *block)
+{
+    struct conv *conv = &block->conv;
+    conv->gradient_count = conv->depth * block->out_pitch;
+    if (block == &net->blocks[1])
+        return; /* nobody asks for gradients of samples */
+    const uint32_t *kernel = conv->kernel;
+    size_t taps = conv->depth / block->in.channels;
+    conv->wide =
+        (struct shape){0, block->out.depth + 2 * (kernel[0] - 1), block->out.height + 2 * (kernel[1] - 1),
+                       block->out.width + 2 * (kernel[2] - 1)};
+    conv->back_places = make_places(net, &block->in, conv->padding, &conv->wide, block->out_pitch);
+    conv->back_taps = make_taps(net, kernel, block->out.channels, &conv->wide, block->out_pitch, true);
+    conv->backward = take(net, taps * block->out.channels * block->in_pitch, sizeof(float));
+}
+
+static void plan_conv(struct net *net, struct block *block)
+{
+    static const uint32_t corner[MODEL_AXES];
+    struct conv *conv = &block->conv;
+    const struct layer_spec *spec = &block->layer->spec;
+    memcpy(conv->kernel, spec->kernel, sizeof conv->kernel);
+    memcpy(conv->padding, spec->padding, sizeof conv->padding);
+    conv->padded = spec->padding[0] || spec->padding[1] || spec->padding[2];
+    conv->around =
+        (struct shape){0, block->in.depth + 2 * spec->padding[0], block->in.height + 2 * spec->padding[1],
+                       block->in.width + 2 * spec->padding[2]};
+    conv->depth = block->layer->weight_values / block->layer->out.channels;
+    conv->places = make_places(net, &block->layer->out, corner, &conv->around, block->in_pitch);
+    conv->taps = make_taps(net, conv->kernel, block->in.channels, &conv->around, block->in_pitch, false);
+    conv->forward = take(net, conv->depth * block->out_pitch, sizeof(float));
+    if (net->train->forward_only)
+        return;
+    if (block->pool)
+        plan_window(net, block);
+    else
+        plan_backward(net, block);
+    conv->gradient = net->chunk_values;
+    net->chunk_values += round_up(conv->gradient_count, LINE) + block->out_pitch;
+}
+
+/* ---- Rooms ---- */
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* A thread's: as large as the block that needs the most of each. */
+static void plan_worker(struct net *net, struct worker *worker)
+{
+    size_t around = 0, plain = 0, wide = 0, deltas = 0, list = 0, channels = 0;
+    for (uint32_t i = 0; i < net->flat; i++) {
+        const struct block *block = &net->blocks[i];
+        const struct conv *conv = &block->conv;
+        deltas = larger(deltas, block->places * block->out_pitch);
+        if (block->kind != BLOCK_CONV)
+            continue;
+        around = larger(around, places_of(&conv->around) * block->in_pitch);
+        plain = larger(plain, places_of(&block->layer->out) * block->out_pitch);
+        wide = larger(wide, places_of(&conv->wide) * block->out_pitch);
+        list = larger(list, block->out.channels * conv->band);
+        channels = larger(channels, block->out.channels);
+    }
+    worker->sample = take(net, net->train->model->input_values, sizeof(float));
+    worker->around = take(net, around, sizeof(float));
+    worker->plain = take(net, plain, sizeof(float));
+    if (net->train->forward_only)
+        return;
+    worker->wide = take(net, larger(wide, around), sizeof(float));
+    for (int i = 0; i < 2; i++)
+        worker->deltas[i] = take(net, deltas, sizeof(float));
+    worker->list_places = take(net, list, sizeof *worker->list_places);
+    worker->list_deltas = take(net, list, sizeof *worker->list_deltas);
+    worker->list_counts = take(net, channels, sizeof *worker->list_counts);
+}
+
+static void plan_rows(struct net *net, struct block *block)
+{
+    block->rows = take(net, net->batch * block->out_pitch, sizeof(float));
+    block->row_places = take(net, net->batch, sizeof *block->row_places);
+    for (uint32_t j = 0; block->row_places && j < net->batch; j++)
+        block->row_places[j] = (uint32_t)(j * block->out_pitch);
+    if (!net->train->forward_only)
+        block->deltas = take(net, net->batch * block->out_pitch, sizeof(float));
+    if (block->kind == BLOCK_LINEAR)
+        block->turned = take(net, block->layer->in_values * block->out_vectors, sizeof(float));
+}
+
+static void plan_arenas(struct net *net)
+{
+    float **const arenas[] = {&net->parameters, &net->gradients, &net->first, &net->second};
+    size_t count = net->train->forward_only ? 1 : COUNT_OF(arenas);
+    for (size_t i = 0; i < count; i++)
+        *arenas[i] = take(net, net->arena_values, sizeof(float));
+    if (!net->train->forward_only)
+        net->sums = take(net, net->chunks * net->chunk_values, sizeof(float));
+}
+
+/* Where each dropout keeps its random bytes. */
+static void plan_draws(struct net *net)
+{
+    const struct model *model = net->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_DROPOUT) {
+            net->draws_of[i] = net->kept_draws;
+            net->kept_draws += round_up(model->layers[i].out_values, DRAW_DROPOUT_ELEMENTS);
+        }
+}
+
+static void plan_batch(struct net *net)
+{
+    size_t longest = net->batch;
+    for (uint32_t i = net->flat; i < net->block_count; i++)
+        longest = larger(longest, shape_values(&net->blocks[i].out));
+    net->iota = take(net, longest, sizeof *net->iota);
+    for (size_t i = 0; net->iota && i < longest; i++)
+        net->iota[i] = (uint32_t)i;
+    net->numbers = take(net, net->batch, sizeof *net->numbers);
+    net->losses = take(net, net->batch, sizeof *net->losses);
+    net->correct = take(net, net->batch, sizeof *net->correct);
+    net->kept = take(net, net->batch * net->kept_values, sizeof(float));
+    net->peaks = take(net, net->batch * net->kept_peaks, sizeof *net->peaks);
+    net->draws = take(net, net->batch * net->kept_draws, sizeof *net->draws);
+    net->workers = take(net, (size_t)net->threads, sizeof *net->workers);
+}
+
+/* Offsets are of 32 bits. */
+static enum status check_offsets(const struct net *net)
+{
+    for (uint32_t i = 0; i < net->block_count; i++) {
+        const struct block *block = &net->blocks[i];
+        size_t rows = block->kind >= BLOCK_FLAT ? net->batch : block->places;
+        if (rows > UINT32_MAX / block->out_pitch)
+            return status_set(STATUS_USAGE,
+                              "omp: a batch of %" PRIu32 " samples has more than 2^32 values; lower --batch",
+                              net->batch);
+    }
+    return STATUS_OK;
+}
+
+enum status net_plan(struct net *net)
+{
+    TRY(make_blocks(net));
+    for (uint32_t i = 0; i < net->block_count; i++)
+        lay_out_block(net, &net->blocks[i]);
+    TRY(check_offsets(net));
+    for (uint32_t i = 0; i < net->block_count; i++)
+        if (net->blocks[i].kind == BLOCK_CONV)
+            plan_conv(net, &net->blocks[i]);
+        else if (net->blocks[i].kind >= BLOCK_FLAT)
+            plan_rows(net, &net->blocks[i]);
+    plan_draws(net);
+    plan_batch(net);
+    plan_arenas(net);
+    for (int i = 0; net->workers && i < net->threads; i++)
+        plan_worker(net, &net->workers[i]);
+    if (net->out_of_memory)
+        return status_set(STATUS_FAILED,
+                          "omp: out of memory for a batch of %" PRIu32 " samples; lower --batch", net->batch);
+    return STATUS_OK;
+}
+
+/* ---- Parameters ---- */
+
+/* Rows of a tensor between the two arenas: a linear layer's are further apart here. */
+static void copy_arena(const struct net *net, const float *from, float *into, bool back)
+{
+    for (uint32_t i = 1; i < net->block_count; i++) {
+        const struct block *block = &net->blocks[i];
+        if (!block->layer || block->layer->weight_values == 0)
+            continue;
+        bool linear = block->kind == BLOCK_LINEAR;
+        size_t rows = linear ? block->layer->out_values : 1, count = block->layer->weight_values / rows;
+        for (size_t r = 0; r < rows; r++) {
+            size_t ours = block->weight + r * (linear ? block->in_pitch : count);
+            size_t theirs = block->layer->weight + r * count;
+            memcpy(into + (back ? theirs : ours), from + (back ? ours : theirs), count * sizeof *into);
+        }
+        memcpy(into + (back ? block->layer->bias : block->bias),
+               from + (back ? block->bias : block->layer->bias), block->layer->bias_values * sizeof *into);
+    }
+}
+
+void net_take_arena(const struct net *net, const float *from, float *into)
+{
+    copy_arena(net, from, into, false);
+}
+
+void net_give_arena(const struct net *net, const float *from, float *into)
+{
+    memset(into, 0, net->train->model->arena_values * sizeof *into);
+    copy_arena(net, from, into, true);
+}
+
+/* Where in `forward` and in `backward` (or the sums of gradients) weight (tap, channel) of output o is. */
+static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
+{
+    return (tap * block->in.channels + channel) * block->out_pitch + o;
+}
+
+static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
+{
+    return (tap * block->out.channels + o) * block->in_pitch + channel;
+}
+
+static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
+                        size_t channel)
+{
+    const struct conv *conv = &block->conv;
+    size_t row = tap / conv->kernel[2], x = tap % conv->kernel[2], lanes = net->kernel->lanes;
+    return (o * conv->vectors + row * conv->run_vectors) * lanes + x * block->in_pitch + channel;
+}
+
+static void prepare_conv(const struct net *net, const struct block *block)
+{
+    const struct conv *conv = &block->conv;
+    const float *weight = net->parameters + block->weight;
+    size_t taps = conv->depth / block->in.channels;
+    for (size_t o = 0; o < block->out.channels; o++)
+        for (size_t c = 0; c < block->in.channels; c++)
+            for (size_t tap = 0; tap < taps; tap++, weight++) {
+                conv->forward[forward_at(block, o, tap, c)] = *weight;
+                if (conv->backward && block->pool)
+                    conv->backward[window_at(net, block, o, tap, c)] = *weight;
+                else if (conv->backward)
+                    conv->backward[backward_at(block, o, tap, c)] = *weight;
+            }
+}
+
+static void prepare_linear(const struct net *net, const struct block *block)
+{
+    enum { COLUMNS = 64 };
+    const float *weight = net->parameters + block->weight;
+    size_t columns = block->layer->in_values;
+#pragma omp for nowait
+    for (size_t j = 0; j < columns; j += COLUMNS)
+        net->kernel->transpose(weight + j, block->in_pitch, block->layer->out_values,
+                               columns - j < COLUMNS ? columns - j : COLUMNS,
+                               block->turned + j * block->out_vectors, block->out_vectors);
+}
+
+void net_prepare_weights(struct net *net)
+{
+    for (uint32_t i = 1; i < net->block_count; i++)
+        if (net->blocks[i].kind == BLOCK_CONV) {
+#pragma omp single nowait
+            prepare_conv(net, &net->blocks[i]);
+        } else if (net->blocks[i].kind == BLOCK_LINEAR)
+            prepare_linear(net, &net->blocks[i]);
+    net_meet(net);
+}
+
+static void give_conv(struct net *net, const struct block *block, const float *sums)
+{
+    const struct conv *conv = &block->conv;
+    float *gradient = net->gradients + block->weight;
+    size_t taps = conv->depth / block->in.channels;
+    for (size_t o = 0; o < block->out.channels; o++)
+        for (size_t c = 0; c < block->in.channels; c++)
+            for (size_t tap = 0; tap < taps; tap++)
+                *gradient++ =
+                    sums[block->pool ? window_at(net, block, o, tap, c) : forward_at(block, o, tap, c)];
+    memcpy(net->gradients + block->bias, sums + conv->gradient_count, block->out.channels * sizeof *sums);
+}
+
+void net_gather_sums(struct net *net, uint32_t chunks)
+{
+    enum { PART = 1024 };
+    size_t values = net->chunk_values;
+#pragma omp for nowait
+    for (size_t first = 0; first < values; first += PART)
+        for (uint32_t chunk = 1; chunk < chunks; chunk++)
+            net->kernel->add(net->sums + chunk * values + first, net->sums + first,
+                             values - first < PART ? values - first : PART);
+    net_meet(net);
+    for (uint32_t i = 1; i < net->flat; i++)
+        if (net->blocks[i].kind == BLOCK_CONV) {
+#pragma omp single nowait
+            give_conv(net, &net->blocks[i], net->sums + net->blocks[i].conv.gradient);
+        }
+    net_meet(net);
+}

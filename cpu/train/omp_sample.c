@@ -1,0 +1,313 @@
+/* `train-omp`: a sample's way through convolutions and pooling, and back, by one thread. */
+#include <string.h>
+
+#include "core/timer.h"
+#include "omp_net.h"
+
+/* What a block keeps of a sample. */
+static float *values_of(const struct net *net, const struct block *block, const struct passing *passing)
+{
+    return net->kept + passing->place * net->kept_values + block->values;
+}
+
+static uint32_t *peaks_of(const struct net *net, const struct block *block, const struct passing *passing)
+{
+    return net->peaks + passing->place * net->kept_peaks + block->peaks;
+}
+
+static size_t values_count(const struct block *block)
+{
+    return block->kind >= BLOCK_FLAT ? shape_values(&block->out) : block->places * block->out_pitch;
+}
+
+/* ---- In place ---- */
+
+/* Draws are in C order, values place by place. */
+static void drop_places(const struct block *block, const uint8_t *bytes, uint32_t threshold, float *values)
+{
+    const float scale = 256.0f / (float)(256 - threshold);
+    for (uint32_t c = 0; c < block->out.channels; c++)
+        for (size_t p = 0; p < block->places; p++)
+            values[p * block->out_pitch + c] *= *bytes++ >= threshold ? scale : 0;
+}
+
+static void drop(const struct net *net, const struct block *block, const struct layer *layer,
+                 const uint8_t *bytes, float *values)
+{
+    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
+    if (block->kind >= BLOCK_FLAT)
+        net->kernel->drop(bytes, threshold, values, layer->out_values);
+    else
+        drop_places(block, bytes, threshold, values);
+}
+
+static uint8_t *draws_of(const struct net *net, const struct layer *layer, const struct passing *passing)
+{
+    return net->draws + passing->place * net->kept_draws + net->draws_of[layer->number];
+}
+
+void net_after(const struct net *net, const struct block *block, const struct passing *passing, float *values)
+{
+    for (uint32_t i = block->after; i < block->after_end; i++) {
+        const struct layer *layer = &net->train->model->layers[i];
+        if (layer->spec.kind == LAYER_RELU) {
+            net->kernel->relu(values, values_count(block));
+        } else if (passing->training) {
+            uint8_t *bytes = draws_of(net, layer, passing);
+            net->kernel->draw(net->train->seed, passing->epoch, passing->sample, layer->number,
+                              layer->out_values, bytes);
+            drop(net, block, layer, bytes, values);
+        }
+    }
+}
+
+void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,
+                        const float *values, float *deltas)
+{
+    for (uint32_t i = block->after_end; i-- > block->after;) {
+        const struct layer *layer = &net->train->model->layers[i];
+        if (layer->spec.kind == LAYER_RELU)
+            net->kernel->relu_backward(values, deltas, values_count(block));
+        else
+            drop(net, block, layer, draws_of(net, layer, passing), deltas);
+    }
+    if (block->relu)
+        net->kernel->relu_backward(values, deltas, values_count(block));
+}
+
+/* ---- Zeros around ---- */
+
+/* Copies places into the middle of `outer`, `before` places from its corner, or (`back`) out of it. */
+static void copy_inner(const struct shape *inner, const struct shape *outer, const uint32_t *before,
+                       size_t pitch, float *small, float *large, bool back)
+{
+    size_t row = (size_t)inner->width * pitch;
+    for (uint32_t t = 0; t < inner->depth; t++)
+        for (uint32_t y = 0; y < inner->height; y++, small += row) {
+            size_t above = ((size_t)t + before[0]) * outer->height + y + before[1];
+            float *middle = large + (above * outer->width + before[2]) * pitch;
+            memcpy(back ? small : middle, back ? middle : small, row * sizeof *small);
+        }
+}
+
+static size_t places_of(const struct shape *shape)
+{
+    return (size_t)shape->depth * shape->height * shape->width;
+}
+
+/* The input with its zeros around: in `room`, or the input itself where it has none. */
+static const float *with_zeros(const struct block *block, const float *in, float *room)
+{
+    const struct conv *conv = &block->conv;
+    if (!conv->padded)
+        return in;
+    memset(room, 0, places_of(&conv->around) * block->in_pitch * sizeof *room);
+    copy_inner(&block->in, &conv->around, conv->padding, block->in_pitch, (float *)in, room, false);
+    return room;
+}
+
+/* ---- Forward ---- */
+
+static void conv_forward(const struct net *net, struct worker *worker, const struct block *block,
+                         const float *in, float *out, uint32_t *peaks)
+{
+    const struct conv *conv = &block->conv;
+    const struct product product = {
+        .a = with_zeros(block, in, worker->around),
+        .rows = conv->places,
+        .steps = conv->taps,
+        .row_count = places_of(&block->layer->out),
+        .step_count = conv->depth,
+        .b = conv->forward,
+        .b_pitch = block->out_pitch,
+        .c = block->pool ? worker->plain : out,
+        .c_pitch = block->out_pitch,
+        .columns = block->out_pitch,
+        .bias = net->parameters + block->bias,
+        .relu = block->relu,
+    };
+    net->by.multiply(&product, 0, net->by.tiles(&product));
+    if (block->pool)
+        net->kernel->pool(&block->pooling, worker->plain, out, peaks);
+}
+
+/* The sample as it comes, channel by channel, and then place by place. */
+static void gather(const struct net *net, struct worker *worker, const struct passing *passing)
+{
+    const struct train *train = net->train;
+    const struct block *input = &net->blocks[0];
+    struct draw_move move = {0, 0, false};
+    double begin_s = timer_now_s();
+    if (passing->training)
+        move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
+    data_gather(train->data, passing->part, passing->sample, move, worker->sample);
+    net->kernel->transpose(worker->sample, input->places, input->out.channels, input->places,
+                           values_of(net, input, passing), input->out_pitch);
+    worker->data_s += timer_now_s() - begin_s;
+}
+
+void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing)
+{
+    gather(net, worker, passing);
+    net_after(net, &net->blocks[0], passing, values_of(net, &net->blocks[0], passing));
+    for (uint32_t i = 1; i < net->flat; i++) {
+        const struct block *block = &net->blocks[i];
+        const float *in = values_of(net, block - 1, passing);
+        float *out = values_of(net, block, passing);
+        if (block->kind == BLOCK_CONV)
+            conv_forward(net, worker, block, in, out, peaks_of(net, block, passing));
+        else
+            net->kernel->pool(&block->pooling, in, out, peaks_of(net, block, passing));
+        net_after(net, block, passing, out);
+    }
+    const struct block *flat = &net->blocks[net->flat];
+    float *row = flat->rows + passing->place * flat->out_pitch;
+    net->kernel->transpose(values_of(net, flat - 1, passing), flat->in_pitch, flat[-1].places,
+                           flat->in.channels, row, flat[-1].places);
+    net_after(net, flat, passing, row);
+}
+
+/* ---- Backward ---- */
+
+static void sum_places(const struct net *net, const struct block *block, const float *deltas, float *sums)
+{
+    for (size_t p = 0; p < block->places; p++)
+        net->kernel->add(deltas + p * block->out_pitch, sums, block->out_pitch);
+}
+
+/* The gradients of the input: the mirrored kernel over the gradients of the output with zeros around. */
+static void conv_backward_input(const struct net *net, struct worker *worker, const struct block *block,
+                                const float *deltas, float *in_deltas)
+{
+    const struct conv *conv = &block->conv;
+    const uint32_t before[MODEL_AXES] = {conv->kernel[0] - 1, conv->kernel[1] - 1, conv->kernel[2] - 1};
+    memset(worker->wide, 0, places_of(&conv->wide) * block->out_pitch * sizeof *worker->wide);
+    copy_inner(&block->out, &conv->wide, before, block->out_pitch, (float *)deltas, worker->wide, false);
+    const struct product product = {
+        .a = worker->wide,
+        .rows = conv->back_places,
+        .steps = conv->back_taps,
+        .row_count = places_of(&block->in),
+        .step_count = conv->depth / block->in.channels * block->out.channels,
+        .b = conv->backward,
+        .b_pitch = block->in_pitch,
+        .c = in_deltas,
+        .c_pitch = block->in_pitch,
+        .columns = block->in_pitch,
+    };
+    net->by.multiply(&product, 0, net->by.tiles(&product));
+}
+
+static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
+                          const float *in, const float *deltas, float *in_deltas, float *sums)
+{
+    const struct conv *conv = &block->conv;
+    const struct product product = {
+        .a = with_zeros(block, in, worker->around),
+        .rows = conv->taps,
+        .steps = conv->places,
+        .row_count = conv->depth,
+        .step_count = block->places,
+        .b = deltas,
+        .b_pitch = block->out_pitch,
+        .c = sums,
+        .c_pitch = block->out_pitch,
+        .columns = block->out_pitch,
+        .add = true,
+    };
+    net->by.multiply(&product, 0, net->by.tiles(&product));
+    if (in_deltas)
+        conv_backward_input(net, worker, block, deltas, in_deltas);
+}
+
+/* The peaks of `count` windows from `first` on, a list an output channel, each with room for all of them. */
+static void list_peaks(const struct block *block, struct worker *worker, const uint32_t *peaks,
+                       const float *deltas, size_t first, size_t count)
+{
+    const uint32_t *places = block->conv.places;
+    uint32_t *counts = worker->list_counts;
+    memset(counts, 0, block->out.channels * sizeof *counts);
+    for (size_t window = first; window < first + count; window++)
+        for (uint32_t o = 0; o < block->out.channels; o++) {
+            size_t at = window * block->out_pitch + o, end = o * count + counts[o];
+            worker->list_places[end] = places[peaks[at]];
+            worker->list_deltas[end] = deltas[at];
+            counts[o] += deltas[at] != 0; /* of a zero the next overwrites it: no branch to guess */
+        }
+}
+
+/* The way back through a convolution and the max-pooling behind it. Only the largest of a window has a
+ * gradient, and where dropout or ReLU took it not even that: what is left is a small part of the dense
+ * products.
+ */
+static void peaks_backward(const struct net *net, struct worker *worker, const struct block *block,
+                           const float *in, const uint32_t *peaks, const float *deltas, float *in_deltas,
+                           float *sums)
+{
+    const struct conv *conv = &block->conv;
+    const float *from = with_zeros(block, in, worker->around);
+    float *to = in_deltas && conv->padded ? worker->wide : in_deltas;
+    size_t window = conv->vectors * net->kernel->lanes;
+    if (to)
+        memset(to, 0, places_of(&conv->around) * block->in_pitch * sizeof *to);
+    for (size_t first = 0; first < block->places; first += conv->band) {
+        size_t left = block->places - first, count = left < conv->band ? left : conv->band;
+        list_peaks(block, worker, peaks, deltas, first, count);
+        for (uint32_t o = 0; o < block->out.channels; o++) {
+            const struct peaks list = {worker->list_places + o * count, worker->list_deltas + o * count,
+                                       worker->list_counts[o]};
+            net->kernel->spread(&list, conv->runs, conv->vectors, from, sums + o * window,
+                                conv->backward + o * window, to);
+        }
+    }
+    if (to != in_deltas)
+        copy_inner(&block->in, &conv->around, conv->padding, block->in_pitch, in_deltas, to, true);
+}
+
+static void pool_backward(const struct block *block, const uint32_t *peaks, const float *deltas,
+                          float *in_deltas)
+{
+    memset(in_deltas, 0, places_of(&block->in) * block->in_pitch * sizeof *in_deltas);
+    for (size_t p = 0; p < block->places; p++)
+        for (size_t c = 0; c < block->out_pitch; c++) {
+            size_t at = p * block->out_pitch + c;
+            in_deltas[peaks[at] * block->in_pitch + c] += deltas[at];
+        }
+}
+
+static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
+                           const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
+{
+    const float *in = values_of(net, block - 1, passing);
+    const uint32_t *peaks = peaks_of(net, block, passing);
+    if (block->kind == BLOCK_POOL) {
+        if (in_deltas)
+            pool_backward(block, peaks, deltas, in_deltas);
+        return;
+    }
+    sums += block->conv.gradient;
+    sum_places(net, block, deltas, sums + block->conv.gradient_count);
+    if (block->pool)
+        peaks_backward(net, worker, block, in, peaks, deltas, in_deltas, sums);
+    else
+        conv_backward(net, worker, block, in, deltas, in_deltas, sums);
+}
+
+void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
+                         float *sums)
+{
+    const struct block *flat = &net->blocks[net->flat];
+    float *deltas = worker->deltas[0], *in_deltas = worker->deltas[1];
+    if (flat->in.channels != flat->in_pitch)
+        memset(deltas, 0, flat[-1].places * flat->in_pitch * sizeof *deltas);
+    net->kernel->transpose(flat->deltas + passing->place * flat->out_pitch, flat[-1].places,
+                           flat->in.channels, flat[-1].places, deltas, flat->in_pitch);
+    for (uint32_t i = net->flat - 1; i > 0; i--) {
+        const struct block *block = &net->blocks[i];
+        net_after_backward(net, block, passing, values_of(net, block, passing), deltas);
+        block_backward(net, worker, block, passing, deltas, i > 1 ? in_deltas : NULL, sums);
+        float *done = deltas;
+        deltas = in_deltas;
+        in_deltas = done;
+    }
+}

@@ -1,0 +1,328 @@
+/* The kernels of `train-omp` over vectors: a file an instruction set defines LANES, vreal, vint, PANEL_MAX,
+ * SPREAD_MAX, the operations v_...() and transpose_block(), of BLOCK rows and columns, and includes this. */
+#include <string.h>
+
+#include "omp_kernel.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- Products ----
+ *
+ * A tile of c, ROWS x PANEL vectors, stays in registers while s runs; a step takes PANEL loads of b and ROWS
+ * broadcasts of a for ROWS * PANEL multiply-adds. Panels of b are cut every STEPS so that they stay in the
+ * first-level cache while the tiles below each other use them. */
+
+#define ROWS_MAX 8
+#define STEPS    144
+
+INLINE void tile(const struct product *product, size_t row, size_t column, size_t begin, size_t end,
+                 const int ROWS, const int PANEL)
+{
+    const size_t rows = least(product->row_count - row, (size_t)ROWS);
+    const bool first = begin == 0, last = end == product->step_count;
+    const float *a[ROWS_MAX];
+    vreal sum[ROWS_MAX][PANEL_MAX];
+    float *c = product->c + row * product->c_pitch + column;
+    UNROLL for (int r = 0; r < ROWS; r++)
+    {
+        size_t at = least((size_t)r, rows - 1); /* rows beyond the last compute it once more */
+        a[r] = product->a + product->rows[row + at];
+        UNROLL for (int v = 0; v < PANEL; v++)
+        {
+            if (!first || product->add)
+                sum[r][v] = v_load(c + at * product->c_pitch + v * LANES);
+            else
+                sum[r][v] = product->bias ? v_load(product->bias + column + v * LANES) : v_set(0);
+        }
+    }
+    const float *b = product->b + begin * product->b_pitch + column;
+    for (size_t s = begin; s < end; s++, b += product->b_pitch) {
+        size_t step = product->steps[s];
+        vreal panel[PANEL_MAX];
+        UNROLL for (int v = 0; v < PANEL; v++) panel[v] = v_load(b + v * LANES);
+        UNROLL for (int r = 0; r < ROWS; r++)
+        {
+            vreal factor = v_set(a[r][step]);
+            UNROLL for (int v = 0; v < PANEL; v++) sum[r][v] = v_fma(factor, panel[v], sum[r][v]);
+        }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++)
+    {
+        if ((size_t)r < rows)
+            UNROLL for (int v = 0; v < PANEL; v++)
+                v_store(c + (size_t)r * product->c_pitch + v * LANES,
+                        last && product->relu ? v_relu(sum[r][v]) : sum[r][v]);
+    }
+}
+
+typedef void tile_function(const struct product *product, size_t row, size_t column, size_t begin,
+                           size_t end);
+#define TILE(name, rows, panel)                                                                          \
+    static void name(const struct product *product, size_t row, size_t column, size_t begin, size_t end) \
+    {                                                                                                    \
+        tile(product, row, column, begin, end, rows, panel);                                             \
+    }
+
+/* tile_of[wide][panel - 1]: wide rows for products with whole panels, more of them where c is narrow. */
+#define ROWS_WIDE   6
+#define ROWS_NARROW 8
+TILE(wide_1, ROWS_WIDE, 1)
+TILE(wide_2, ROWS_WIDE, 2)
+TILE(narrow_1, ROWS_NARROW, 1)
+#if PANEL_MAX == 4
+TILE(wide_3, ROWS_WIDE, 3)
+TILE(wide_4, ROWS_WIDE, 4)
+TILE(narrow_2, ROWS_NARROW, 2)
+TILE(narrow_3, ROWS_NARROW, 3)
+static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1, narrow_2, narrow_3},
+                                                     {wide_1, wide_2, wide_3, wide_4}};
+#else
+static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1}, {wide_1, wide_2}};
+#endif
+
+/* In vectors. */
+static size_t columns_of(const struct product *product)
+{
+    return product->columns / LANES;
+}
+
+static size_t tile_rows(const struct product *product)
+{
+    return columns_of(product) >= PANEL_MAX ? ROWS_WIDE : ROWS_NARROW;
+}
+
+static size_t tiles_down(const struct product *product)
+{
+    return (product->row_count + tile_rows(product) - 1) / tile_rows(product);
+}
+
+static size_t tiles(const struct product *product)
+{
+    return tiles_down(product) * ((columns_of(product) + PANEL_MAX - 1) / PANEL_MAX);
+}
+
+/* Tiles are numbered down the first panel, then down the next. */
+static void multiply(const struct product *product, size_t first, size_t count)
+{
+    const size_t down = tiles_down(product), rows = tile_rows(product), end = first + count;
+    while (first < end) {
+        size_t panel = first / down * PANEL_MAX, begin = first % down;
+        size_t stop = least(down, begin + end - first);
+        tile_function *run =
+            tile_of[columns_of(product) >= PANEL_MAX][least(columns_of(product) - panel, PANEL_MAX) - 1];
+        for (size_t s = 0; s < product->step_count; s += STEPS)
+            for (size_t t = begin; t < stop; t++)
+                run(product, t * rows, panel * LANES, s, least(s + STEPS, product->step_count));
+        first += stop - begin;
+    }
+}
+
+/* ---- Max-pooling ---- */
+
+/* One window, all channels; `corner` is its first place. Of equal values the first counts, and any NaN. */
+static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out, uint32_t *places)
+{
+    const uint32_t *kernel = pool->kernel;
+    for (size_t i = 0; i < pool->pitch; i += LANES) {
+        vreal best = v_load(in + corner * pool->pitch + i);
+        vint where = v_whole((int32_t)corner);
+        for (uint32_t t = 0; t < kernel[0]; t++)
+            for (uint32_t y = 0; y < kernel[1]; y++)
+                for (uint32_t x = 0; x < kernel[2]; x++) {
+                    size_t place = corner + ((size_t)t * pool->in.height + y) * pool->in.width + x;
+                    vreal value = v_load(in + place * pool->pitch + i);
+                    vint better = v_greater(value, best);
+                    best = v_choose(better, value, best);
+                    where = (vint)v_choose(better, (vreal)v_whole((int32_t)place), (vreal)where);
+                }
+        v_store(out + i, best);
+        v_store_whole(places + i, where);
+    }
+}
+
+static void pool(const struct pool *pool, const float *in, float *out, uint32_t *places)
+{
+    const uint32_t *kernel = pool->kernel;
+    for (uint32_t t = 0; t < pool->out.depth; t++)
+        for (uint32_t y = 0; y < pool->out.height; y++)
+            for (uint32_t x = 0; x < pool->out.width; x++) {
+                size_t row = (size_t)t * kernel[0] * pool->in.height + (size_t)y * kernel[1];
+                pool_window(pool, row * pool->in.width + (size_t)x * kernel[2], in, out, places);
+                out += pool->pitch;
+                places += pool->pitch;
+            }
+}
+
+/* ---- Backward through a convolution from its peaks ----
+ *
+ * A group of vectors of the weights' gradient, and of the weights, stays in registers while the peaks pass.
+ */
+
+INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const float *in,
+                         float *weight_delta, const float *weight, float *in_delta, const int GROUP,
+                         const bool both)
+{
+    vreal sum[SPREAD_MAX], factor[SPREAD_MAX];
+    size_t run[SPREAD_MAX];
+    UNROLL for (int v = 0; v < GROUP; v++)
+    {
+        sum[v] = v_load(weight_delta + v * LANES);
+        factor[v] = both ? v_load(weight + v * LANES) : v_set(0);
+        run[v] = runs[v];
+    }
+    for (size_t i = 0; i < peaks->count; i++) {
+        vreal delta = v_set(peaks->deltas[i]);
+        const size_t place = peaks->places[i];
+        UNROLL for (int v = 0; v < GROUP; v++)
+        {
+            sum[v] = v_fma(delta, v_load(in + place + run[v]), sum[v]);
+            if (both) {
+                float *to = in_delta + place + run[v];
+                v_store(to, v_fma(delta, factor[v], v_load(to)));
+            }
+        }
+    }
+    UNROLL for (int v = 0; v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
+}
+
+typedef void spread_function(const struct peaks *peaks, const uint32_t *runs, const float *in,
+                             float *weight_delta, const float *weight, float *in_delta);
+#define SPREAD(n)                                                                            \
+    static void spread_##n(const struct peaks *peaks, const uint32_t *runs, const float *in, \
+                           float *weight_delta, const float *weight, float *in_delta)        \
+    {                                                                                        \
+        if (in_delta)                                                                        \
+            spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, true);          \
+        else                                                                                 \
+            spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, false);         \
+    }
+SPREAD(1)
+SPREAD(2)
+SPREAD(3)
+SPREAD(4)
+SPREAD(5)
+SPREAD(6)
+#if SPREAD_MAX == 9
+SPREAD(7)
+SPREAD(8)
+SPREAD(9)
+#endif
+
+static void spread(const struct peaks *peaks, const uint32_t *runs, size_t vectors, const float *in,
+                   float *weight_delta, const float *weight, float *in_delta)
+{
+    static spread_function *const groups[SPREAD_MAX] = {
+        spread_1,
+        spread_2,
+        spread_3,
+        spread_4,
+        spread_5,
+        spread_6,
+#if SPREAD_MAX == 9
+        spread_7,
+        spread_8,
+        spread_9,
+#endif
+    };
+    size_t parts = (vectors + SPREAD_MAX - 1) / SPREAD_MAX;
+    for (size_t p = 0; p < parts; p++) {
+        size_t begin = vectors * p / parts, end = vectors * (p + 1) / parts;
+        groups[end - begin - 1](peaks, runs + begin, in, weight_delta + begin * LANES,
+                                weight ? weight + begin * LANES : NULL, in_delta);
+    }
+}
+
+/* ---- Value by value: plain loops, which the compiler turns into vectors ---- */
+
+static void add(const float *restrict from, float *restrict to, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static void relu(float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        values[i] = values[i] <= 0 ? 0 : values[i];
+}
+
+static void relu_backward(const float *restrict values, float *restrict deltas, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        deltas[i] = values[i] <= 0 ? 0 : deltas[i];
+}
+
+/* Bytes in the order of memory are the elements in their order: draw_kept() takes the lowest first. */
+static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count, uint8_t *bytes)
+{
+    for (size_t i = 0; i < count; i += DRAW_DROPOUT_ELEMENTS) {
+        struct philox_block block = draw_dropout(seed, epoch, sample, layer, (uint32_t)i);
+        memcpy(bytes + i, &block, DRAW_DROPOUT_ELEMENTS);
+    }
+}
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "draw() wants the lowest byte of a word first"
+#endif
+
+static void drop(const uint8_t *restrict bytes, uint32_t threshold, float *restrict values, size_t count)
+{
+    const float scale = 256.0f / (float)(256 - threshold);
+    for (size_t i = 0; i < count; i++)
+        values[i] *= bytes[i] >= threshold ? scale : 0;
+}
+
+/* By whole blocks, and what is left at both ends value by value. */
+static void transpose(const float *restrict from, size_t from_pitch, size_t rows, size_t columns,
+                      float *restrict to, size_t to_pitch)
+{
+    size_t whole_rows = rows - rows % BLOCK, whole_columns = columns - columns % BLOCK;
+    for (size_t j = 0; j < whole_columns; j += BLOCK)
+        for (size_t i = 0; i < whole_rows; i += BLOCK)
+            transpose_block(from + i * from_pitch + j, from_pitch, to + j * to_pitch + i, to_pitch);
+    for (size_t j = 0; j < columns; j++)
+        for (size_t i = j < whole_columns ? whole_rows : 0; i < rows; i++)
+            to[j * to_pitch + i] = from[i * from_pitch + j];
+}
+
+/* A loop a kind, so that none asks for it in every parameter. */
+static void update(const struct update *update, const float *restrict gradients, float *restrict parameters,
+                   float *restrict first, float *restrict second, size_t count)
+{
+    struct update of = *update;
+#define UPDATE(which)                                                                 \
+    case which:                                                                       \
+        of.kind = which;                                                              \
+        for (size_t i = 0; i < count; i++)                                            \
+            optimizer_step(&of, gradients[i], &parameters[i], &first[i], &second[i]); \
+        return
+    switch (update->kind) {
+        UPDATE(OPTIMIZER_SGD);
+        UPDATE(OPTIMIZER_ADAM);
+        UPDATE(OPTIMIZER_ADAMW);
+    }
+#undef UPDATE
+}
+
+#define NET_KERNEL(symbol, text)        \
+    const struct net_kernel symbol = {  \
+        .name = text,                   \
+        .lanes = LANES,                 \
+        .supported = supported,         \
+        .tiles = tiles,                 \
+        .multiply = multiply,           \
+        .pool = pool,                   \
+        .spread = spread,               \
+        .add = add,                     \
+        .relu = relu,                   \
+        .relu_backward = relu_backward, \
+        .draw = draw,                   \
+        .drop = drop,                   \
+        .transpose = transpose,         \
+        .update = update,               \
+    }

@@ -1,0 +1,82 @@
+#include "load/cufile.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include <mutex>
+
+static enum status load_functions(void *handle, struct cufile *library)
+{
+    const struct {
+        const char *name;
+        void *place;
+        bool optional;
+    } functions[] = {{"cuFileDriverOpen", &library->open_driver, false},
+                     {"cuFileDriverGetProperties", &library->properties, false},
+                     {"cuFileHandleRegister", &library->register_file, false},
+                     {"cuFileHandleDeregister", &library->deregister_file, false},
+                     {"cuFileBufRegister", &library->register_buffer, false},
+                     {"cuFileBufDeregister", &library->deregister_buffer, false},
+                     {"cuFileRead", &library->read, false},
+                     {"cuFileBatchIOSetUp", &library->batch_open, true},
+                     {"cuFileBatchIOSubmit", &library->batch_submit, true},
+                     {"cuFileBatchIOGetStatus", &library->batch_status, true},
+                     {"cuFileBatchIODestroy", &library->batch_close, true}};
+    for (size_t i = 0; i < COUNT_OF(functions); i++) {
+        void *symbol = dlsym(handle, functions[i].name);
+        if (!symbol && !functions[i].optional)
+            return status_set(STATUS_UNAVAILABLE, "the cuFile library has no %s: it is too old",
+                              functions[i].name);
+        memcpy(functions[i].place, &symbol, sizeof symbol); /* a function's address, as POSIX has it */
+    }
+    return STATUS_OK;
+}
+
+static enum status open_library(struct cufile *library)
+{
+    void *handle = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        handle = dlopen("libcufile.so", RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        return status_set(STATUS_UNAVAILABLE,
+                          "no cuFile (libcufile.so.0), which comes with CUDA's toolkit: %s", dlerror());
+    TRY(load_functions(handle, library));
+    struct cufile_error opened = library->open_driver();
+    if (opened.error == 0)
+        return STATUS_OK;
+    return status_set(STATUS_UNAVAILABLE,
+                      "cuFile's driver does not open (error %d): GPUDirect Storage is not set up, and its "
+                      "compatibility mode is not allowed (cufile.json)",
+                      opened.error);
+}
+
+enum status cufile_open(const struct cufile **library)
+{
+    static std::mutex lock;
+    static struct cufile only; /* stays open to the end of the process, as CUDA does */
+    static bool tried;
+    static enum status status;
+    static char reason[512];
+    std::lock_guard<std::mutex> guard(lock);
+    if (!tried) {
+        status = open_library(&only);
+        if (status != STATUS_OK)
+            strncpy(reason, status_text(), sizeof reason - 1);
+    }
+    tried = true;
+    *library = &only;
+    return status == STATUS_OK ? STATUS_OK : status_set(status, "%s", reason);
+}
+
+enum status cufile_way(const struct cufile *library, const char **way, bool *batches)
+{
+    struct cufile_properties properties = {};
+    struct cufile_error got = library->properties(&properties);
+    if (got.error != 0)
+        return status_set(STATUS_FAILED, "cuFile does not tell its properties (error %d)", got.error);
+    bool driver = properties.driver.major > 0 && properties.driver.status != 0;
+    *way = driver && !(properties.driver.control & CUFILE_CONTROL_COMPAT) ? "gds" : "compat";
+    *batches = library->batch_open && library->batch_submit && library->batch_status &&
+               library->batch_close && (properties.features & CUFILE_FEATURE_BATCH);
+    return STATUS_OK;
+}

@@ -1,0 +1,503 @@
+#include "load/delivery.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "common/check.cuh"
+#include "core/consumer.h"
+#include "core/timer.h"
+
+/* ---- Memory ---- */
+
+enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy)
+{
+    size_t free_bytes, total_bytes;
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (bytes <= free_bytes)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s %.2f GB of device memory and %.2f GB are free; %s", what,
+                      1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
+}
+
+enum status device_put(void *to, const void *from, uint64_t bytes)
+{
+    CUDA_TRY(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    CUDA_TRY(cudaStreamSynchronize(nullptr));
+    return STATUS_OK;
+}
+
+enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
+                           const struct load *load, bool packed, bool keyed, uint32_t workers)
+{
+    delivery->load = load;
+    delivery->device = resources->device;
+    delivery->workers = workers;
+    struct order_plan plan = load_plan(load, (int)workers);
+    plan.keyed = keyed;
+    TRY(proof_open(&delivery->proof, load, &plan));
+    TRY(arrays_open(load->dataset, packed, &delivery->arrays));
+    delivery->convert = convert_make(delivery->arrays.type, load->tensor, load->mean, load->std);
+    delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
+    delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
+    return STATUS_OK;
+}
+
+static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
+{
+    const struct dataset *dataset = delivery->load->dataset;
+    outlet->delivery = delivery;
+    outlet->plain.dataset = const_cast<struct dataset *>(dataset);
+    outlet->plain.fd = -1;
+    TRY(order_open(&delivery->proof.plan, &outlet->order));
+    outlet->held = static_cast<uint32_t *>(calloc(delivery->slots, sizeof *outlet->held));
+    outlet->berths = static_cast<struct berth *>(calloc(delivery->berths, sizeof *outlet->berths));
+    if (!outlet->held || !outlet->berths)
+        return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
+    CUDA_TRY(cudaStreamCreateWithFlags(&outlet->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaMalloc(&outlet->tensor, delivery->slots * delivery->stride));
+    CUDA_TRY(cudaMalloc(&outlet->labels, delivery->slots * sizeof *outlet->labels));
+    CUDA_TRY(cudaMalloc(&outlet->hashes, delivery->slots * sizeof *outlet->hashes));
+    CUDA_TRY(cudaMalloc(&outlet->tally, sizeof *outlet->tally));
+    for (uint32_t b = 0; b < delivery->berths; b++)
+        CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].ready, cudaEventDisableTiming));
+    return STATUS_OK;
+}
+
+static enum status open_all(struct delivery *delivery)
+{
+    const struct load *load = delivery->load;
+    uint64_t bytes = load->dataset->sample_count * sizeof *delivery->samples;
+    delivery->outlets = static_cast<struct outlet *>(calloc(delivery->workers, sizeof *delivery->outlets));
+    delivery->queues = new (std::nothrow) std::deque<uint32_t>[delivery->workers];
+    delivery->left = static_cast<uint64_t *>(calloc(delivery->workers, sizeof *delivery->left));
+    if (!delivery->outlets || !delivery->queues || !delivery->left)
+        return status_set(STATUS_FAILED, "out of memory");
+    CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
+    TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        delivery->outlets[w].number = w;
+        TRY(open_outlet(delivery, &delivery->outlets[w]));
+    }
+    return STATUS_OK;
+}
+
+enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes)
+{
+    const struct load *load = delivery->load;
+    uint64_t berths = (slots + load->batch - 1) / load->batch;
+    uint64_t bytes = delivery->workers * berths * load->batch * (delivery->stride + 12) +
+                     load->dataset->sample_count * sizeof *delivery->samples + more_bytes;
+    if (berths * load->batch > UINT32_MAX)
+        return status_set(STATUS_USAGE, "more than %u slots; lower --batch or --shuffle", UINT32_MAX);
+    TRY(device_check_room(
+        delivery->device, bytes, "its buffers and batches need",
+        "lower --batch, --shuffle, --threads, --ring or --chunk, or take a shorter --tensor"));
+    delivery->berths = (uint32_t)berths;
+    delivery->slots = (uint32_t)(berths * load->batch);
+    return open_all(delivery);
+}
+
+static void close_outlet(const struct delivery *delivery, struct outlet *outlet)
+{
+    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++)
+        if (outlet->berths[b].ready)
+            (void)cudaEventDestroy(outlet->berths[b].ready);
+    if (outlet->stream)
+        (void)cudaStreamDestroy(outlet->stream);
+    (void)cudaFree(outlet->tensor);
+    (void)cudaFree(outlet->labels);
+    (void)cudaFree(outlet->hashes);
+    (void)cudaFree(outlet->tally);
+    free(outlet->held);
+    free(outlet->berths);
+    free(outlet->wanted);
+    free(outlet->found);
+    free(outlet->read);
+    order_close(&outlet->order);
+    if (outlet->delivery)
+        plain_close(&outlet->plain);
+}
+
+void delivery_close(struct delivery *delivery)
+{
+    for (uint32_t w = 0; delivery->outlets && w < delivery->workers; w++)
+        close_outlet(delivery, &delivery->outlets[w]);
+    free(delivery->outlets);
+    delete[] delivery->queues;
+    free(delivery->left);
+    (void)cudaFree(delivery->samples);
+    arrays_close(&delivery->arrays);
+    proof_close(&delivery->proof);
+}
+
+/* ---- Handing over ---- */
+
+/* Hands over what is next in turn, as long as it is there. Under the lock. */
+static enum status hand_over(struct delivery *delivery)
+{
+    for (uint32_t passed = 0; passed < delivery->workers;) {
+        uint32_t worker = delivery->next;
+        std::deque<uint32_t> *queue = &delivery->queues[worker];
+        if (delivery->left[worker] > 0 && queue->empty())
+            return STATUS_OK;
+        delivery->next = (worker + 1) % delivery->workers;
+        if (delivery->left[worker] == 0) { /* its share was a batch shorter */
+            passed++;
+            continue;
+        }
+        struct berth *berth = &delivery->outlets[worker].berths[queue->front()];
+        queue->pop_front();
+        delivery->left[worker]--;
+        passed = 0;
+        TRY(consumer_take_device(delivery->load->control->consumer, berth->ready, &berth->done));
+        berth->handed = true;
+    }
+    return STATUS_OK;
+}
+
+static void give_up(struct delivery *delivery)
+{
+    std::lock_guard<std::mutex> guard(delivery->lock);
+    delivery->failed = true;
+    delivery->handed.notify_all();
+}
+
+/* Until the consumer has the batch, so that its `done` is known. */
+static enum status await_handed(struct outlet *outlet, struct berth *berth)
+{
+    struct delivery *delivery = outlet->delivery;
+    std::unique_lock<std::mutex> guard(delivery->lock);
+    delivery->handed.wait(guard, [&] { return berth->handed || delivery->failed; });
+    if (berth->handed)
+        return STATUS_OK;
+    outlet->told_off = true;
+    return status_set(STATUS_FAILED, "another reader failed");
+}
+
+enum status outlet_reserve(struct outlet *outlet, uint32_t slot)
+{
+    struct berth *berth = &outlet->berths[slot / outlet->delivery->load->batch];
+    if (!berth->waiting)
+        return STATUS_OK;
+    TRY(await_handed(outlet, berth));
+    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, static_cast<cudaEvent_t>(berth->done), 0));
+    berth->waiting = false;
+    return STATUS_OK;
+}
+
+/* The end of a run: all its steps have been made. */
+static enum status await_steps(struct outlet *outlet)
+{
+    for (uint32_t b = 0; b < outlet->delivery->berths; b++) {
+        struct berth *berth = &outlet->berths[b];
+        if (!berth->waiting)
+            continue;
+        TRY(await_handed(outlet, berth));
+        TRY(consumer_wait(outlet->delivery->load->control->consumer, berth->done));
+        berth->waiting = false;
+    }
+    return STATUS_OK;
+}
+
+/* ---- Verification ---- */
+
+static enum status room_to_verify(struct outlet *outlet)
+{
+    const struct delivery *delivery = outlet->delivery;
+    if (outlet->read)
+        return STATUS_OK;
+    outlet->wanted = static_cast<uint8_t *>(malloc(delivery->slot_bytes));
+    outlet->found = static_cast<uint8_t *>(malloc(delivery->slot_bytes));
+    outlet->read = static_cast<uint8_t *>(malloc(delivery->arrays.bytes_max));
+    return outlet->wanted && outlet->found && outlet->read
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "out of memory to verify");
+}
+
+/* What the slot and the label must be, from the plain reader and the reference conversion. */
+static enum status want(struct outlet *outlet, uint32_t number, int32_t *label)
+{
+    const struct delivery *delivery = outlet->delivery;
+    const struct dataset *dataset = delivery->load->dataset;
+    const struct array_sample *array = &delivery->arrays.samples[number];
+    const struct dataset_member *members = &dataset->members[dataset->samples[number].member];
+    *label = LABEL_NONE;
+    for (uint32_t m = 0; m < array->members; m++) {
+        TRY(plain_bytes(&outlet->plain, &members[m], members[m].size, outlet->read));
+        if (m == array->label) {
+            (void)convert_label(outlet->read, members[m].size, label);
+            continue;
+        }
+        for (uint64_t i = 0; i < delivery->arrays.values; i++)
+            convert_one(&delivery->convert, outlet->read + (array->values - array->at[m]), i, outlet->wanted);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_slot(struct outlet *outlet, uint32_t slot)
+{
+    const struct delivery *delivery = outlet->delivery;
+    uint32_t number = outlet->held[slot];
+    int32_t label, wanted_label;
+    uint64_t hash;
+    CUDA_TRY(cudaMemcpy(outlet->found, outlet->tensor + slot * delivery->stride, delivery->slot_bytes,
+                        cudaMemcpyDeviceToHost));
+    CUDA_TRY(cudaMemcpy(&label, &outlet->labels[slot], sizeof label, cudaMemcpyDeviceToHost));
+    CUDA_TRY(cudaMemcpy(&hash, &outlet->hashes[slot], sizeof hash, cudaMemcpyDeviceToHost));
+    TRY(want(outlet, number, &wanted_label));
+    bool right = hash == delivery->load->dataset->samples[number].whole && label == wanted_label &&
+                 memcmp(outlet->found, outlet->wanted, delivery->slot_bytes) == 0;
+    uint8_t *seen = &delivery->load->control->seen[number];
+    if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
+        __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
+    return STATUS_OK;
+}
+
+/* With --verify: bytes, labels and values, sample by sample. */
+static enum status check_batch(struct outlet *outlet, uint32_t slot, uint32_t count)
+{
+    TRY(room_to_verify(outlet));
+    CUDA_TRY(cudaEventSynchronize(outlet->berths[slot / outlet->delivery->load->batch].ready));
+    for (uint32_t i = slot; i < slot + count; i++)
+        if (outlet->held[i] != DELIVERY_LOST)
+            TRY(check_slot(outlet, i));
+    return STATUS_OK;
+}
+
+/* ---- Delivery ---- */
+
+enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
+{
+    struct delivery *delivery = outlet->delivery;
+    const struct load_control *control = delivery->load->control;
+    uint32_t berth = slot / delivery->load->batch;
+    if (!control->whole && !control->consumer)
+        return STATUS_OK; /* nobody waits for it, and an event costs a microsecond of the stream */
+    CUDA_TRY(cudaEventRecord(outlet->berths[berth].ready, outlet->stream));
+    if (control->whole)
+        return check_batch(outlet, slot, count);
+    std::lock_guard<std::mutex> guard(delivery->lock);
+    outlet->berths[berth].waiting = true;
+    outlet->berths[berth].handed = false;
+    delivery->queues[outlet->number].push_back(berth);
+    enum status status = hand_over(delivery);
+    delivery->handed.notify_all();
+    return status;
+}
+
+uint64_t delivery_span(const struct load *load, uint64_t target)
+{
+    uint64_t window = load->window > 1 ? load->window : 1, samples = load->dataset->sample_count;
+    uint64_t span = window == 1        ? 4 * target
+                    : window >= target ? window
+                                       : (target + window - 1) / window * window;
+    return span < samples || window > 1 ? span : samples;
+}
+
+uint64_t delivery_stream_slots(const struct load *load, uint64_t span)
+{
+    uint64_t samples = load->dataset->sample_count, ahead = load->control->consumer ? 2 : 1;
+    uint64_t slots = ahead * (span < samples ? span : samples) + load->batch;
+    return slots;
+}
+
+uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival)
+{
+    return outlet->order.places[arrival] % outlet->delivery->slots;
+}
+
+enum status outlet_advance(struct outlet *outlet, uint32_t arrived)
+{
+    const struct load *load = outlet->delivery->load;
+    uint32_t count = outlet->order.count, slots = outlet->delivery->slots;
+    bool last = arrived == count;
+    if (load->window > 1 && !last)
+        arrived = arrived / load->window * load->window;
+    /* Windows are complete: all turns before their end are filled. */
+    while (outlet->delivered + load->batch <= arrived || (last && outlet->delivered < count)) {
+        uint32_t left = arrived - outlet->delivered, batch = left < load->batch ? left : load->batch;
+        TRY(outlet_deliver(outlet, outlet->delivered % slots, batch));
+        outlet->delivered += batch;
+    }
+    return STATUS_OK;
+}
+
+enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status)
+{
+    return proof_lose(&outlet->delivery->proof, &outlet->losses, sample, status);
+}
+
+struct unpack outlet_job(const struct outlet *outlet)
+{
+    const struct delivery *delivery = outlet->delivery;
+    struct unpack job = {};
+    job.samples = delivery->samples;
+    job.convert = delivery->convert;
+    job.values = delivery->arrays.values;
+    job.tensor = outlet->tensor;
+    job.stride = delivery->stride;
+    job.labels = outlet->labels;
+    job.hashes = outlet->hashes;
+    job.whole = delivery->load->control->whole;
+    job.tally = outlet->tally;
+    return job;
+}
+
+/* ---- A run ---- */
+
+enum status delivery_ready(struct delivery *delivery, uint64_t number)
+{
+    return proof_ready(&delivery->proof, number, &delivery->result.before);
+}
+
+static enum status read_epochs(struct outlet *outlet, uint64_t number,
+                               enum status (*epoch)(struct outlet *outlet))
+{
+    const struct delivery *delivery = outlet->delivery;
+    const struct load *load = delivery->load;
+    CUDA_TRY(cudaSetDevice(delivery->device));
+    CUDA_TRY(cudaMemsetAsync(outlet->tally, 0, sizeof *outlet->tally, outlet->stream));
+    for (uint32_t i = 0; i < load->epochs; i++) {
+        outlet->epoch = number * load->epochs + i;
+        outlet->delivered = 0;
+        uint64_t lost = outlet->losses.tally.count;
+        TRY(epoch(outlet));
+        proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order,
+                   outlet->losses.tally.count - lost);
+    }
+    CUDA_TRY(cudaMemcpyAsync(&outlet->run, outlet->tally, sizeof outlet->run, cudaMemcpyDeviceToHost,
+                             outlet->stream));
+    TRY(await_steps(outlet));
+    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    return STATUS_OK;
+}
+
+/* One worker's part of a run. */
+static void work(struct outlet *outlet, uint64_t number, enum status (*epoch)(struct outlet *outlet))
+{
+    outlet->run = {};
+    outlet->losses = {};
+    outlet->told_off = false;
+    outlet->failure[0] = '\0';
+    outlet->status = read_epochs(outlet, number, epoch);
+    if (outlet->status == STATUS_OK)
+        return;
+    snprintf(outlet->failure, sizeof outlet->failure, "%s", status_text()); /* the message is this thread's */
+    give_up(outlet->delivery);
+}
+
+/* Nothing may be under way when the caller frees what it has. */
+static enum status stop_after_failure(struct delivery *delivery)
+{
+    const struct outlet *first = nullptr;
+    (void)cudaDeviceSynchronize();
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        struct outlet *outlet = &delivery->outlets[w];
+        if (outlet->status != STATUS_OK && (!first || (first->told_off && !outlet->told_off)))
+            first = outlet;
+        for (uint32_t b = 0; b < delivery->berths; b++)
+            outlet->berths[b].waiting = false;
+    }
+    return status_set(first->status, "%s", first->failure);
+}
+
+static void begin_run(struct delivery *delivery)
+{
+    const struct load *load = delivery->load;
+    delivery->failed = false;
+    delivery->next = 0;
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        uint32_t begin, end;
+        order_share(&delivery->proof.plan, load->rank * delivery->workers + w, &begin, &end);
+        delivery->left[w] = (uint64_t)load->epochs * ((end - begin + load->batch - 1) / load->batch);
+        delivery->queues[w].clear();
+    }
+}
+
+static enum status finish_run(struct delivery *delivery, uint64_t number)
+{
+    struct losses lost = {};
+    delivery->result.tally = {};
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        tally_merge(&delivery->result.tally, &delivery->outlets[w].run);
+        losses_merge(&lost, &delivery->outlets[w].losses);
+    }
+    delivery->result.skipped = lost.tally.count;
+    return proof_finish(&delivery->proof, number, &delivery->result.tally, &lost);
+}
+
+enum status delivery_run(struct delivery *delivery, uint64_t number,
+                         enum status (*epoch)(struct outlet *outlet))
+{
+    std::vector<std::thread> threads;
+    bool started = true;
+    begin_run(delivery);
+    try {
+        for (uint32_t w = 1; w < delivery->workers; w++)
+            threads.emplace_back(work, &delivery->outlets[w], number, epoch);
+    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+        started = false;
+        give_up(delivery);
+    }
+    if (started)
+        work(&delivery->outlets[0], number, epoch);
+    for (std::thread &thread : threads)
+        thread.join();
+    if (!started) {
+        (void)cudaDeviceSynchronize();
+        return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", delivery->workers);
+    }
+    for (uint32_t w = 0; w < delivery->workers; w++)
+        if (delivery->outlets[w].status != STATUS_OK)
+            return stop_after_failure(delivery);
+    return finish_run(delivery, number);
+}
+
+enum status delivery_fetch(struct delivery *delivery, struct load_result *result)
+{
+    delivery->result.device_known = proof_device_bytes(&delivery->proof, &delivery->result.device_bytes);
+    delivery->result.threads = (int)delivery->workers;
+    *result = delivery->result;
+    return STATUS_OK;
+}
+
+/* ---- Copy bandwidth ---- */
+
+#define COPIES 16
+
+enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s)
+{
+    void *from = NULL, *to = NULL;
+    cudaStream_t stream = NULL;
+    bool host = kind == cudaMemcpyHostToDevice;
+    CUDA_TRY(cudaSetDevice(device));
+    cudaError_t error = host ? cudaMallocHost(&from, bytes) : cudaMalloc(&from, bytes);
+    if (error == cudaSuccess)
+        error = cudaMalloc(&to, bytes);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess && host)
+        memset(from, 1, bytes);
+    if (error == cudaSuccess && !host)
+        error = cudaMemsetAsync(from, 1, bytes, stream);
+    double begin_s = 0;
+    for (int i = 0; error == cudaSuccess && i <= COPIES; i++) {
+        error = cudaMemcpyAsync(to, from, bytes, kind, stream);
+        if (error == cudaSuccess && (i == 0 || i == COPIES))
+            error = cudaStreamSynchronize(stream);
+        begin_s = i == 0 ? timer_now_s() : begin_s; /* the first one warms up */
+    }
+    *bytes_per_s = (host ? 1 : 2) * (double)COPIES * (double)bytes / (timer_now_s() - begin_s);
+    if (stream)
+        (void)cudaStreamDestroy(stream);
+    (void)cudaFree(to);
+    (void)(host ? cudaFreeHost(from) : cudaFree(from));
+    CUDA_TRY(error);
+    return STATUS_OK;
+}

@@ -1,0 +1,175 @@
+/* `files-gpu`: the naive way, as a baseline. Sample by sample: open, read, close into pageable memory, a copy
+ * to the device, a kernel, and the wait for it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <new>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "load/delivery.cuh"
+
+#define BATCHES    2                   /* that have room: one is filled while another is consumed */
+#define COPY_BYTES ((uint64_t)4 << 20) /* of a pinned copy to learn the bandwidth */
+
+struct files_gpu {
+    struct delivery delivery;
+    uint8_t *host, *device; /* a sample, a byte more, and its entry of the table behind them */
+    uint64_t table;         /* where the entry is */
+};
+
+static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
+                               uint8_t *bytes)
+{
+    const char *name = dataset->files[member->file].name;
+    /* Not blocking: in place of the file may be a pipe by now. */
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
+    ssize_t count = read(fd, bytes, member->size + 1); /* one more: its end is where it should be */
+    int failure = count < 0 ? errno : 0;
+    close(fd);
+    if (failure)
+        return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name, strerror(failure));
+    if ((uint64_t)count != member->size)
+        return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
+                          dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);
+    return STATUS_OK;
+}
+
+static enum status read_sample(struct files_gpu *files, uint32_t number)
+{
+    const struct dataset *dataset = files->delivery.load->dataset;
+    const struct array_sample *array = &files->delivery.arrays.samples[number];
+    for (uint32_t m = 0; m < array->members; m++)
+        TRY(read_member(dataset, &dataset->members[dataset->samples[number].member + m],
+                        files->host + array->at[m]));
+    return STATUS_OK;
+}
+
+/* Copies what was read, converts it, and waits. */
+static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_t number, uint32_t slot)
+{
+    struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
+    struct unpack job = outlet_job(outlet);
+    *entry = {0, number, slot};
+    /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
+    CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry, cudaMemcpyHostToDevice,
+                             outlet->stream));
+    job.bytes = files->device;
+    job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
+    job.count = 1;
+    TRY(outlet_reserve(outlet, slot));
+    TRY(unpack_launch(&job, outlet->stream));
+    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    return STATUS_OK;
+}
+
+static enum status files_gpu_epoch(struct outlet *outlet)
+{
+    struct files_gpu *files = static_cast<struct files_gpu *>(outlet->own);
+    const struct load *load = files->delivery.load;
+    order_make(&files->delivery.proof.plan, outlet->epoch, load->rank, &outlet->order);
+    uint32_t count = outlet->order.count, batch = load->batch;
+    for (uint32_t turn = 0; turn < count; turn++) {
+        uint32_t slot = turn % files->delivery.slots, number = outlet->order.samples[turn];
+        enum status status = read_sample(files, number);
+        outlet->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
+        TRY(status == STATUS_OK ? bring(files, outlet, number, slot) : outlet_lose(outlet, number, status));
+        if (turn % batch == batch - 1 || turn == count - 1)
+            TRY(outlet_deliver(outlet, slot / batch * batch, slot % batch + 1));
+    }
+    return STATUS_OK;
+}
+
+/* ---- The variant ---- */
+
+static enum status files_gpu_probe(const struct resources *resources)
+{
+    return device_probe(resources->device);
+}
+
+static void files_gpu_teardown(void *state)
+{
+    struct files_gpu *files = static_cast<struct files_gpu *>(state);
+    free(files->host);
+    (void)cudaFree(files->device);
+    delivery_close(&files->delivery);
+    delete files;
+}
+
+static enum status open_files(struct files_gpu *files, const struct resources *resources,
+                              const struct load *load)
+{
+    TRY(delivery_begin(&files->delivery, resources, load, true, false, 1));
+    files->table = array_align(files->delivery.arrays.bytes_max + 1);
+    uint64_t bytes = files->table + sizeof(struct unpack_entry);
+    TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->batch, bytes));
+    files->delivery.outlets[0].own = files;
+    files->host = static_cast<uint8_t *>(calloc(bytes, 1));
+    if (!files->host)
+        return status_set(STATUS_FAILED, "out of memory for a sample of %llu bytes",
+                          (unsigned long long)bytes);
+    CUDA_TRY(cudaMalloc(&files->device, bytes));
+    return STATUS_OK;
+}
+
+static enum status files_gpu_setup(const struct resources *resources, const void *input, void **state)
+{
+    struct files_gpu *files = new (std::nothrow) struct files_gpu();
+    if (!files)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = open_files(files, resources, static_cast<const struct load *>(input));
+    if (status != STATUS_OK)
+        files_gpu_teardown(files);
+    else
+        *state = files;
+    return status;
+}
+
+static enum status files_gpu_ready(void *state, uint64_t number)
+{
+    return delivery_ready(&static_cast<struct files_gpu *>(state)->delivery, number);
+}
+
+static enum status files_gpu_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return delivery_run(&static_cast<struct files_gpu *>(state)->delivery, number, files_gpu_epoch);
+}
+
+static enum status files_gpu_fetch(void *state, void *result)
+{
+    return delivery_fetch(&static_cast<struct files_gpu *>(state)->delivery,
+                          static_cast<struct load_result *>(result));
+}
+
+static enum status files_gpu_copy(void *state, double *bytes_per_s)
+{
+    const struct delivery *delivery = &static_cast<struct files_gpu *>(state)->delivery;
+    return device_copy_rate(delivery->device, COPY_BYTES, cudaMemcpyHostToDevice, bytes_per_s);
+}
+
+static const struct load_traits traits = {.shards = false,
+                                          .files = true,
+                                          .device = true,
+                                          .ring = false,
+                                          .keyed = false,
+                                          .calls = false,
+                                          .accepts = NULL,
+                                          .timed = "order+open+read+close+transfer+unpack",
+                                          .timed_unless_warm = NULL,
+                                          .copy = files_gpu_copy};
+
+extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
+                                                     .threaded = false,
+                                                     .traits = &traits,
+                                                     .probe = files_gpu_probe,
+                                                     .setup = files_gpu_setup,
+                                                     .ready = files_gpu_ready,
+                                                     .run = files_gpu_run,
+                                                     .fetch = files_gpu_fetch,
+                                                     .teardown = files_gpu_teardown};

@@ -1,0 +1,293 @@
+/* `gds`: shards-gpu, with cuFile reading chunks of shards into buffers on the device. With the kernel's
+ * driver and a file system that it serves (GPUDirect Storage), bytes go from the disk to the GPU; without,
+ * cuFile reads by way of host memory, which the column `gds` calls `compat`. A ring's reads are in flight at
+ * a time, as a batch each where the library has batches. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <new>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "load/cufile.h"
+#include "load/ring.cuh"
+
+struct gds {
+    struct ring ring; /* first */
+    const struct cufile *library;
+    const char *way;
+    bool batches;
+    uint32_t registered; /* workers whose buffers the library knows */
+};
+
+/* A worker's batches, one a buffer. */
+struct gds_worker {
+    void **batches;
+    struct cufile_request *requests;
+};
+
+static struct gds *gds_of(const struct ring_worker *worker)
+{
+    return reinterpret_cast<struct gds *>(worker->ring);
+}
+
+/* A shard that the library has. */
+struct gds_file {
+    int fd;
+    void *file;
+};
+
+static enum status register_shard(const struct cufile *library, const struct dataset *dataset, uint32_t shard,
+                                  struct gds_file *file)
+{
+    struct cufile_descriptor descriptor = {};
+    file->fd = dataset_file_open(dataset, shard, 0);
+    if (file->fd < 0)
+        return STATUS_FAILED;
+    descriptor.type = CUFILE_OPAQUE_FD;
+    descriptor.handle.fd = file->fd;
+    struct cufile_error error = library->register_file(&file->file, &descriptor);
+    if (error.error == 0)
+        return STATUS_OK;
+    close(file->fd);
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "%s/%s: cuFile does not take the file (error %d; cufile.log says more): keep the shards on a "
+        "file system that it serves (ext4, xfs, ...), or take shards-gpu",
+        dataset->path, dataset->files[shard].name, error.error);
+}
+
+static void deregister_shard(const struct cufile *library, const struct gds_file *file)
+{
+    library->deregister_file(file->file);
+    close(file->fd);
+}
+
+static enum status gds_open(struct ring_worker *worker, struct piece *piece)
+{
+    struct gds_file *file = static_cast<struct gds_file *>(malloc(sizeof *file));
+    if (!file)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status =
+        register_shard(gds_of(worker)->library, worker->outlet->delivery->load->dataset, piece->shard, file);
+    if (status == STATUS_OK)
+        piece->handle = file;
+    else
+        free(file);
+    return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status; /* gds_accepts() has seen others taken */
+}
+
+static void gds_close(struct ring_worker *worker, void *handle)
+{
+    deregister_shard(gds_of(worker)->library, static_cast<struct gds_file *>(handle));
+    free(handle);
+}
+
+/* Whether the library takes the shards: before the variant is chosen. */
+static enum status gds_accepts(const struct load *load)
+{
+    const struct cufile *library;
+    struct gds_file file;
+    TRY(device_probe(0));
+    TRY(cufile_open(&library));
+    TRY(register_shard(library, load->dataset, 0, &file));
+    deregister_shard(library, &file);
+    return STATUS_OK;
+}
+
+/* Takes what cuFile returned for a read: bytes, or a failure. */
+static void take(struct piece *piece, ssize_t result)
+{
+    piece->got = result > 0 ? (uint64_t)result : 0;
+    piece->error = result == -1 ? errno : result < 0 ? EIO : 0;
+    piece->read = false;
+}
+
+static enum status gds_start(struct ring_worker *worker, uint32_t index)
+{
+    struct gds *gds = gds_of(worker);
+    struct gds_worker *own = static_cast<struct gds_worker *>(worker->own);
+    struct chunk *chunk = &worker->chunks[index];
+    struct piece *piece = &chunk->pieces[0];
+    void *file = piece->handle ? static_cast<struct gds_file *>(piece->handle)->file : NULL;
+    if (chunk->piece_count == 0 || piece->broken)
+        return STATUS_OK;
+    if (!gds->batches) {
+        take(piece, gds->library->read(file, worker->device, piece->bytes, (off_t)piece->offset,
+                                       (off_t)(index * worker->ring->buffer_bytes)));
+        return STATUS_OK;
+    }
+    struct cufile_request *request = &own->requests[index];
+    *request = {};
+    request->mode = CUFILE_BATCH;
+    request->u.batch.base = worker->device;
+    request->u.batch.file_offset = (off_t)piece->offset;
+    request->u.batch.base_offset = (off_t)(index * worker->ring->buffer_bytes);
+    request->u.batch.bytes = piece->bytes;
+    request->file = file;
+    request->operation = CUFILE_READ;
+    request->cookie = piece;
+    struct cufile_error submitted = gds->library->batch_submit(own->batches[index], 1, request, 0);
+    if (submitted.error != 0)
+        return status_set(STATUS_FAILED, "cuFile does not take a batch (error %d); see cufile.log",
+                          submitted.error);
+    piece->read = true;
+    return STATUS_OK;
+}
+
+static enum status gds_complete(struct ring_worker *worker, uint32_t index)
+{
+    struct gds_worker *own = static_cast<struct gds_worker *>(worker->own);
+    struct chunk *chunk = &worker->chunks[index];
+    struct piece *piece = &chunk->pieces[0];
+    while (chunk->piece_count > 0 && piece->read) {
+        struct cufile_event event = {};
+        unsigned count = 1;
+        struct cufile_error got =
+            gds_of(worker)->library->batch_status(own->batches[index], 1, &count, &event, NULL);
+        if (got.error != 0)
+            return status_set(STATUS_FAILED, "cuFile does not tell of a batch (error %d); see cufile.log",
+                              got.error);
+        if (count == 1 && !(event.status & (CUFILE_STATUS_WAITING | CUFILE_STATUS_PENDING)))
+            take(piece, event.status == CUFILE_STATUS_COMPLETE ? (ssize_t)event.bytes : -2);
+    }
+    return STATUS_OK;
+}
+
+static const struct ring_type gds_type = {.on_device = true,
+                                          .pieces_max = 1,
+                                          .open = gds_open,
+                                          .close = gds_close,
+                                          .start = gds_start,
+                                          .complete = gds_complete};
+
+/* ---- The variant ---- */
+
+static enum status gds_probe(const struct resources *resources)
+{
+    const struct cufile *library;
+    TRY(device_probe(resources->device));
+    return cufile_open(&library);
+}
+
+static void close_batches(const struct gds *gds, struct ring_worker *worker)
+{
+    struct gds_worker *own = static_cast<struct gds_worker *>(worker->own);
+    if (!own)
+        return;
+    for (uint32_t b = 0; own->batches && b < gds->ring.buffers; b++)
+        if (own->batches[b])
+            gds->library->batch_close(own->batches[b]);
+    free(own->batches);
+    free(own->requests);
+    free(own);
+}
+
+static void gds_teardown(void *state)
+{
+    struct gds *gds = static_cast<struct gds *>(state);
+    for (uint32_t w = 0; w < gds->registered; w++)
+        (void)gds->library->deregister_buffer(gds->ring.workers[w].device);
+    for (uint32_t w = 0; gds->ring.workers && w < gds->ring.delivery.workers; w++)
+        close_batches(gds, &gds->ring.workers[w]);
+    ring_close(&gds->ring);
+    delete gds;
+}
+
+static enum status open_batches(struct gds *gds, struct ring_worker *worker)
+{
+    uint32_t buffers = gds->ring.buffers;
+    struct gds_worker *own = static_cast<struct gds_worker *>(calloc(1, sizeof *own));
+    worker->own = own;
+    if (own) {
+        own->batches = static_cast<void **>(calloc(buffers, sizeof *own->batches));
+        own->requests = static_cast<struct cufile_request *>(calloc(buffers, sizeof *own->requests));
+    }
+    if (!own || !own->batches || !own->requests)
+        return status_set(STATUS_FAILED, "out of memory");
+    for (uint32_t b = 0; gds->batches && b < buffers; b++) {
+        struct cufile_error opened = gds->library->batch_open(&own->batches[b], 1);
+        if (opened.error != 0) { /* then one read at a time */
+            own->batches[b] = NULL;
+            gds->batches = false;
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status open_gds(struct gds *gds, const struct resources *resources, const struct load *load)
+{
+    TRY(cufile_open(&gds->library));
+    TRY(cufile_way(gds->library, &gds->way, &gds->batches));
+    TRY(ring_open(&gds->ring, resources, load, &gds_type));
+    for (uint32_t w = 0; w < gds->ring.delivery.workers; w++) {
+        struct ring_worker *worker = &gds->ring.workers[w];
+        TRY(open_batches(gds, worker));
+        /* A buffer that is not registered works as well, by way of the library's own. */
+        if (gds->registered == w &&
+            gds->library->register_buffer(worker->device, gds->ring.buffers * gds->ring.buffer_bytes, 0)
+                    .error == 0)
+            gds->registered++;
+    }
+    gds->ring.delivery.result.gds = gds->way;
+    return STATUS_OK;
+}
+
+static enum status gds_setup(const struct resources *resources, const void *input, void **state)
+{
+    struct gds *gds = new (std::nothrow) struct gds();
+    if (!gds)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = open_gds(gds, resources, static_cast<const struct load *>(input));
+    if (status != STATUS_OK)
+        gds_teardown(gds);
+    else
+        *state = gds;
+    return status;
+}
+
+static enum status gds_ready(void *state, uint64_t number)
+{
+    return delivery_ready(&static_cast<struct gds *>(state)->ring.delivery, number);
+}
+
+static enum status gds_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return ring_run(&static_cast<struct gds *>(state)->ring, number);
+}
+
+static enum status gds_fetch(void *state, void *result)
+{
+    return delivery_fetch(&static_cast<struct gds *>(state)->ring.delivery,
+                          static_cast<struct load_result *>(result));
+}
+
+static enum status gds_copy(void *state, double *bytes_per_s)
+{
+    return ring_copy(&static_cast<struct gds *>(state)->ring, bytes_per_s);
+}
+
+static const struct load_traits traits = {.shards = true,
+                                          .files = false,
+                                          .device = true,
+                                          .ring = true,
+                                          .keyed = false,
+                                          .calls = false,
+                                          .accepts = gds_accepts,
+                                          .timed = "order+open+read+unpack",
+                                          .timed_unless_warm = NULL,
+                                          .copy = gds_copy};
+
+extern "C" const struct variant variant_gds = {.platform = "cuda",
+                                               .threaded = true,
+                                               .traits = &traits,
+                                               .probe = gds_probe,
+                                               .setup = gds_setup,
+                                               .ready = gds_ready,
+                                               .run = gds_run,
+                                               .fetch = gds_fetch,
+                                               .teardown = gds_teardown};

@@ -1,0 +1,321 @@
+/* `gpu-resident`: the whole set in device memory, read once before any timing. An epoch sorts the samples by
+ * random keys, and a kernel gathers and converts some batches at a time in that order: no byte crosses the
+ * bus. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <new>
+
+#include <cub/device/device_radix_sort.cuh>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "load/delivery.cuh"
+
+#define LAUNCH_BYTES \
+    ((uint64_t)64 << 20) /* of tensors a launch: less is lost in the time that a launch takes */
+#define LAUNCHES    2    /* that have room of their own */
+#define STAGE_BYTES ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
+#define COPY_BYTES  ((uint64_t)1 << 30)  /* of a copy to learn the bandwidth */
+#define KEY_THREADS 256
+
+struct resident {
+    struct delivery delivery;
+    uint8_t *bytes;   /* all samples, one behind the other */
+    uint64_t *places; /* by number: where they begin */
+    uint64_t *keys[2];
+    uint32_t *order[2]; /* numbers as they are, and sorted by keys */
+    void *scratch;      /* the sort's */
+    size_t scratch_bytes;
+    uint32_t launch_slots;
+};
+
+/* ---- The order ---- */
+
+static __global__ void make_keys(uint64_t seed, uint64_t epoch, uint32_t count, uint64_t *keys,
+                                 uint32_t *samples)
+{
+    uint32_t i = blockIdx.x * KEY_THREADS + threadIdx.x;
+    if (i >= count)
+        return;
+    keys[i] = order_key(seed, epoch, i);
+    samples[i] = i;
+}
+
+static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratch_bytes, cudaStream_t stream)
+{
+    return cub::DeviceRadixSort::SortPairs(
+        scratch, *scratch_bytes, resident->keys[0], resident->keys[1], resident->order[0], resident->order[1],
+        static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
+}
+
+/* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
+static enum status make_order(struct resident *resident, const struct outlet *outlet)
+{
+    const struct load *load = resident->delivery.load;
+    uint32_t count = load->dataset->sample_count;
+    make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, outlet->stream>>>(
+        load->seed, outlet->epoch, count, resident->keys[0], resident->order[0]);
+    CUDA_TRY_LAUNCH("make_keys");
+    CUDA_TRY(sort(resident, resident->scratch, &resident->scratch_bytes, outlet->stream));
+    return STATUS_OK;
+}
+
+/* ---- An epoch ---- */
+
+/* The host's twin of the order, where the host must know which sample is where. */
+static enum status know_order(struct resident *resident, struct outlet *outlet, uint32_t begin,
+                              uint32_t count)
+{
+    CUDA_TRY(cudaMemcpyAsync(outlet->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
+                             cudaMemcpyDeviceToHost, outlet->stream));
+    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    return STATUS_OK;
+}
+
+/* Gathers turns [turn, turn + count), which stand in a row of slots, and delivers their batches. */
+static enum status gather(struct resident *resident, struct outlet *outlet, uint32_t begin, uint32_t turn,
+                          uint32_t count)
+{
+    const struct load *load = resident->delivery.load;
+    uint32_t slot = turn % resident->delivery.slots;
+    struct unpack job = outlet_job(outlet);
+    job.bytes = resident->bytes;
+    job.order = resident->order[1] + begin + turn;
+    job.places = resident->places;
+    job.slot = slot;
+    job.count = count;
+    for (uint32_t i = 0; i < count; i += load->batch)
+        TRY(outlet_reserve(outlet, slot + i));
+    TRY(unpack_launch(&job, outlet->stream));
+    for (uint32_t i = 0; load->control->whole && i < count; i++)
+        outlet->held[slot + i] = outlet->order.samples[turn + i];
+    for (uint32_t i = 0; i < count; i += load->batch)
+        TRY(outlet_deliver(outlet, slot + i, count - i < load->batch ? count - i : load->batch));
+    return STATUS_OK;
+}
+
+static enum status resident_epoch(struct outlet *outlet)
+{
+    struct resident *resident = static_cast<struct resident *>(outlet->own);
+    const struct load *load = resident->delivery.load;
+    uint32_t begin, end, step = resident->launch_slots;
+    order_share(&resident->delivery.proof.plan, load->rank, &begin, &end);
+    TRY(make_order(resident, outlet));
+    if (load->control->whole)
+        TRY(know_order(resident, outlet, begin, end - begin));
+    for (uint32_t turn = 0; turn < end - begin; turn += step)
+        TRY(gather(resident, outlet, begin, turn, end - begin - turn < step ? end - begin - turn : step));
+    return STATUS_OK;
+}
+
+/* ---- Bringing the set in ---- */
+
+static enum status read_member(const struct dataset *dataset, const struct dataset_member *member, int fd,
+                               uint8_t *bytes)
+{
+    for (uint64_t got = 0; got < member->size;) {
+        ssize_t count = pread(fd, bytes + got, member->size - got, (off_t)(member->offset + got));
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0)
+            return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
+                              dataset->files[member->file].name, (unsigned long long)(member->offset + got),
+                              count < 0 ? strerror(errno) : "the file ends inside of a member");
+        got += (uint64_t)count;
+    }
+    return STATUS_OK;
+}
+
+/* The members of a sample, as load/arrays.h packs them. `*fd` is open on `*file`, and stays so. */
+static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
+                               uint8_t *bytes)
+{
+    const struct dataset *dataset = resident->delivery.load->dataset;
+    const struct array_sample *array = &resident->delivery.arrays.samples[number];
+    for (uint32_t m = 0; m < array->members; m++) {
+        const struct dataset_member *member = &dataset->members[dataset->samples[number].member + m];
+        if (*fd < 0 || *file != member->file) {
+            if (*fd >= 0)
+                close(*fd);
+            *file = member->file;
+            *fd = dataset_file_open(dataset, member->file, 0);
+            if (*fd < 0)
+                return STATUS_FAILED;
+        }
+        TRY(read_member(dataset, member, *fd, bytes + array->at[m]));
+    }
+    return STATUS_OK;
+}
+
+/* Reads the set by way of `stage`, of `stage_bytes`, into resident->bytes. */
+static enum status fill(struct resident *resident, const uint64_t *places, uint8_t *stage,
+                        uint64_t stage_bytes)
+{
+    const struct dataset *dataset = resident->delivery.load->dataset;
+    int fd = -1;
+    uint32_t file = 0, number = 0;
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && number < dataset->sample_count) {
+        uint64_t begin = places[number], held = 0;
+        for (; status == STATUS_OK && number < dataset->sample_count; number++) {
+            uint64_t at = places[number] - begin, bytes = resident->delivery.arrays.places[number].bytes;
+            if (at + bytes > stage_bytes)
+                break;
+            status = read_sample(resident, number, &fd, &file, stage + at);
+            held = at + bytes;
+        }
+        if (status == STATUS_OK)
+            status = cuda_status(cudaMemcpy(resident->bytes + begin, stage, held, cudaMemcpyHostToDevice),
+                                 "cudaMemcpy of the set", __FILE__, __LINE__);
+    }
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+static enum status bring_in(struct resident *resident, uint64_t *places, uint64_t set_bytes)
+{
+    uint64_t largest = resident->delivery.arrays.bytes_max;
+    uint64_t stage_bytes = largest > STAGE_BYTES ? largest : STAGE_BYTES;
+    uint32_t count = resident->delivery.load->dataset->sample_count;
+    uint8_t *stage;
+    CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
+    CUDA_TRY(cudaMalloc(&resident->places, count * sizeof *places));
+    TRY(device_put(resident->places, places, count * sizeof *places));
+    CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
+    memset(stage, 0, stage_bytes); /* what is between samples is copied, and never used */
+    enum status status = fill(resident, places, stage, stage_bytes);
+    (void)cudaFreeHost(stage);
+    return status;
+}
+
+/* ---- The variant ---- */
+
+static enum status resident_probe(const struct resources *resources)
+{
+    return device_probe(resources->device);
+}
+
+static void resident_teardown(void *state)
+{
+    struct resident *resident = static_cast<struct resident *>(state);
+    (void)cudaFree(resident->bytes);
+    (void)cudaFree(resident->places);
+    for (int i = 0; i < 2; i++) {
+        (void)cudaFree(resident->keys[i]);
+        (void)cudaFree(resident->order[i]);
+    }
+    (void)cudaFree(resident->scratch);
+    delivery_close(&resident->delivery);
+    delete resident;
+}
+
+static enum status open_order(struct resident *resident)
+{
+    uint32_t count = resident->delivery.load->dataset->sample_count;
+    for (int i = 0; i < 2; i++) {
+        CUDA_TRY(cudaMalloc(&resident->keys[i], count * sizeof *resident->keys[i]));
+        CUDA_TRY(cudaMalloc(&resident->order[i], count * sizeof *resident->order[i]));
+    }
+    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL));
+    CUDA_TRY(cudaMalloc(&resident->scratch, resident->scratch_bytes));
+    return STATUS_OK;
+}
+
+static enum status open_resident(struct resident *resident, const struct resources *resources,
+                                 const struct load *load)
+{
+    struct delivery *delivery = &resident->delivery;
+    uint32_t count = load->dataset->sample_count;
+    uint64_t set_bytes = 0;
+    TRY(delivery_begin(delivery, resources, load, true, true, 1));
+    uint64_t *places = static_cast<uint64_t *>(malloc(count * sizeof *places));
+    if (!places)
+        return status_set(STATUS_FAILED, "out of memory for the places of %u samples", count);
+    for (uint32_t i = 0; i < count; i++) {
+        places[i] = set_bytes;
+        set_bytes += array_align(delivery->arrays.places[i].bytes);
+    }
+    uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
+    batches = batches < 1 ? 1 : batches;
+    enum status status = device_check_room(
+        delivery->device, set_bytes + LAUNCHES * batches * load->batch * delivery->stride,
+        "the set and its batches need", "take a smaller set, or shards-gpu, which reads it every epoch");
+    if (status == STATUS_OK)
+        status = delivery_open(delivery, LAUNCHES * batches * load->batch, set_bytes + 24ull * count);
+    if (status == STATUS_OK)
+        status = bring_in(resident, places, set_bytes);
+    free(places);
+    TRY(status);
+    resident->launch_slots = (uint32_t)(batches * load->batch);
+    delivery->outlets[0].own = resident;
+    return open_order(resident);
+}
+
+static enum status resident_setup(const struct resources *resources, const void *input, void **state)
+{
+    struct resident *resident = new (std::nothrow) struct resident();
+    if (!resident)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = open_resident(resident, resources, static_cast<const struct load *>(input));
+    if (status != STATUS_OK)
+        resident_teardown(resident);
+    else
+        *state = resident;
+    return status;
+}
+
+static enum status resident_ready(void *state, uint64_t number)
+{
+    return delivery_ready(&static_cast<struct resident *>(state)->delivery, number);
+}
+
+static enum status resident_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
+    TRY(delivery_run(delivery, number, resident_epoch));
+    const struct tally *tally = &delivery->result.tally; /* what was read, and what was written */
+    delivery->result.moved_bytes = tally->bytes + tally->count * delivery->slot_bytes;
+    return STATUS_OK;
+}
+
+static enum status resident_fetch(void *state, void *result)
+{
+    return delivery_fetch(&static_cast<struct resident *>(state)->delivery,
+                          static_cast<struct load_result *>(result));
+}
+
+/* A copy from device memory to device memory: bytes read and bytes written, as moved_bytes is. */
+static enum status resident_copy(void *state, double *bytes_per_s)
+{
+    const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
+    size_t free_bytes, total_bytes;
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    uint64_t bytes = free_bytes / 4 < COPY_BYTES ? free_bytes / 4 : COPY_BYTES;
+    return device_copy_rate(delivery->device, bytes, cudaMemcpyDeviceToDevice, bytes_per_s);
+}
+
+static const struct load_traits traits = {.shards = true,
+                                          .files = true,
+                                          .device = true,
+                                          .ring = false,
+                                          .keyed = true,
+                                          .calls = false,
+                                          .accepts = NULL,
+                                          .timed = "order+gather",
+                                          .timed_unless_warm = NULL,
+                                          .copy = resident_copy};
+
+extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
+                                                        .threaded = false,
+                                                        .traits = &traits,
+                                                        .probe = resident_probe,
+                                                        .setup = resident_setup,
+                                                        .ready = resident_ready,
+                                                        .run = resident_run,
+                                                        .fetch = resident_fetch,
+                                                        .teardown = resident_teardown};

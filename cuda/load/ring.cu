@@ -1,0 +1,391 @@
+#include "load/ring.cuh"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "common/check.cuh"
+#include "core/env.h"
+#include "core/timer.h"
+
+#define PIECE_ALIGNMENT 512 /* of pieces in a buffer: the members of tars keep their alignment */
+#define COPY_MIN_BYTES  ((uint64_t)1 << 30)
+#define COPY_MAX_BYTES  ((uint64_t)4 << 30)
+
+static uint64_t align_to(uint64_t bytes, uint64_t alignment)
+{
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/* ---- Planning a chunk ---- */
+
+/* Asks the kernel for the shards of the segments to come. */
+static void read_ahead(struct ring_worker *worker)
+{
+    const struct load *load = worker->outlet->delivery->load;
+    const struct order *order = &worker->outlet->order;
+    if (load->cache == LOAD_WARM)
+        return;
+    for (; worker->asked < order->segment_count && worker->asked <= worker->segment + load->prefetch;
+         worker->asked++) {
+        int fd = dataset_file_open(load->dataset, order->segments[worker->asked].shard, 0);
+        if (fd < 0)
+            continue; /* said when it is read */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+        close(fd);
+    }
+}
+
+/* Opens the shard of the segment that begins. */
+static enum status open_segment(struct ring_worker *worker, uint32_t shard)
+{
+    struct piece piece = {};
+    read_ahead(worker);
+    piece.shard = shard;
+    enum status status = worker->ring->type->open(worker, &piece);
+    worker->handle = piece.handle;
+    worker->broken = status != STATUS_OK;
+    if (!worker->broken)
+        return STATUS_OK;
+    snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+    return worker->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+}
+
+/* As many samples of the segment as fit behind what the chunk has: a piece. None where there is no room. */
+static void fit_piece(const struct ring_worker *worker, const struct chunk *chunk, struct piece *piece)
+{
+    const struct ring *ring = worker->ring;
+    const struct order_segment *segment = &worker->outlet->order.segments[worker->segment];
+    uint64_t begin = UINT64_MAX, end = 0, room = ring->span - worker->arrival % ring->span;
+    uint32_t left = segment->count - worker->within, table = ring->table_max - chunk->samples;
+    uint32_t most = left < table ? left : table;
+    *piece = {};
+    piece->shard = segment->shard;
+    piece->first = segment->first + worker->within;
+    piece->arrival = worker->arrival;
+    piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
+    for (; piece->count < most && piece->count < room; piece->count++) {
+        const struct array_place *place = &ring->delivery.arrays.places[piece->first + piece->count];
+        uint64_t lower = place->begin < begin ? place->begin : begin;
+        uint64_t upper = place->begin + place->bytes > end ? place->begin + place->bytes : end;
+        if (piece->at + (upper - lower) > ring->data_bytes)
+            break;
+        begin = lower;
+        end = upper;
+    }
+    piece->offset = piece->count ? begin : 0;
+    piece->bytes = piece->count ? end - begin : 0;
+}
+
+/* The next chunk: samples as they come, up to a buffer full and never beyond a span. */
+static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
+{
+    const struct ring *ring = worker->ring;
+    const struct order *order = &worker->outlet->order;
+    chunk->piece_count = chunk->samples = 0;
+    chunk->bytes = 0;
+    while (worker->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
+        struct piece *piece = &chunk->pieces[chunk->piece_count];
+        fit_piece(worker, chunk, piece);
+        if (piece->count == 0)
+            break;
+        if (worker->within == 0)
+            TRY(open_segment(worker, piece->shard));
+        piece->handle = worker->handle;
+        piece->broken = worker->broken;
+        chunk->piece_count++;
+        chunk->samples += piece->count;
+        chunk->bytes = piece->at + piece->bytes;
+        worker->arrival += piece->count;
+        worker->within += piece->count;
+        piece->ends = worker->within == order->segments[worker->segment].count;
+        if (piece->ends) {
+            worker->segment++;
+            worker->within = 0;
+            worker->handle = NULL;
+        }
+        if (worker->arrival % ring->span == 0)
+            break;
+    }
+    chunk->arrived = worker->arrival;
+    return STATUS_OK;
+}
+
+/* ---- Completing one ---- */
+
+static void close_shard(struct ring_worker *worker, void *handle)
+{
+    if (handle && worker->ring->type->close)
+        worker->ring->type->close(worker, handle);
+}
+
+static enum status piece_fault(const struct ring_worker *worker, const struct piece *piece, uint32_t sample)
+{
+    const struct dataset *dataset = worker->outlet->delivery->load->dataset;
+    if (piece->broken)
+        return status_set(STATUS_FAILED, "%s", worker->failure);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
+                      dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
+                      dataset->samples[sample].key,
+                      piece->error ? strerror(piece->error) : "the file ends inside of it");
+}
+
+/* Adds the samples of a piece to the table, but those that did not come. */
+static enum status tabulate(struct ring_worker *worker, const struct piece *piece, struct unpack_entry *table,
+                            uint32_t *count)
+{
+    struct outlet *outlet = worker->outlet;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        const struct array_place *place = &outlet->delivery->arrays.places[piece->first + i];
+        uint32_t sample = piece->first + i, slot = outlet_slot(outlet, piece->arrival + i);
+        uint64_t within = place->begin - piece->offset;
+        bool came = !piece->broken && within + place->bytes <= piece->got;
+        TRY(outlet_reserve(outlet, slot));
+        outlet->held[slot] = came ? sample : DELIVERY_LOST;
+        if (came)
+            table[(*count)++] = {piece->at + within, sample, slot};
+        else
+            TRY(outlet_lose(outlet, sample, piece_fault(worker, piece, sample)));
+    }
+    return STATUS_OK;
+}
+
+/* Brings the chunk to the device, and has it unpacked there. */
+static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
+{
+    const struct ring *ring = worker->ring;
+    struct outlet *outlet = worker->outlet;
+    struct chunk *chunk = &worker->chunks[index];
+    uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
+             from = ring->type->on_device ? table : 0;
+    CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
+                             table + count * sizeof(struct unpack_entry) - from, cudaMemcpyHostToDevice,
+                             worker->copies));
+    CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
+    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, worker->copied[index], 0));
+    struct unpack job = outlet_job(outlet);
+    job.bytes = ring_device(worker, index);
+    job.entries = reinterpret_cast<const struct unpack_entry *>(job.bytes + table);
+    job.count = count;
+    TRY(unpack_launch(&job, outlet->stream));
+    CUDA_TRY(cudaEventRecord(worker->unpacked[index], outlet->stream));
+    chunk->launched = true;
+    return STATUS_OK;
+}
+
+/* The oldest chunk that was started. */
+static enum status complete(struct ring_worker *worker)
+{
+    uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers), count = 0;
+    struct chunk *chunk = &worker->chunks[index];
+    uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry));
+    struct unpack_entry *entries = reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + table);
+    TRY(worker->ring->type->complete(worker, index));
+    for (uint32_t p = 0; p < chunk->piece_count; p++) {
+        TRY(tabulate(worker, &chunk->pieces[p], entries, &count));
+        if (chunk->pieces[p].ends)
+            close_shard(worker, chunk->pieces[p].handle);
+    }
+    worker->completed++;
+    if (count > 0)
+        TRY(launch(worker, index, count));
+    return outlet_advance(worker->outlet, chunk->arrived);
+}
+
+/* Plans and starts the next chunk in the buffer that has been free for longest. The host waits until it is
+ * unpacked, not only copied: then copies wait for nothing and follow each other without a gap. */
+static enum status start(struct ring_worker *worker)
+{
+    uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
+    struct chunk *chunk = &worker->chunks[index];
+    if (chunk->launched)
+        CUDA_TRY(cudaEventSynchronize(worker->unpacked[index]));
+    chunk->piece_count = 0;
+    worker->started++;
+    TRY(plan_chunk(worker, chunk));
+    return worker->ring->type->start(worker, index);
+}
+
+static enum status read_all(struct ring_worker *worker)
+{
+    const struct ring *ring = worker->ring;
+    uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
+    while (worker->segment < worker->outlet->order.segment_count || worker->completed < worker->started) {
+        bool more = worker->segment < worker->outlet->order.segment_count;
+        TRY(more && worker->started - worker->completed < ahead ? start(worker) : complete(worker));
+    }
+    return STATUS_OK;
+}
+
+/* After a failure: no read may be under way, and no file open. */
+static void abandon(struct ring_worker *worker)
+{
+    for (; worker->completed < worker->started; worker->completed++) {
+        uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers);
+        struct chunk *chunk = &worker->chunks[index];
+        (void)worker->ring->type->complete(worker, index);
+        for (uint32_t p = 0; p < chunk->piece_count; p++)
+            if (chunk->pieces[p].ends)
+                close_shard(worker, chunk->pieces[p].handle);
+    }
+    close_shard(worker, worker->handle);
+    worker->handle = NULL;
+}
+
+static enum status ring_epoch(struct outlet *outlet)
+{
+    struct ring_worker *worker = static_cast<struct ring_worker *>(outlet->own);
+    const struct proof *proof = &outlet->delivery->proof;
+    order_make(&proof->plan, outlet->epoch, proof->load->rank * outlet->delivery->workers + outlet->number,
+               &outlet->order);
+    worker->segment = worker->within = worker->arrival = worker->asked = 0;
+    worker->handle = NULL;
+    enum status status = read_all(worker);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    char reason[1024];
+    snprintf(reason, sizeof reason, "%s", status_text());
+    abandon(worker);
+    return status_set(status, "%s", reason);
+}
+
+enum status ring_run(struct ring *ring, uint64_t number)
+{
+    return delivery_run(&ring->delivery, number, ring_epoch);
+}
+
+/* ---- Opening ---- */
+
+static enum status open_worker(struct ring *ring, struct ring_worker *worker)
+{
+    worker->copied = static_cast<cudaEvent_t *>(calloc(ring->buffers, sizeof *worker->copied));
+    worker->unpacked = static_cast<cudaEvent_t *>(calloc(ring->buffers, sizeof *worker->unpacked));
+    worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
+    if (!worker->copied || !worker->unpacked || !worker->chunks)
+        return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
+    CUDA_TRY(cudaStreamCreateWithFlags(&worker->copies, cudaStreamNonBlocking));
+    CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
+    CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
+    for (uint32_t b = 0; b < ring->buffers; b++) {
+        worker->chunks[b].pieces =
+            static_cast<struct piece *>(calloc(ring->type->pieces_max, sizeof(struct piece)));
+        if (!worker->chunks[b].pieces)
+            return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
+        CUDA_TRY(cudaEventCreateWithFlags(&worker->copied[b], cudaEventDisableTiming));
+        CUDA_TRY(cudaEventCreateWithFlags(&worker->unpacked[b], cudaEventDisableTiming));
+    }
+    return STATUS_OK;
+}
+
+/* Buffers of a chunk each, or of the largest sample; their tables hold as many samples as fit. */
+static void size_buffers(struct ring *ring, const struct load *load)
+{
+    const struct arrays *arrays = &ring->delivery.arrays;
+    uint64_t least = UINT64_MAX, largest = align_to(arrays->bytes_max, PIECE_ALIGNMENT);
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        least = arrays->places[i].bytes < least ? arrays->places[i].bytes : least;
+    ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
+    ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
+    ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
+    ring->span = delivery_span(load, ring->table_max);
+}
+
+enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
+                      const struct ring_type *type)
+{
+    uint32_t workers = (uint32_t)resources->threads;
+    ring->type = type;
+    ring->buffers = load->ring;
+    TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
+    size_buffers(ring, load);
+    uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes,
+             there = env_memory_available_bytes();
+    if (there && bytes > there)
+        return status_set(
+            STATUS_USAGE,
+            "the pinned buffers need %.2f GB of memory and %.2f GB are available; lower --ring, "
+            "--chunk or --threads",
+            1e-9 * (double)bytes, 1e-9 * (double)there);
+    TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, ring->span), bytes));
+    ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
+    if (!ring->workers)
+        return status_set(STATUS_FAILED, "out of memory");
+    for (uint32_t w = 0; w < workers; w++) {
+        struct ring_worker *worker = &ring->workers[w];
+        worker->ring = ring;
+        worker->outlet = &ring->delivery.outlets[w];
+        worker->outlet->own = worker;
+        TRY(open_worker(ring, worker));
+    }
+    return STATUS_OK;
+}
+
+static void close_worker(const struct ring *ring, struct ring_worker *worker)
+{
+    for (uint32_t b = 0; b < ring->buffers; b++) {
+        if (worker->copied && worker->copied[b])
+            (void)cudaEventDestroy(worker->copied[b]);
+        if (worker->unpacked && worker->unpacked[b])
+            (void)cudaEventDestroy(worker->unpacked[b]);
+        if (worker->chunks)
+            free(worker->chunks[b].pieces);
+    }
+    if (worker->copies)
+        (void)cudaStreamDestroy(worker->copies);
+    (void)cudaFreeHost(worker->host);
+    (void)cudaFree(worker->device);
+    free(worker->copied);
+    free(worker->unpacked);
+    free(worker->chunks);
+}
+
+void ring_close(struct ring *ring)
+{
+    for (uint32_t w = 0; ring->workers && w < ring->delivery.workers; w++)
+        close_worker(ring, &ring->workers[w]);
+    free(ring->workers);
+    delivery_close(&ring->delivery);
+}
+
+/* ---- Copy bandwidth ---- */
+
+static cudaError_t copy_share(const struct ring_worker *worker, uint64_t bytes)
+{
+    const struct ring *ring = worker->ring;
+    cudaError_t error = cudaSetDevice(ring->delivery.device);
+    uint32_t index = 0;
+    for (uint64_t at = 0; error == cudaSuccess && at < bytes; at += ring->data_bytes) {
+        uint64_t left = bytes - at;
+        error = cudaMemcpyAsync(ring_device(worker, index), ring_host(worker, index),
+                                left < ring->data_bytes ? left : ring->data_bytes, cudaMemcpyHostToDevice,
+                                worker->copies);
+        index = (index + 1) % ring->buffers;
+    }
+    return error == cudaSuccess ? cudaStreamSynchronize(worker->copies) : error;
+}
+
+enum status ring_copy(void *state, double *bytes_per_s)
+{
+    struct ring *ring = static_cast<struct ring *>(state);
+    uint32_t workers = ring->delivery.workers;
+    uint64_t bytes = ring->delivery.load->dataset->bytes;
+    bytes = bytes < COPY_MIN_BYTES ? COPY_MIN_BYTES : bytes < COPY_MAX_BYTES ? bytes : COPY_MAX_BYTES;
+    std::vector<cudaError_t> errors(workers, cudaSuccess);
+    std::vector<std::thread> threads;
+    double begin_s = timer_now_s();
+    for (uint32_t w = 1; w < workers; w++) /* as many ran before: there is room for them */
+        threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
+    errors[0] = copy_share(&ring->workers[0], bytes / workers);
+    for (std::thread &thread : threads)
+        thread.join();
+    *bytes_per_s = (double)(bytes / workers * workers) / (timer_now_s() - begin_s);
+    for (cudaError_t error : errors)
+        CUDA_TRY(error);
+    return STATUS_OK;
+}

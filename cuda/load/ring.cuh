@@ -1,0 +1,102 @@
+/* Chunks of shards on their way to the device: each worker has a ring of buffers, reads runs of samples into
+ * them, has them brought to the device and unpacked there. Reading, copies and kernels overlap; the host
+ * waits for events of chunks alone. A variant adds how bytes get from a shard into a buffer. */
+#ifndef FDSL_CUDA_LOAD_RING_CUH
+#define FDSL_CUDA_LOAD_RING_CUH
+
+#include "load/delivery.cuh"
+
+#define PIECES_MAX 256 /* of a chunk */
+
+/* Consecutive samples of one shard, and their bytes in a buffer. */
+struct piece {
+    uint32_t shard, first, count; /* samples from number `first` on */
+    uint32_t arrival;             /* of the first one */
+    uint64_t offset, bytes;       /* in the shard */
+    uint64_t at;                  /* in the buffer */
+    void *handle;                 /* the variant's, of the shard */
+    bool broken;                  /* the shard could not be opened */
+    bool ends;                    /* nothing more is read from it */
+    bool read;                    /* its bytes have been asked for */
+    uint64_t got;                 /* bytes that came */
+    int error;                    /* errno, where fewer came than were asked for; 0: the file ends */
+};
+
+struct chunk {
+    struct piece *pieces;
+    uint32_t piece_count, samples;
+    uint64_t bytes;   /* up to the end of the last piece */
+    uint32_t arrived; /* arrivals up to its end */
+    bool launched;    /* its events have been recorded */
+};
+
+struct ring_worker;
+
+/* How bytes get into buffers. */
+struct ring_type {
+    bool on_device;      /* straight into those on the device; else into pinned ones, which are copied */
+    uint32_t pieces_max; /* of a chunk */
+    enum status (*open)(struct ring_worker *worker,
+                        struct piece *piece);                /* its shard is open as `fd`; or NULL */
+    void (*close)(struct ring_worker *worker, void *handle); /* or NULL */
+    /* Begins to read a chunk, whose buffer is number `index`, and ends it: then `got` is known of all pieces.
+     */
+    enum status (*start)(struct ring_worker *worker, uint32_t index);
+    enum status (*complete)(struct ring_worker *worker, uint32_t index);
+};
+
+struct ring_worker {
+    struct outlet *outlet;
+    struct ring *ring;
+    cudaStream_t copies;
+    uint8_t *host, *device; /* ring->buffers of ring->buffer_bytes each: pinned, and on the device */
+    cudaEvent_t *copied, *unpacked;
+    struct chunk *chunks; /* by buffer */
+    uint64_t started, completed;
+
+    /* Where the next chunk begins. */
+    uint32_t segment, within, arrival;
+    void *handle;
+    bool broken;
+    uint32_t asked; /* segments that the kernel was asked to read ahead */
+
+    char failure[1024]; /* why the shard at hand could not be opened */
+    void *own;          /* the variant's */
+};
+
+struct ring {
+    struct delivery delivery; /* first: variants share its functions */
+    const struct ring_type *type;
+    uint32_t buffers;
+    uint32_t table_max;    /* samples of a chunk at most */
+    uint64_t data_bytes;   /* of a buffer; the table is behind them */
+    uint64_t buffer_bytes; /* with it */
+    uint64_t span;         /* see delivery_span() */
+    struct ring_worker *workers;
+};
+
+/* Makes the rings and all that is behind them. STATUS_USAGE where they do not fit. On failure the caller
+ * still closes it. */
+enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
+                      const struct ring_type *type);
+void ring_close(struct ring *ring);
+
+enum status ring_run(struct ring *ring, uint64_t number);
+
+/* One copy of as many bytes as the set has through the same rings by the same threads: what pinned memory
+ * gives.
+ */
+enum status ring_copy(void *state, double *bytes_per_s);
+
+/* The buffers of a worker. */
+static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)
+{
+    return worker->host + index * worker->ring->buffer_bytes;
+}
+
+static inline uint8_t *ring_device(const struct ring_worker *worker, uint32_t index)
+{
+    return worker->device + index * worker->ring->buffer_bytes;
+}
+
+#endif

@@ -1,0 +1,232 @@
+/* `shards-gpu`: all threads bring chunks of shards into pinned buffers, which are copied to the device and
+ * unpacked there. What is warm is copied out of mappings, which are made once, under a guard; else it is
+ * read, as faults page by page are slower than reads where pages are missing. docs/load_gpu.md has the times.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+
+#include "common/device.h"
+#include "load/guard.h"
+#include "load/ring.cuh"
+
+struct shards_gpu {
+    struct ring ring;   /* first */
+    uint8_t **mappings; /* by shard, where all is warm */
+    struct guard guard;
+};
+
+/* ---- Bytes into buffers ---- */
+
+/* A shard that is read: its descriptor, and one more, as a handle is never NULL. */
+static void *handle_of(int fd)
+{
+    return reinterpret_cast<void *>(static_cast<intptr_t>(fd) + 1);
+}
+
+static int descriptor_of(const void *handle)
+{
+    return static_cast<int>(reinterpret_cast<intptr_t>(handle) - 1);
+}
+
+static const struct shards_gpu *shards_of(const struct ring_worker *worker)
+{
+    return reinterpret_cast<const struct shards_gpu *>(worker->ring);
+}
+
+static enum status shards_gpu_open(struct ring_worker *worker, struct piece *piece)
+{
+    const struct load *load = worker->outlet->delivery->load;
+    if (load->cache == LOAD_WARM)
+        return STATUS_OK; /* it is mapped */
+    int fd = dataset_file_open(load->dataset, piece->shard, 0);
+    if (fd < 0)
+        return STATUS_FAILED;
+    piece->handle = handle_of(fd);
+    return STATUS_OK;
+}
+
+static void shards_gpu_close(struct ring_worker *worker, void *handle)
+{
+    (void)worker;
+    close(descriptor_of(handle));
+}
+
+static void read_piece(uint8_t *to, struct piece *piece)
+{
+    while (piece->got < piece->bytes) {
+        ssize_t count = pread(descriptor_of(piece->handle), to + piece->got, piece->bytes - piece->got,
+                              (off_t)(piece->offset + piece->got));
+        if (count < 0 && errno == EINTR)
+            continue;
+        piece->error = count < 0 ? errno : 0;
+        if (count <= 0)
+            return;
+        piece->got += (uint64_t)count;
+    }
+}
+
+/* Sample by sample where a page is gone, so that those before it are still there. */
+static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
+{
+    const struct array_place *places = worker->ring->delivery.arrays.places + piece->first;
+    const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
+    piece->got = piece->bytes;
+    if (guard_copy(to, from, piece->bytes))
+        return;
+    piece->got = 0;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        uint64_t at = places[i].begin - piece->offset;
+        if (!guard_copy(to + at, from + at, places[i].bytes))
+            return;
+        piece->got = at + places[i].bytes > piece->got ? at + places[i].bytes : piece->got;
+    }
+}
+
+static enum status shards_gpu_start(struct ring_worker *worker, uint32_t index)
+{
+    struct chunk *chunk = &worker->chunks[index];
+    for (uint32_t p = 0; p < chunk->piece_count; p++) {
+        struct piece *piece = &chunk->pieces[p];
+        uint8_t *to = ring_host(worker, index) + piece->at;
+        if (piece->handle)
+            read_piece(to, piece);
+        else if (!piece->broken)
+            copy_piece(worker, to, piece);
+    }
+    return STATUS_OK;
+}
+
+static enum status shards_gpu_complete(struct ring_worker *worker, uint32_t index)
+{
+    (void)worker, (void)index; /* start() has read it */
+    return STATUS_OK;
+}
+
+static const struct ring_type shards_gpu_type = {.on_device = false,
+                                                 .pieces_max = PIECES_MAX,
+                                                 .open = shards_gpu_open,
+                                                 .close = shards_gpu_close,
+                                                 .start = shards_gpu_start,
+                                                 .complete = shards_gpu_complete};
+
+/* ---- Mappings ---- */
+
+static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
+{
+    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    const struct dataset_file *file = &dataset->files[shard];
+    int fd = dataset_file_open(dataset, shard, 0);
+    if (fd < 0)
+        return STATUS_FAILED;
+    void *mapping = mmap(NULL, file->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+    int failure = errno;
+    close(fd);
+    if (mapping == MAP_FAILED)
+        return status_set(STATUS_FAILED, "%s/%s: cannot map %llu bytes: %s", dataset->path, file->name,
+                          (unsigned long long)file->bytes, strerror(failure));
+    shards->mappings[shard] = static_cast<uint8_t *>(mapping);
+    return STATUS_OK;
+}
+
+/* Before the first run, once all has been read. */
+static enum status map_all(struct shards_gpu *shards)
+{
+    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        if (!shards->mappings[f] && dataset->shard_first[f] < dataset->shard_first[f + 1])
+            TRY(map_shard(shards, f));
+    return STATUS_OK;
+}
+
+/* ---- The variant ---- */
+
+static enum status shards_gpu_probe(const struct resources *resources)
+{
+    return device_probe(resources->device);
+}
+
+static void shards_gpu_teardown(void *state)
+{
+    struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
+    const struct load *load = shards->ring.delivery.load;
+    guard_close(&shards->guard);
+    for (uint32_t f = 0; shards->mappings && f < load->dataset->file_count; f++)
+        if (shards->mappings[f])
+            munmap(shards->mappings[f], load->dataset->files[f].bytes);
+    free(shards->mappings);
+    ring_close(&shards->ring);
+    delete shards;
+}
+
+static enum status open_shards(struct shards_gpu *shards, const struct resources *resources,
+                               const struct load *load)
+{
+    TRY(ring_open(&shards->ring, resources, load, &shards_gpu_type));
+    shards->mappings = static_cast<uint8_t **>(calloc(load->dataset->file_count, sizeof *shards->mappings));
+    if (!shards->mappings)
+        return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
+    return guard_open(&shards->guard);
+}
+
+static enum status shards_gpu_setup(const struct resources *resources, const void *input, void **state)
+{
+    struct shards_gpu *shards = new (std::nothrow) struct shards_gpu();
+    if (!shards)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = open_shards(shards, resources, static_cast<const struct load *>(input));
+    if (status != STATUS_OK)
+        shards_gpu_teardown(shards);
+    else
+        *state = shards;
+    return status;
+}
+
+static enum status shards_gpu_ready(void *state, uint64_t number)
+{
+    struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
+    TRY(delivery_ready(&shards->ring.delivery, number));
+    return shards->ring.delivery.load->cache == LOAD_WARM ? map_all(shards) : STATUS_OK;
+}
+
+static enum status shards_gpu_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    return ring_run(&static_cast<struct shards_gpu *>(state)->ring, number);
+}
+
+static enum status shards_gpu_fetch(void *state, void *result)
+{
+    return delivery_fetch(&static_cast<struct shards_gpu *>(state)->ring.delivery,
+                          static_cast<struct load_result *>(result));
+}
+
+static enum status shards_gpu_copy(void *state, double *bytes_per_s)
+{
+    return ring_copy(&static_cast<struct shards_gpu *>(state)->ring, bytes_per_s);
+}
+
+static const struct load_traits traits = {.shards = true,
+                                          .files = false,
+                                          .device = true,
+                                          .ring = true,
+                                          .keyed = false,
+                                          .calls = false,
+                                          .accepts = NULL,
+                                          .timed = "order+copy+transfer+unpack",
+                                          .timed_unless_warm = "order+open+read+transfer+unpack",
+                                          .copy = shards_gpu_copy};
+
+extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
+                                                      .threaded = true,
+                                                      .traits = &traits,
+                                                      .probe = shards_gpu_probe,
+                                                      .setup = shards_gpu_setup,
+                                                      .ready = shards_gpu_ready,
+                                                      .run = shards_gpu_run,
+                                                      .fetch = shards_gpu_fetch,
+                                                      .teardown = shards_gpu_teardown};

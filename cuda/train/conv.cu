@@ -1,0 +1,187 @@
+/* Convolutions as products: the windows are a matrix that is never made, only read through its indices
+ * ("implicit GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014).
+ *
+ *     forward   out[o][place]     = sum over (c, tap) of weight[o][c, tap] * in[c, place + tap]
+ *     backward  in_delta[c][place] = sum over (o, tap) of weight[o][c, opposite tap] * out_delta[o, place +
+ * tap] weights   gradient[o][c, tap] = sum over (sample, place) of out_delta[o][place] * in[c, place + tap]
+ */
+#include "train/multiply.cuh"
+#include "train/network.cuh"
+
+/* ---- Where windows lie ---- */
+
+/* A convolution, as seen from what it reads: `lead` places of zeros come before the tensor. */
+struct window_plan {
+    struct shape from, into;
+    uint32_t kernel[MODEL_AXES];
+    int32_t lead[MODEL_AXES];
+};
+
+/* An element of a channel of the tensor that is read. */
+static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
+                                                     int32_t x)
+{
+    return (t * (int32_t)from->height + y) * (int32_t)from->width + x;
+}
+
+static __global__ void taps_kernel(const struct window_plan plan, struct window_part *taps)
+{
+    uint32_t size = plan.kernel[0] * plan.kernel[1] * plan.kernel[2], k = own_element();
+    if (k >= plan.from.channels * size)
+        return;
+    uint32_t tap = k % size;
+    uint32_t t = tap / plan.kernel[2] / plan.kernel[1], y = tap / plan.kernel[2] % plan.kernel[1],
+             x = tap % plan.kernel[2];
+    int32_t channel = (int32_t)(k / size * plan.from.depth * plan.from.height * plan.from.width);
+    taps[k].offset = channel + element_at(&plan.from, (int32_t)t - plan.lead[0], (int32_t)y - plan.lead[1],
+                                          (int32_t)x - plan.lead[2]);
+    taps[k].bits = 1u << t | 1u << (AXIS_BITS + y) | 1u << (2 * AXIS_BITS + x);
+}
+
+/* Which taps along an axis are inside from coordinate `at` on. */
+static __device__ __forceinline__ uint32_t inside_bits(uint32_t at, int32_t lead, uint32_t kernel,
+                                                       uint32_t length)
+{
+    uint32_t bits = 0;
+    for (uint32_t tap = 0; tap < kernel; tap++)
+        if ((uint32_t)((int32_t)(at + tap) - lead) < length) /* a negative one is beyond any length */
+            bits |= 1u << tap;
+    return bits;
+}
+
+static __global__ void places_kernel(const struct window_plan plan, struct window_part *places)
+{
+    uint32_t place = own_element();
+    if (place >= plan.into.depth * plan.into.height * plan.into.width)
+        return;
+    uint32_t t = place / plan.into.width / plan.into.height, y = place / plan.into.width % plan.into.height,
+             x = place % plan.into.width;
+    places[place].offset = element_at(&plan.from, (int32_t)t, (int32_t)y, (int32_t)x);
+    places[place].bits = inside_bits(t, plan.lead[0], plan.kernel[0], plan.from.depth) |
+                         inside_bits(y, plan.lead[1], plan.kernel[1], plan.from.height) << AXIS_BITS |
+                         inside_bits(x, plan.lead[2], plan.kernel[2], plan.from.width) << (2 * AXIS_BITS);
+}
+
+static enum status make_windows(const struct window_plan *plan, struct holding *holding, cudaStream_t stream,
+                                struct windows *windows)
+{
+    uint32_t taps = plan->from.channels * plan->kernel[0] * plan->kernel[1] * plan->kernel[2];
+    uint32_t places = (uint32_t)(shape_values(&plan->into) / plan->into.channels);
+    struct window_part *tap_parts, *place_parts;
+    TRY(hold(holding, &tap_parts, taps));
+    TRY(hold(holding, &place_parts, places));
+    taps_kernel<<<blocks_for(taps), BLOCK, 0, stream>>>(*plan, tap_parts);
+    CUDA_TRY_LAUNCH("taps_kernel");
+    places_kernel<<<blocks_for(places), BLOCK, 0, stream>>>(*plan, place_parts);
+    CUDA_TRY_LAUNCH("places_kernel");
+    *windows = {.taps = tap_parts,
+                .places = place_parts,
+                .tap_count = taps,
+                .place_count = divider_of(places),
+                .sample_values = (uint32_t)shape_values(&plan->from),
+                .padded = plan->lead[0] > 0 || plan->lead[1] > 0 || plan->lead[2] > 0};
+    return STATUS_OK;
+}
+
+enum status conv_prepare(struct device_layer *layer, struct holding *holding, cudaStream_t stream)
+{
+    const struct layer *conv = layer->layer;
+    for (int i = 0; i < MODEL_AXES; i++)
+        if (conv->spec.kernel[i] > AXIS_BITS)
+            return status_set(STATUS_FAILED, "%s: the CUDA engine takes kernels of %d along an axis at most",
+                              conv->name, AXIS_BITS);
+    struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
+    for (int i = 0; i < MODEL_AXES; i++) {
+        forward.kernel[i] = conv->spec.kernel[i];
+        forward.lead[i] = (int32_t)conv->spec.padding[i];
+    }
+    /* The way back reads out_delta with the kernel turned around: output i has read input i + tap - lead, so
+     * input j meets output j + (lead - tap), the first of these with the last tap. */
+    struct window_plan backward = forward;
+    backward.from = conv->out;
+    backward.into = conv->in;
+    for (int i = 0; i < MODEL_AXES; i++)
+        backward.lead[i] = (int32_t)forward.kernel[i] - 1 - forward.lead[i];
+    TRY(make_windows(&forward, holding, stream, &layer->forward));
+    if (layer->in_delta)
+        TRY(make_windows(&backward, holding, stream, &layer->backward));
+    return STATUS_OK;
+}
+
+/* ---- Both ways: rows are channels, columns (sample, place) ---- */
+
+template <bool PADDED, class Weights>
+static enum status convolve(const struct pass *pass, const Weights &weights, const float *from,
+                            const struct windows &windows, const struct channel_out &into)
+{
+    const struct product size = {.rows = into.channels,
+                                 .columns = pass->count * windows.place_count.by,
+                                 .depth = windows.tap_count,
+                                 .slice = 0};
+    const window_rows<PADDED> matrix = {from, windows};
+    if (into.channels > WARP_ROWS)
+        return multiply<2, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
+    return multiply<1, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
+}
+
+enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    const struct windows &windows = layer->forward;
+    const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
+    const struct channel_out into = {.values = layer->out,
+                                     .bias = pass->parameters + conv->bias,
+                                     .channels = conv->out.channels,
+                                     .places = windows.place_count,
+                                     .relu = layer->relu,
+                                     .above = nullptr};
+    return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)
+                          : convolve<false>(pass, weights, layer->in, windows, into);
+}
+
+static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    const struct windows &windows = layer->backward;
+    const struct opposite_weights weights = {.values = pass->parameters + conv->weight,
+                                             .taps = divider_of(windows.tap_count / conv->out.channels),
+                                             .in_channels = conv->in.channels};
+    const struct channel_out into = {.values = layer->in_delta,
+                                     .bias = nullptr,
+                                     .channels = conv->in.channels,
+                                     .places = windows.place_count,
+                                     .relu = false,
+                                     .above = layer->relu_before ? layer->in : nullptr};
+    return windows.padded ? convolve<true>(pass, weights, layer->out_delta, windows, into)
+                          : convolve<false>(pass, weights, layer->out_delta, windows, into);
+}
+
+/* ---- Weights: rows are output channels, columns (channel, tap); the sum is as long as the batch ---- */
+
+template <bool PADDED>
+static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    const struct windows &windows = layer->forward;
+    const struct channel_lines deltas = {layer->out_delta, conv->out.channels, windows.place_count};
+    const window_columns<PADDED> matrix = {layer->in, windows};
+    const struct matrix_out into = {.values = pass->gradients + conv->weight,
+                                    .bias = nullptr,
+                                    .stride = windows.tap_count,
+                                    .relu = false,
+                                    .above = nullptr};
+    const struct product size = {.rows = conv->out.channels,
+                                 .columns = windows.tap_count,
+                                 .depth = pass->count * windows.place_count.by,
+                                 .slice = 0};
+    if (size.rows > WARP_ROWS)
+        return multiply<2, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
+    return multiply<1, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
+}
+
+enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    TRY(bias_backward(layer, pass));
+    TRY(layer->forward.padded ? weights_backward<true>(layer, pass) : weights_backward<false>(layer, pass));
+    return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
+}

@@ -1,0 +1,435 @@
+/* `train-cuda`, `infer-cuda`: both data sets, parameters and activations live on the device. A step is a row
+ * of launches that nobody waits for; sums of losses stay there until totals() asks for them. */
+#include "train/engine.cuh"
+
+#include <stdlib.h>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "train/multiply.cuh"
+#include "train/network.cuh"
+
+struct network {
+    const struct train *train;
+    int device;
+    cudaStream_t stream;
+    struct holding holding;
+    struct train_state state; /* on the device */
+    float *gradients, *workspace, *inputs;
+    struct device_set sets[DATA_PARTS];
+    struct device_batch batch;
+    struct device_losses losses;
+    struct device_layer layers[MODEL_LAYERS_MAX];
+    /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
+     * launches to go on with and the host's are not in the time. */
+    cudaEvent_t gather_begin, gather_end;
+    uint64_t steps; /* since the last totals() */
+};
+
+static const struct {
+    enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
+    enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
+} kinds[LAYER_KINDS] = {
+    /* LAYER_CONV */ {conv_forward, conv_backward},
+    /* LAYER_RELU */ {relu_forward, relu_backward},
+    /* LAYER_POOL */ {pool_forward, pool_backward},
+    /* LAYER_DROPOUT */ {dropout_forward, dropout_backward},
+    /* LAYER_LINEAR */ {linear_forward, linear_backward},
+};
+
+/* ---- Memory ---- */
+
+enum status hold_bytes(struct holding *holding, void **pointer, size_t bytes)
+{
+    if (holding->count == COUNT_OF(holding->blocks))
+        return status_set(STATUS_FAILED, "cuda: more than %zu blocks of device memory",
+                          COUNT_OF(holding->blocks));
+    cudaError_t error = cudaMalloc(pointer, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total_bytes = 0;
+        (void)cudaGetLastError();
+        CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+        return status_set(STATUS_USAGE,
+                          "training needs more device memory than there is: %.2f GB taken, %.2f GB wanted, "
+                          "%.2f GB free; lower --batch",
+                          1e-9 * (double)holding->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+    }
+    CUDA_TRY(error);
+    holding->blocks[holding->count++] = *pointer;
+    holding->bytes += bytes;
+    return STATUS_OK;
+}
+
+void holding_free(struct holding *holding)
+{
+    while (holding->count > 0)
+        (void)cudaFree(holding->blocks[--holding->count]);
+    holding->bytes = 0;
+}
+
+/* Memory of zeros. */
+template <class T> static enum status hold_zeros(struct network *network, T **pointer, size_t count)
+{
+    TRY(hold(&network->holding, pointer, count));
+    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), network->stream));
+    return STATUS_OK;
+}
+
+/* A copy of host memory. */
+static enum status hold_copy(struct network *network, const void **pointer, const void *from, size_t bytes)
+{
+    void *copy;
+    TRY(hold_bytes(&network->holding, &copy, bytes));
+    CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, network->stream));
+    *pointer = copy;
+    return STATUS_OK;
+}
+
+/* ---- Opening ---- */
+
+/* Kernels number the elements of a batch by 31 bits. */
+static enum status check_size(const struct train *train)
+{
+    const struct model *model = train->model;
+    size_t most = model->input_values;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].out_values > most)
+            most = model->layers[i].out_values;
+    if (most * train->batch < UINT64_C(1) << 31)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu",
+                      model->name, train->batch, (unsigned long long)(((UINT64_C(1) << 31) - 1) / most));
+}
+
+static bool in_place(const struct layer *layer)
+{
+    return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
+}
+
+static bool has_products(const struct layer *layer)
+{
+    return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
+}
+
+/* Shares a ReLU's work among its neighbours. */
+static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
+{
+    if (relu->layer->spec.kind != LAYER_RELU)
+        return;
+    before->relu = relu->forward_done = has_products(before->layer);
+    if (behind)
+        behind->relu_before = relu->backward_done =
+            has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
+}
+
+/* Layer i behind those before it. */
+static enum status open_layer(struct network *network, uint32_t i)
+{
+    const struct model *model = network->train->model;
+    const struct layer *layer = &model->layers[i];
+    struct device_layer *self = &network->layers[i], *before = i ? self - 1 : NULL;
+    size_t outputs = layer->out_values * network->train->batch;
+    self->layer = layer;
+    self->in = before ? before->out : network->inputs;
+    self->in_delta = before ? before->out_delta : NULL;
+    if (in_place(layer)) {
+        self->out = self->in;
+        self->out_delta = self->in_delta;
+    } else
+        TRY(hold(&network->holding, &self->out, outputs));
+    /* Zeros: see pool_back_kernel. */
+    if (!self->out_delta && !network->train->forward_only)
+        TRY(hold_zeros(network, &self->out_delta, outputs));
+    if (layer->spec.kind == LAYER_POOL)
+        TRY(hold(&network->holding, &self->largest, outputs));
+    return layer->spec.kind == LAYER_CONV ? conv_prepare(self, &network->holding, network->stream)
+                                          : STATUS_OK;
+}
+
+static enum status open_data(struct network *network)
+{
+    const struct data *data = network->train->data;
+    size_t batch = network->train->batch;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data->sets[part];
+        const void *labels;
+        TRY(hold_copy(network, &network->sets[part].values, set->values, set->count * data->sample_bytes));
+        TRY(hold_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
+        network->sets[part].labels = static_cast<const uint32_t *>(labels);
+    }
+    TRY(hold(&network->holding, &network->batch.numbers, batch));
+    TRY(hold(&network->holding, &network->batch.labels, batch));
+    TRY(hold(&network->holding, &network->batch.moves, batch));
+    return hold(&network->holding, &network->inputs, batch * data->sample_values);
+}
+
+static enum status open_learning(struct network *network)
+{
+    size_t values = network->train->model->arena_values, batch = network->train->batch;
+    TRY(hold_zeros(network, &network->state.first, values));
+    TRY(hold_zeros(network, &network->state.second, values));
+    TRY(hold_zeros(network, &network->gradients, values));
+    TRY(hold(&network->holding, &network->losses.losses, batch));
+    TRY(hold(&network->holding, &network->losses.right, batch));
+    return hold(&network->holding, &network->losses.totals, 1);
+}
+
+static enum status clear_totals(struct network *network)
+{
+    static const struct train_totals none = {
+        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .bad_step = TRAIN_FINE};
+    network->steps = 0;
+    CUDA_TRY(
+        cudaMemcpyAsync(network->losses.totals, &none, sizeof none, cudaMemcpyHostToDevice, network->stream));
+    return STATUS_OK;
+}
+
+static enum status open_all(struct network *network)
+{
+    const struct train *train = network->train;
+    TRY(device_probe(network->device));
+    TRY(check_size(train));
+    CUDA_TRY(cudaSetDevice(network->device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&network->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreate(&network->gather_begin));
+    CUDA_TRY(cudaEventCreate(&network->gather_end));
+    TRY(hold_zeros(network, &network->state.parameters, train->model->arena_values));
+    TRY(hold(&network->holding, &network->workspace, WORKSPACE_VALUES));
+    TRY(open_data(network));
+    if (!train->forward_only) {
+        TRY(open_learning(network));
+        TRY(clear_totals(network));
+    }
+    for (uint32_t i = 0; i < train->model->layer_count; i++)
+        TRY(open_layer(network, i));
+    for (uint32_t i = 1; i < train->model->layer_count; i++)
+        share_relu(&network->layers[i - 1], &network->layers[i],
+                   i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    return STATUS_OK;
+}
+
+static void cuda_close(void *state)
+{
+    struct network *network = static_cast<struct network *>(state);
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    (void)cudaSetDevice(network->device);
+    if (network->stream)
+        (void)cudaStreamSynchronize(network->stream);
+    holding_free(&network->holding);
+    if (network->gather_end)
+        (void)cudaEventDestroy(network->gather_end);
+    if (network->gather_begin)
+        (void)cudaEventDestroy(network->gather_begin);
+    if (network->stream)
+        (void)cudaStreamDestroy(network->stream);
+    free(network);
+}
+
+static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
+{
+    struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
+    if (!network)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    network->train = train;
+    network->device = resources->device;
+    enum status status = open_all(network);
+    if (status != STATUS_OK) {
+        cuda_close(network);
+        return status;
+    }
+    *state = network;
+    return STATUS_OK;
+}
+
+/* ---- State, in and out ---- */
+
+static enum status copy_arena(struct network *network, float *to, const float *from)
+{
+    size_t bytes = network->train->model->arena_values * sizeof *to;
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, network->stream));
+    return STATUS_OK;
+}
+
+/* Parameters, and the optimizer's state where there is one; waits until they have arrived. */
+static enum status copy_state(struct network *network, const struct train_state *to,
+                              const struct train_state *from)
+{
+    CUDA_TRY(cudaSetDevice(network->device));
+    TRY(copy_arena(network, to->parameters, from->parameters));
+    if (!network->train->forward_only) {
+        TRY(copy_arena(network, to->first, from->first));
+        TRY(copy_arena(network, to->second, from->second));
+    }
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    return STATUS_OK;
+}
+
+static enum status cuda_set(void *state, const struct train_state *from)
+{
+    struct network *network = static_cast<struct network *>(state);
+    return copy_state(network, &network->state, from);
+}
+
+static enum status cuda_get(void *state, struct train_state *into)
+{
+    struct network *network = static_cast<struct network *>(state);
+    return copy_state(network, into, &network->state);
+}
+
+static enum status cuda_gradients(void *state, float *gradients)
+{
+    struct network *network = static_cast<struct network *>(state);
+    CUDA_TRY(cudaSetDevice(network->device));
+    TRY(copy_arena(network, gradients, network->gradients));
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    return STATUS_OK;
+}
+
+/* ---- Steps ---- */
+
+static struct pass pass_of(const struct network *network, uint32_t count, bool training, uint32_t epoch)
+{
+    return {.stream = network->stream,
+            .count = count,
+            .training = training,
+            .seed = network->train->seed,
+            .epoch = epoch,
+            .numbers = network->batch.numbers,
+            .parameters = network->state.parameters,
+            .gradients = network->gradients,
+            .workspace = network->workspace};
+}
+
+static struct device_layer *last_layer(struct network *network)
+{
+    return &network->layers[network->train->model->layer_count - 1];
+}
+
+static enum status forward(struct network *network, const struct pass *pass)
+{
+    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
+        TRY(kinds[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
+    return STATUS_OK;
+}
+
+static enum status backward(struct network *network, const struct pass *pass)
+{
+    for (uint32_t i = network->train->model->layer_count; i-- > 0;)
+        TRY(kinds[network->layers[i].layer->spec.kind].backward(&network->layers[i], pass));
+    return STATUS_OK;
+}
+
+static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
+{
+    const struct device_set *set = &network->sets[DATA_TRAIN];
+    TRY(batch_draw(network->train, set, &network->batch, epoch, step, count, network->stream));
+    return batch_gather(network->train->data, set, &network->batch, count, network->inputs, network->stream);
+}
+
+/* Samples of a step: all but the last of an epoch have a full batch. */
+static uint32_t step_count(const struct train *train, uint32_t step)
+{
+    uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
+    return left < train->batch ? left : train->batch;
+}
+
+static enum status learn(struct network *network, uint32_t epoch, uint32_t step)
+{
+    const struct train *train = network->train;
+    const struct device_layer *last = last_layer(network);
+    uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct pass pass = pass_of(network, step_count(train, step), true, epoch);
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    TRY(forward(network, &pass));
+    TRY(loss_take(train, last->out, network->batch.labels, pass.count, number, last->out_delta,
+                  &network->losses, network->stream));
+    TRY(backward(network, &pass));
+    return parameters_update(&update, train->model->arena_values, network->gradients, &network->state,
+                             network->stream);
+}
+
+static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    struct network *network = static_cast<struct network *>(state);
+    CUDA_TRY(cudaSetDevice(network->device));
+    uint32_t timed = first + count / 2;
+    for (uint32_t step = first; step < first + count; step++) {
+        if (step == timed)
+            CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
+        TRY(gather_step(network, epoch, step, step_count(network->train, step)));
+        if (step == timed)
+            CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
+        TRY(learn(network, epoch, step));
+    }
+    network->steps += count;
+    return STATUS_OK;
+}
+
+/* `data_s` is that of one step, times all steps: to time each of them would take longer than they do. */
+static enum status cuda_totals(void *state, struct train_totals *totals)
+{
+    struct network *network = static_cast<struct network *>(state);
+    float gather_ms = 0;
+    CUDA_TRY(cudaSetDevice(network->device));
+    CUDA_TRY(cudaMemcpyAsync(totals, network->losses.totals, sizeof *totals, cudaMemcpyDeviceToHost,
+                             network->stream));
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    if (network->steps > 0)
+        CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
+    totals->data_s = 1e-3 * gather_ms * (double)network->steps;
+    return clear_totals(network);
+}
+
+/* ---- Inference ---- */
+
+static enum status evaluate_batch(struct network *network, enum data_part part, uint32_t first,
+                                  uint32_t count, float *logits)
+{
+    const struct pass pass = pass_of(network, count, false, 0);
+    TRY(batch_list(&network->sets[part], &network->batch, first, count, network->stream));
+    TRY(batch_gather(network->train->data, &network->sets[part], &network->batch, count, network->inputs,
+                     network->stream));
+    TRY(forward(network, &pass));
+    CUDA_TRY(cudaMemcpyAsync(logits, last_layer(network)->out,
+                             (size_t)count * network->train->model->classes * sizeof *logits,
+                             cudaMemcpyDeviceToHost, network->stream));
+    return STATUS_OK;
+}
+
+static enum status cuda_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                 float *logits)
+{
+    struct network *network = static_cast<struct network *>(state);
+    uint32_t batch = network->train->batch;
+    CUDA_TRY(cudaSetDevice(network->device));
+    for (uint32_t done = 0; done < count; done += batch) {
+        uint32_t left = count - done;
+        TRY(evaluate_batch(network, part, first + done, left < batch ? left : batch,
+                           logits + (size_t)done * network->train->model->classes));
+    }
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    return STATUS_OK;
+}
+
+static uint64_t cuda_memory_bytes(const void *state)
+{
+    return static_cast<const struct network *>(state)->holding.bytes;
+}
+
+extern "C" {
+extern const struct engine engine_cuda;
+const struct engine engine_cuda = {
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .set = cuda_set,
+    .get = cuda_get,
+    .steps = cuda_steps,
+    .totals = cuda_totals,
+    .gradients = cuda_gradients,
+    .evaluate = cuda_evaluate,
+    .memory_bytes = cuda_memory_bytes,
+};
+}

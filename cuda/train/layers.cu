@@ -1,0 +1,275 @@
+/* The layers without products: ReLU, max-pooling, dropout, and the gradients of biases. */
+#include "train/multiply.cuh"
+#include "train/network.cuh"
+
+/* ---- Biases ---- */
+
+/* Block (channel, z) adds up slice z of its channel's gradients: thread i elements i, i + BLOCK, ... of it,
+ * then a tree. */
+static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider places,
+                                   const struct product size, float *slices)
+{
+    __shared__ float sums[BLOCK];
+    float sum = 0;
+    uint32_t begin = blockIdx.y * size.slice, end = min(begin + size.slice, size.depth);
+    for (uint32_t i = begin + threadIdx.x; i < end; i += BLOCK)
+        sum += deltas[(size_t)(places.quotient(i) * (channels - 1) + blockIdx.x) * places.by + i];
+    sums[threadIdx.x] = sum;
+    for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0)
+        slices[blockIdx.y * channels + blockIdx.x] = sums[0];
+}
+
+#define BIAS_SLICE (8 * BLOCK) /* elements of a block, or twice, four times ... as many */
+
+/* Terms of a slice: as few as leave slices that can be held and added. */
+static uint32_t bias_slice(uint32_t channels, uint32_t depth)
+{
+    uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
+    if (most > SLICES_MAX)
+        most = SLICES_MAX;
+    while ((depth - 1) / slice + 1 > most && slice < depth)
+        slice *= 2;
+    return (uint32_t)slice;
+}
+
+enum status bias_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t channels = layer->layer->out.channels;
+    uint32_t places = (uint32_t)(layer->layer->out_values / channels);
+    struct product size = {.rows = 1, .columns = channels, .depth = pass->count * places, .slice = 0};
+    size.slice = bias_slice(channels, size.depth);
+    uint32_t slices = (size.depth - 1) / size.slice + 1;
+    float *gradient = pass->gradients + layer->layer->bias;
+    bias_kernel<<<dim3(channels, slices), BLOCK, 0, pass->stream>>>(
+        layer->out_delta, channels, divider_of(places), size, slices == 1 ? gradient : pass->workspace);
+    CUDA_TRY_LAUNCH("bias_kernel");
+    if (slices == 1)
+        return STATUS_OK;
+    const struct matrix_out into = {
+        .values = gradient, .bias = nullptr, .stride = channels, .relu = false, .above = nullptr};
+    return add_slices(pass->stream, pass->workspace, slices, into, size);
+}
+
+/* ---- ReLU, in place: a NaN goes through ---- */
+
+static __global__ void relu_kernel(float *values, uint32_t count)
+{
+    uint32_t i = own_element();
+    if (i < count && values[i] <= 0)
+        values[i] = 0;
+}
+
+/* Where the output is 0, the input was not above it. A dropout behind it in the same place may have made it 0
+ * too: then the gradient is 0 already. */
+static __global__ void relu_back_kernel(const float *values, float *deltas, uint32_t count)
+{
+    uint32_t i = own_element();
+    if (i < count && values[i] <= 0)
+        deltas[i] = 0;
+}
+
+enum status relu_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
+    if (layer->forward_done)
+        return STATUS_OK;
+    relu_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out, count);
+    CUDA_TRY_LAUNCH("relu_kernel");
+    return STATUS_OK;
+}
+
+enum status relu_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
+    if (layer->backward_done || !layer->in_delta)
+        return STATUS_OK;
+    relu_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out, layer->in_delta, count);
+    CUDA_TRY_LAUNCH("relu_back_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Max-pooling: of equal values the first counts, a NaN before all ---- */
+
+struct pool_plan {
+    struct divider width, height, depth, channels; /* of the output */
+    uint32_t in_depth, in_height, in_width;
+    uint32_t kernel[MODEL_AXES];
+    uint32_t in_values; /* of a sample */
+    uint32_t count;     /* outputs of the batch */
+};
+
+/* Splits i = rest * unit.by + place. */
+static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *place)
+{
+    uint32_t rest = unit.quotient(i);
+    *place = i - rest * unit.by;
+    return rest;
+}
+
+/* Where the window of an output begins, and the sample that it is in. */
+struct window {
+    uint32_t sample, first; /* element of the sample */
+};
+
+static __device__ __forceinline__ struct window window_at(const struct pool_plan *plan, uint32_t i)
+{
+    uint32_t x, y, t, c;
+    uint32_t sample =
+        split(split(split(split(i, plan->width, &x), plan->height, &y), plan->depth, &t), plan->channels, &c);
+    uint32_t plane = c * plan->in_depth + t * plan->kernel[0];
+    return {sample, (plane * plan->in_height + y * plan->kernel[1]) * plan->in_width + x * plan->kernel[2]};
+}
+
+/* Calls visit(element) for the elements of a window in their order. */
+template <class Visit>
+static __device__ __forceinline__ void visit_window(const struct pool_plan *plan, uint32_t first,
+                                                    const Visit &visit)
+{
+    for (uint32_t t = 0; t < plan->kernel[0]; t++)
+        for (uint32_t y = 0; y < plan->kernel[1]; y++)
+            for (uint32_t x = 0; x < plan->kernel[2]; x++)
+                visit(first + (t * plan->in_height + y) * plan->in_width + x);
+}
+
+static __global__ void pool_kernel(const struct pool_plan plan, const float *in, float *out,
+                                   uint32_t *largest)
+{
+    uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    struct window window = window_at(&plan, i);
+    const float *sample = in + (size_t)window.sample * plan.in_values;
+    uint32_t best = window.first;
+    float most = sample[best];
+    visit_window(&plan, window.first, [&](uint32_t at) {
+        float value = sample[at];
+        if (value > most || isnan(value)) {
+            most = value;
+            best = at;
+        }
+    });
+    out[i] = most;
+    largest[i] = best;
+}
+
+/* Windows do not overlap, so each writes all of its elements. What is in no window keeps the 0 that it was
+ * given once and for all (open_layer). Where the input comes from a ReLU, `above` is the output: a window
+ * whose largest is 0 passes nothing on. (A dropout behind it in the same place may have made it 0 too: then
+ * the gradient is 0 already.) */
+static __global__ void pool_back_kernel(const struct pool_plan plan, const float *out_deltas,
+                                        const uint32_t *largest, const float *above, float *in_deltas)
+{
+    uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    struct window window = window_at(&plan, i);
+    float *sample = in_deltas + (size_t)window.sample * plan.in_values;
+    float delta = above && above[i] <= 0 ? 0 : out_deltas[i];
+    uint32_t best = largest[i];
+    visit_window(&plan, window.first, [&](uint32_t at) { sample[at] = at == best ? delta : 0; });
+}
+
+static struct pool_plan plan_of(const struct layer *pool, uint32_t count)
+{
+    const uint32_t *kernel = pool->spec.kernel;
+    return {.width = divider_of(pool->out.width),
+            .height = divider_of(pool->out.height),
+            .depth = divider_of(pool->out.depth),
+            .channels = divider_of(pool->out.channels),
+            .in_depth = pool->in.depth,
+            .in_height = pool->in.height,
+            .in_width = pool->in.width,
+            .kernel = {kernel[0], kernel[1], kernel[2]},
+            .in_values = (uint32_t)pool->in_values,
+            .count = count * (uint32_t)pool->out_values};
+}
+
+enum status pool_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct pool_plan plan = plan_of(layer->layer, pass->count);
+    pool_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, layer->in, layer->out,
+                                                                    layer->largest);
+    CUDA_TRY_LAUNCH("pool_kernel");
+    return STATUS_OK;
+}
+
+enum status pool_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct pool_plan plan = plan_of(layer->layer, pass->count);
+    if (!layer->in_delta)
+        return STATUS_OK;
+    pool_back_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(
+        plan, layer->out_delta, layer->largest, layer->relu_before ? layer->out : nullptr, layer->in_delta);
+    CUDA_TRY_LAUNCH("pool_back_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Dropout, in place; forward and backward are the same ---- */
+
+#define NEIGHBOURS 4 /* elements of a thread: of one block of draws */
+
+struct dropout_plan {
+    uint64_t seed;
+    uint32_t epoch, layer, threshold;
+    uint32_t sample_values, count; /* of the batch */
+    struct divider fours;          /* of a sample, rounded up */
+    float factor;
+};
+
+static __device__ __forceinline__ float kept(const struct dropout_plan &plan,
+                                             const struct philox_block &block, uint32_t i, float value)
+{
+    return value * (draw_kept(block, i, plan.threshold) ? plan.factor : 0);
+}
+
+static __global__ void dropout_kernel(const struct dropout_plan plan, const uint32_t *numbers, float *values)
+{
+    uint32_t four = own_element(), j = plan.fours.quotient(four);
+    if (j >= plan.count)
+        return;
+    uint32_t i = (four - j * plan.fours.by) * NEIGHBOURS;
+    struct philox_block block = draw_dropout(plan.seed, plan.epoch, numbers[j], plan.layer, i);
+    float *sample = values + (size_t)j * plan.sample_values;
+    if (plan.sample_values % NEIGHBOURS == 0) {
+        float4 *own = reinterpret_cast<float4 *>(sample + i), value = *own;
+        *own = make_float4(kept(plan, block, i, value.x), kept(plan, block, i + 1, value.y),
+                           kept(plan, block, i + 2, value.z), kept(plan, block, i + 3, value.w));
+        return;
+    }
+    for (uint32_t end = min(i + NEIGHBOURS, plan.sample_values); i < end; i++)
+        sample[i] = kept(plan, block, i, sample[i]);
+}
+
+static enum status drop(const struct device_layer *layer, const struct pass *pass, float *values)
+{
+    const struct layer *dropout = layer->layer;
+    uint32_t threshold = (uint32_t)(dropout->spec.rate * 256);
+    uint32_t fours = (uint32_t)(dropout->out_values - 1) / NEIGHBOURS + 1;
+    const struct dropout_plan plan = {.seed = pass->seed,
+                                      .epoch = pass->epoch,
+                                      .layer = dropout->number,
+                                      .threshold = threshold,
+                                      .sample_values = (uint32_t)dropout->out_values,
+                                      .count = pass->count,
+                                      .fours = divider_of(fours),
+                                      .factor = 256.0f / (float)(256 - threshold)};
+    dropout_kernel<<<blocks_for((size_t)pass->count * fours), BLOCK, 0, pass->stream>>>(plan, pass->numbers,
+                                                                                        values);
+    CUDA_TRY_LAUNCH("dropout_kernel");
+    return STATUS_OK;
+}
+
+enum status dropout_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    return pass->training ? drop(layer, pass, layer->out) : STATUS_OK;
+}
+
+enum status dropout_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    return layer->in_delta ? drop(layer, pass, layer->in_delta) : STATUS_OK;
+}

@@ -1,0 +1,56 @@
+/* Linear layers as products; weights are (out, in).
+ *
+ *     forward   out[sample][o]      = sum over i of in[sample][i] * weight[o][i]
+ *     backward  in_delta[sample][i] = sum over o of out_delta[sample][o] * weight[o][i]
+ *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
+#include "train/multiply.cuh"
+#include "train/network.cuh"
+
+/* Tiles of 64 x 64: these matrices are small. */
+#define DOWN   2
+#define ACROSS 1
+
+enum status linear_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *linear = layer->layer;
+    uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
+    const matrix<true> samples = {layer->in, in}, weights = {pass->parameters + linear->weight, in};
+    const struct matrix_out into = {.values = layer->out,
+                                    .bias = pass->parameters + linear->bias,
+                                    .stride = out,
+                                    .relu = layer->relu,
+                                    .above = nullptr};
+    return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, samples, weights, into,
+                                  {.rows = pass->count, .columns = out, .depth = in, .slice = 0});
+}
+
+static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *linear = layer->layer;
+    uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
+    const matrix<true> deltas = {layer->out_delta, out};
+    const matrix<false> weights = {pass->parameters + linear->weight, in};
+    const struct matrix_out into = {.values = layer->in_delta,
+                                    .bias = nullptr,
+                                    .stride = in,
+                                    .relu = false,
+                                    .above = layer->relu_before ? layer->in : nullptr};
+    return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, deltas, weights, into,
+                                  {.rows = pass->count, .columns = in, .depth = out, .slice = 0});
+}
+
+enum status linear_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *linear = layer->layer;
+    uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
+    const matrix<false> deltas = {layer->out_delta, out}, samples = {layer->in, in};
+    const struct matrix_out into = {.values = pass->gradients + linear->weight,
+                                    .bias = nullptr,
+                                    .stride = in,
+                                    .relu = false,
+                                    .above = nullptr};
+    TRY(bias_backward(layer, pass));
+    TRY((multiply<DOWN, ACROSS>(pass->stream, pass->workspace, deltas, samples, into,
+                                {.rows = out, .columns = in, .depth = pass->count, .slice = 0})));
+    return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
+}

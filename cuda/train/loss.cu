@@ -1,0 +1,134 @@
+/* Softmax, cross-entropy and their gradient; what a step adds to the totals; what it does to parameters. */
+#include "common/check.cuh"
+#include "train/network.cuh"
+
+#define ALL_LANES 0xffffffffu
+
+/* ---- Over the lanes of a warp, in an order that does not change ---- */
+
+static __device__ __forceinline__ float warp_sum(float value)
+{
+    for (int apart = 16; apart > 0; apart /= 2)
+        value += __shfl_xor_sync(ALL_LANES, value, apart);
+    return value;
+}
+
+/* A class and its logit. */
+struct candidate {
+    float logit;
+    uint32_t number;
+};
+
+/* The larger one; of equal ones the first. */
+static __device__ __forceinline__ struct candidate better(struct candidate a, struct candidate b)
+{
+    bool b_wins = b.logit > a.logit || (b.logit == a.logit && b.number < a.number);
+    return b_wins ? b : a;
+}
+
+static __device__ __forceinline__ struct candidate warp_best(struct candidate mine)
+{
+    for (int apart = 16; apart > 0; apart /= 2)
+        mine = better(mine, {__shfl_xor_sync(ALL_LANES, mine.logit, apart),
+                             __shfl_xor_sync(ALL_LANES, mine.number, apart)});
+    return mine;
+}
+
+/* ---- The loss ---- */
+
+struct loss_plan {
+    uint32_t classes, count;
+    float smoothing;
+};
+
+/* Warp j takes sample j. Logits are made smaller by the largest, so that no exponential overflows; a NaN
+ * among them is none of the candidates, and comes through in the sum. */
+static __global__ void loss_kernel(const struct loss_plan plan, const float *logits, const uint32_t *labels,
+                                   float *deltas, float *losses, uint32_t *right)
+{
+    uint32_t j = own_element() / 32, lane = threadIdx.x % 32;
+    if (j >= plan.count)
+        return;
+    const float *own = logits + (size_t)j * plan.classes;
+    struct candidate best = {-INFINITY, plan.classes};
+    for (uint32_t k = lane; k < plan.classes; k += 32)
+        best = better(best, {own[k], k});
+    best = warp_best(best);
+
+    float sum = 0, loss = 0;
+    for (uint32_t k = lane; k < plan.classes; k += 32)
+        sum += expf(own[k] - best.logit);
+    float log_sum = logf(warp_sum(sum));
+    for (uint32_t k = lane; k < plan.classes; k += 32) {
+        float log_p = own[k] - best.logit - log_sum;
+        float wanted = plan.smoothing / (float)plan.classes + (k == labels[j] ? 1 - plan.smoothing : 0);
+        loss -= wanted * log_p;
+        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.count;
+    }
+    loss = warp_sum(loss);
+    if (lane == 0) {
+        losses[j] = loss;
+        right[j] = best.number == labels[j];
+    }
+}
+
+/* One block: the batch's sums, thread i of samples i, i + BLOCK, ... and then a tree. */
+static __global__ void totals_kernel(const float *losses, const uint32_t *right, uint32_t count,
+                                     uint64_t step, struct train_totals *totals)
+{
+    __shared__ double sums[BLOCK];
+    __shared__ uint32_t rights[BLOCK];
+    double sum = 0;
+    uint32_t correct = 0;
+    for (uint32_t i = threadIdx.x; i < count; i += BLOCK) {
+        sum += losses[i];
+        correct += right[i];
+    }
+    sums[threadIdx.x] = sum;
+    rights[threadIdx.x] = correct;
+    for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+            rights[threadIdx.x] += rights[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x != 0)
+        return;
+    totals->loss += sums[0];
+    totals->correct += rights[0];
+    totals->samples += count;
+    if (!isfinite(sums[0]) && totals->bad_step == TRAIN_FINE)
+        totals->bad_step = step;
+}
+
+enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
+                      uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream)
+{
+    const struct loss_plan plan = {
+        .classes = train->model->classes, .count = count, .smoothing = train->smoothing};
+    loss_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, stream>>>(plan, logits, labels, deltas,
+                                                                      losses->losses, losses->right);
+    CUDA_TRY_LAUNCH("loss_kernel");
+    totals_kernel<<<1, BLOCK, 0, stream>>>(losses->losses, losses->right, count, step, losses->totals);
+    CUDA_TRY_LAUNCH("totals_kernel");
+    return STATUS_OK;
+}
+
+/* ---- The step ---- */
+
+static __global__ void update_kernel(const struct update update, size_t values, const float *gradients,
+                                     const struct train_state state)
+{
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < values)
+        optimizer_step(&update, gradients[i], &state.parameters[i], &state.first[i], &state.second[i]);
+}
+
+enum status parameters_update(const struct update *update, size_t values, const float *gradients,
+                              const struct train_state *state, cudaStream_t stream)
+{
+    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, *state);
+    CUDA_TRY_LAUNCH("update_kernel");
+    return STATUS_OK;
+}

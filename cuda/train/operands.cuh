@@ -1,0 +1,283 @@
+/* What multiply.cuh multiplies, and where it puts the sums.
+ *
+ * An operand gives a number for a line (a row of the left one, a column of the right one) and a point of the
+ * depth. Finding out where they are in memory is apart from reading: line_at() is called once a thread and
+ * line, point_at() once a tile. ALONG_DEPTH says whether the neighbour in memory is the next point or the
+ * next line. All offsets are below 2^31 (network.cu sees to it).
+ *
+ * A tensor of activations is (sample, channel, depth, height, width); a "place" is a sample's (depth, height,
+ * width), and a column of a convolution is a sample and a place. */
+#ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
+#define FDSL_CUDA_TRAIN_OPERANDS_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* Division of numbers below 2^31 by one that is known beforehand: Granlund and Montgomery, "Division by
+ * invariant integers using multiplication", 1994. */
+struct divider {
+    uint32_t by, factor, shift;
+    __device__ __forceinline__ uint32_t quotient(uint32_t n) const
+    {
+        return (__umulhi(factor, n) + n) >> shift;
+    }
+};
+
+static inline struct divider divider_of(uint32_t by)
+{
+    struct divider divider = {by, 0, 0};
+    while (UINT64_C(1) << divider.shift < by)
+        divider.shift++;
+    divider.factor = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << divider.shift) - by) / by + 1);
+    return divider;
+}
+
+/* ---- Operands ---- */
+
+/* A matrix, or its transpose. */
+template <bool ALONG> struct matrix {
+    static constexpr bool ALONG_DEPTH = ALONG;
+    typedef const float *line;
+    typedef uint32_t point;
+    const float *values;
+    uint32_t stride; /* from line to line where the depth is along rows, else from point to point */
+
+    __device__ line line_at(uint32_t i) const
+    {
+        return values + (ALONG ? (size_t)i * stride : i);
+    }
+    __device__ point point_at(uint32_t k) const
+    {
+        return ALONG ? k : k * stride;
+    }
+    static __device__ float value(line from, point at)
+    {
+        return __ldg(from + at);
+    }
+};
+
+/* The weights of a convolution as its way back needs them: line c, and for depth (o, tap) the weight from
+ * channel c to o at the tap that lies opposite. */
+struct opposite_weights {
+    static constexpr bool ALONG_DEPTH = true;
+    typedef const float *line;
+    typedef uint32_t point;
+    const float *values;
+    struct divider taps; /* of a kernel */
+    uint32_t in_channels;
+
+    __device__ line line_at(uint32_t c) const
+    {
+        return values + c * taps.by;
+    }
+    __device__ point point_at(uint32_t k) const
+    {
+        uint32_t o = taps.quotient(k), tap = k - o * taps.by;
+        return o * in_channels * taps.by + taps.by - 1 - tap;
+    }
+    static __device__ float value(line from, point at)
+    {
+        return __ldg(from + at);
+    }
+};
+
+/* A tensor of activations: line = channel, depth = (sample, place). */
+struct channel_lines {
+    static constexpr bool ALONG_DEPTH = true;
+    typedef const float *line;
+    typedef uint32_t point;
+    const float *values;
+    uint32_t channels;
+    struct divider places;
+
+    __device__ line line_at(uint32_t channel) const
+    {
+        return values + channel * places.by;
+    }
+    __device__ point point_at(uint32_t k) const
+    {
+        return k + places.quotient(k) * (channels - 1) * places.by;
+    }
+    static __device__ float value(line from, point at)
+    {
+        return __ldg(from + at);
+    }
+};
+
+/* How a convolution's windows lie in the tensor that it reads: place p of what it makes and weight
+ * k = (channel, tap) meet at the sample's element places[p].offset + taps[k].offset. It is inside where
+ * places[p].bits has all of taps[k].bits: a bit for each coordinate that a tap has along an axis. */
+struct window_part {
+    int32_t offset;
+    uint32_t bits;
+};
+
+#define AXIS_BITS 10 /* a kernel's longest axis */
+
+struct windows {
+    const struct window_part *taps, *places; /* device memory */
+    uint32_t tap_count;                      /* channels times the kernel's */
+    struct divider place_count;
+    uint32_t sample_values;
+    bool padded; /* some window reaches outside */
+};
+
+/* A place of a sample, and what of its surroundings is inside; a tap. */
+struct window_place {
+    const float *values;
+    uint32_t bits;
+};
+
+/* What a tap finds at a place. */
+template <bool PADDED>
+static __device__ __forceinline__ float window_value(const struct window_place &place,
+                                                     const struct window_part &tap)
+{
+    if (PADDED && (~place.bits & tap.bits) != 0)
+        return 0;
+    return __ldg(place.values + tap.offset);
+}
+
+static __device__ __forceinline__ struct window_part read_part(const struct window_part *from)
+{
+    int2 part = __ldg(reinterpret_cast<const int2 *>(from));
+    return {part.x, (uint32_t)part.y};
+}
+
+/* Place i of a tensor of samples. */
+static __device__ __forceinline__ struct window_place place_at(const struct windows &windows,
+                                                               const float *values, uint32_t i)
+{
+    uint32_t sample = windows.place_count.quotient(i);
+    struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+    return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
+}
+
+/* All windows as a matrix, of which memory holds nothing: a line is a place, the depth is the weights. */
+template <bool PADDED> struct window_rows {
+    static constexpr bool ALONG_DEPTH = false;
+    typedef struct window_place line;
+    typedef struct window_part point;
+    const float *values;
+    struct windows windows;
+
+    __device__ line line_at(uint32_t i) const
+    {
+        return place_at(windows, values, i);
+    }
+    __device__ point point_at(uint32_t k) const
+    {
+        return read_part(&windows.taps[k]);
+    }
+    static __device__ float value(const line &place, const point &tap)
+    {
+        return window_value<PADDED>(place, tap);
+    }
+};
+
+/* Its transpose: a line is a weight, the depth is the places. */
+template <bool PADDED> struct window_columns {
+    static constexpr bool ALONG_DEPTH = true;
+    typedef struct window_part line;
+    typedef struct window_place point;
+    const float *values;
+    struct windows windows;
+
+    __device__ line line_at(uint32_t i) const
+    {
+        return read_part(&windows.taps[i]);
+    }
+    __device__ point point_at(uint32_t k) const
+    {
+        return place_at(windows, values, k);
+    }
+    static __device__ float value(const line &tap, const point &place)
+    {
+        return window_value<PADDED>(place, tap);
+    }
+};
+
+/* ---- Where sums go ---- */
+
+/* put() stores four sums of neighbouring columns, of which `columns` are in range; put_one() one. */
+template <class Into>
+static __device__ __forceinline__ void put_four(const Into &into, bool together, uint32_t row,
+                                                uint32_t column, uint32_t columns, const float sums[4])
+{
+    if (together && column < columns) { /* columns are a multiple of 4 too */
+        size_t at = into.place(row, column);
+        *reinterpret_cast<float4 *>(into.values + at) = make_float4(
+            into.finished(row, column, sums[0], at), into.finished(row, column + 1, sums[1], at + 1),
+            into.finished(row, column + 2, sums[2], at + 2), into.finished(row, column + 3, sums[3], at + 3));
+    }
+    for (int j = 0; !together && j < 4; j++)
+        if (column + j < columns)
+            into.put_one(row, column + j, sums[j]);
+}
+
+/* What becomes of a sum at `at`: with bias i, if there is one; through a ReLU, if one follows; 0 where the
+ * layer before was a ReLU whose output `above` is not above 0. A NaN goes through. */
+static __device__ __forceinline__ float finish(float sum, const float *bias, uint32_t i, bool relu,
+                                               const float *above, size_t at)
+{
+    float value = bias ? sum + __ldg(bias + i) : sum;
+    return (relu && value <= 0) || (above && above[at] <= 0) ? 0 : value;
+}
+
+/* A matrix; a bias for each column. */
+struct matrix_out {
+    float *values;
+    const float *bias; /* or NULL */
+    uint32_t stride;
+    bool relu;
+    const float *above; /* like `values`, or NULL */
+
+    __device__ size_t place(uint32_t row, uint32_t column) const
+    {
+        return (size_t)row * stride + column;
+    }
+    __device__ float finished(uint32_t, uint32_t column, float sum, size_t at) const
+    {
+        return finish(sum, bias, column, relu, above, at);
+    }
+    __device__ void put_one(uint32_t row, uint32_t column, float sum) const
+    {
+        size_t at = place(row, column);
+        values[at] = finished(row, column, sum, at);
+    }
+    __device__ void put(uint32_t row, uint32_t column, uint32_t columns, const float sums[4]) const
+    {
+        put_four(*this, stride % 4 == 0 && columns % 4 == 0, row, column, columns, sums);
+    }
+};
+
+/* A tensor of activations: row = channel, column = (sample, place); a bias for each channel. */
+struct channel_out {
+    float *values;
+    const float *bias; /* or NULL */
+    uint32_t channels;
+    struct divider places;
+    bool relu;
+    const float *above; /* like `values`, or NULL */
+
+    __device__ size_t place(uint32_t channel, uint32_t column) const
+    {
+        uint32_t sample = places.quotient(column);
+        return (size_t)(sample * (channels - 1) + channel) * places.by + column;
+    }
+    __device__ float finished(uint32_t channel, uint32_t, float sum, size_t at) const
+    {
+        return finish(sum, bias, channel, relu, above, at);
+    }
+    __device__ void put_one(uint32_t channel, uint32_t column, float sum) const
+    {
+        size_t at = place(channel, column);
+        values[at] = finished(channel, column, sum, at);
+    }
+    __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
+    {
+        put_four(*this, places.by % 4 == 0, channel, column, columns, sums);
+    }
+};
+
+#endif

@@ -1,0 +1,94 @@
+/* From the data sets in device memory to a batch: which samples, how they are moved, and their values. */
+#include "common/check.cuh"
+#include "train/network.cuh"
+
+static __global__ void draw_kernel(const struct draw_order order, uint32_t first, uint32_t count,
+                                   const struct augment augment, uint64_t seed, uint32_t epoch,
+                                   const uint32_t *labels, const struct device_batch batch)
+{
+    uint32_t j = own_element();
+    if (j >= count)
+        return;
+    uint32_t number = draw_order_at(&order, first + j);
+    batch.numbers[j] = number;
+    batch.labels[j] = labels[number];
+    batch.moves[j] = draw_move(&augment, seed, epoch, number);
+}
+
+enum status batch_draw(const struct train *train, const struct device_set *set,
+                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
+                       cudaStream_t stream)
+{
+    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(order, step * train->batch, count, train->augment,
+                                                         train->seed, epoch, set->labels, *batch);
+    CUDA_TRY_LAUNCH("draw_kernel");
+    return STATUS_OK;
+}
+
+static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_t *labels,
+                                   const struct device_batch batch)
+{
+    uint32_t j = own_element();
+    if (j >= count)
+        return;
+    batch.numbers[j] = first + j;
+    batch.labels[j] = labels[first + j];
+    batch.moves[j] = {0, 0, false};
+}
+
+enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
+                       uint32_t count, cudaStream_t stream)
+{
+    list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
+    CUDA_TRY_LAUNCH("list_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Values ---- */
+
+struct gather_plan {
+    enum data_type type;
+    struct shape shape;
+    uint32_t count;        /* values of the batch */
+    struct divider sample; /* values of one */
+    size_t sample_bytes;
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+};
+
+static __global__ void gather_kernel(const struct gather_plan plan, const uint8_t *stored,
+                                     const struct device_batch batch, float *values)
+{
+    uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    uint32_t j = plan.sample.quotient(i), element = i - j * plan.sample.by;
+    uint32_t x = element % plan.shape.width, y = element / plan.shape.width % plan.shape.height;
+    uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
+    uint32_t channel = plane / plan.shape.depth;
+    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
+    const uint8_t *sample = stored + batch.numbers[j] * plan.sample_bytes;
+    size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
+    values[i] = fmaf(value, plan.scale[channel], plan.offset[channel]);
+}
+
+enum status batch_gather(const struct data *data, const struct device_set *set,
+                         const struct device_batch *batch, uint32_t count, float *values, cudaStream_t stream)
+{
+    struct gather_plan plan = {.type = data->type,
+                               .shape = data->shape,
+                               .count = count * (uint32_t)data->sample_values,
+                               .sample = divider_of((uint32_t)data->sample_values),
+                               .sample_bytes = data->sample_bytes,
+                               .scale = {},
+                               .offset = {}};
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        plan.scale[c] = data->scale[c];
+        plan.offset[c] = data->offset[c];
+    }
+    gather_kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(
+        plan, static_cast<const uint8_t *>(set->values), *batch, values);
+    CUDA_TRY_LAUNCH("gather_kernel");
+    return STATUS_OK;
+}

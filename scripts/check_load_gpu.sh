@@ -1,0 +1,156 @@
+#!/usr/bin/env bash
+# Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte that arrived on the device,
+# every value of the tensors and every label, each sample once. With --sanitize, under compute-sanitizer.
+#
+#   scripts/check_load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
+#
+# DIR: where small sets are made (default: a temporary folder), some 100 MB. Prints a line a check and a last line
+# "N passed, N failed". Exit status 1 when one failed, 4 where no GPU variant runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+sanitize=0 dir=
+list=$("$bench" --list)
+variants=$(awk '$1 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $2 == "available" { print $1 }' <<<"$list")
+while (($#)); do
+    case $1 in
+    --sanitize) sanitize=1 ;;
+    --variant) variants=$(tr , '\n' <<<"${2:?--variant needs names}") && shift ;;
+    -*) echo "check_load_gpu.sh: unknown option '$1'; see the head of this script" >&2 && exit 2 ;;
+    *) dir=$1 ;;
+    esac
+    shift
+done
+[[ -n $variants ]] || { echo 'check_load_gpu.sh: no GPU variant of load runs here; see fdsl-bench --list' >&2 && exit 4; }
+if [[ -z $dir ]]; then
+    dir=$(mktemp -d)
+    trap 'rm -rf "$dir"' EXIT
+fi
+
+# Checks run side by side, as most of each is the start of CUDA.
+jobs=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
+log=$(mktemp)
+check() { # name, command ...
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+    (
+        name=$1 begin=$SECONDS verdict=ok
+        shift
+        output=$("$@" 2>&1) || verdict=FAILED
+        [[ $verdict == ok ]] && output=
+        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$log"
+    ) &
+}
+fails_with() { # exit status, words of the message, command ...
+    local wanted=$1 words=$2 output status=0
+    shift 2
+    output=$(timeout 120 "$@" 2>&1) || status=$?
+    ((status == wanted)) && grep -q "$words" <<<"$output" && return
+    printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
+    return 1
+}
+breaks() { # variant, state of the page cache, command that breaks a shard
+    local set shard
+    set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
+    shard=$(find "$set" -name '*.tar' | sort | sed -n 2p)
+    (sleep 3 && $3 "$shard") &
+    fails_with 1 "$set/" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 --min-time 60 --max-time 90
+}
+make_set() { # layout, name, shards, options of --prepare ...
+    local shards=(--shards "$3")
+    [[ $1 == shards ]] || shards=()
+    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --layout "$1" "${shards[@]}" "${@:4}" >/dev/null
+}
+layouts_of() { # variant
+    case $1 in files-gpu) echo files ;; gpu-resident) echo files shards ;; *) echo shards ;; esac
+}
+quick=(--loops 2 --warmups 0 --warmup-time 0 --cache any --verify)
+runner=()
+
+verify() { # variant, set, options ...
+    local layout
+    for layout in $(layouts_of "$1"); do
+        check "${tool:+$tool: }$1 $2-$layout ${*:3}" "${runner[@]}" "$bench" --variant "$1" --data "$dir/$2-$layout" \
+            "${quick[@]}" "${@:3}"
+    done
+}
+
+make_sets() {
+    local layout
+    for layout in files shards; do
+        make_set $layout one 1 --samples 1 --sample-shape 7 --dtype u8
+        make_set $layout three 2 --samples 3 --sample-shape 3,5,7 --dtype f16
+        make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
+        make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
+        make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
+        # 64 KiB and more: where copies from pageable memory return before their end
+        make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
+        make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
+    done
+    make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
+}
+sets=(one three odd half float middle large)
+make_sets
+# cuFile takes the files of some file systems, and of others none.
+if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then
+    echo "check_load_gpu.sh: gds is left out: name a DIR on a file system that cuFile takes" >&2
+    variants=$(grep -v '^gds$' <<<"$variants")
+fi
+
+if ((sanitize)); then
+    # racecheck looks at shared memory, initcheck at what was never written.
+    for tool in memcheck racecheck initcheck; do
+        runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+        for variant in $variants; do
+            [[ $variant != gds ]] || continue # the library's own kernels and copies are not ours
+            for set in one odd half; do
+                verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --tensor f16
+            done
+            verify "$variant" float --batch 7 --threads 3 --tensor raw --epochs 2
+        done
+    done
+else
+    for variant in $variants; do
+        for set in "${sets[@]}"; do
+            for tensor in raw f32 f16 bf16; do
+                verify "$variant" "$set" --tensor $tensor --threads 1
+            done
+            verify "$variant" "$set" --batch 1 --threads 2
+            verify "$variant" "$set" --batch 1000 --threads 1 --epochs 3
+        done
+        for shuffle in 0 1 2 7 100 1000; do
+            for threads in 1 3 16; do
+                verify "$variant" odd --shuffle $shuffle --threads $threads --batch 31 --seed 9
+            done
+        done
+        verify "$variant" odd --mean 0.5 --std 0.25 --tensor bf16
+        verify "$variant" float --mean -3 --std 7 --tensor f32
+        [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
+        for chunk in 4 64 1024; do
+            verify "$variant" odd --chunk $chunk --ring 2 --threads 2 --shuffle 7
+            verify "$variant" large --chunk $chunk --ring 3 --threads 2
+        done
+        for threads in 1 16; do
+            check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
+                "${quick[@]}" --threads $threads --batch 129
+        done
+    done
+    # Faults
+    for variant in $variants; do
+        [[ $variant == files-gpu ]] && continue
+        check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
+            --data "$dir/large-shards" --batch 1000000 --tensor f32 --cache any
+        [[ $variant == gpu-resident ]] && continue
+        # A shard that goes, and one that shrinks, while the epochs of a run go by
+        check "$variant: a shard goes" breaks "$variant" any rm
+        for cache in any warm; do
+            check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
+        done
+    done
+fi
+wait
+passed=$(grep -c '^ok ' "$log") || true
+failed=$(grep -c '^FAILED ' "$log") || true
+rm -f "$log"
+echo "$passed passed, $failed failed"
+((failed == 0 && passed > 0))

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Fetches the four files of MNIST, or of Fashion-MNIST, and checks them. Files that are there and right stay.
+#
+#   scripts/fetch_mnist.sh [--fashion] DIR      then: ./fdsl-bench --workload train --variant all --data DIR
+#
+# MIRROR=URL takes them from another place. Exit status: 0 done, 1 a file could not be had or is not what it should be, 2 usage.
+set -u
+
+names=(train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz)
+sums=(f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c)
+mirror=https://ossci-datasets.s3.amazonaws.com/mnist
+if [[ ${1-} == --fashion ]]; then
+    shift
+    sums=(8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310)
+    mirror=http://fashion-mnist.s3-website.eu-central-1.amazonaws.com
+fi
+mirror=${MIRROR:-$mirror}
+[[ $# == 1 && $1 != -* ]] || { echo "usage: fetch_mnist.sh [--fashion] DIR" >&2 && exit 2; }
+
+fail()
+{
+    echo "fetch_mnist.sh: $1" >&2
+    exit 1
+}
+
+is_right() # FILE MD5
+{
+    [[ -f $1 && $(md5sum <"$1") == "$2 "* ]]
+}
+
+mkdir -p "$1" || exit 1
+for i in "${!names[@]}"; do
+    file=$1/${names[i]}
+    is_right "$file" "${sums[i]}" && continue
+    echo "fetching ${names[i]}"
+    curl -fL --retry 3 -o "$file.part" "$mirror/${names[i]}" || fail "$mirror/${names[i]} cannot be fetched; set MIRROR to another place"
+    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its md5 is not ${sums[i]}"
+    mv "$file.part" "$file" || exit 1
+done
+echo "$1 is complete"

@@ -1,0 +1,88 @@
+"""The figures of learning, of rows of the workload train. scripts/figures.py says what it is that they return."""
+
+import collections
+
+from devices import Devices, Missing, about_yours, device_of
+from plot import Plot, linear_ticks, log_range, log_ticks, ticks_125, x_axis
+from rows import TRAIN_PARAMETERS
+
+COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
+JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data"))  # data may lie elsewhere
+
+
+def job_of(row):
+    return tuple(row[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+
+
+def line_of(row):
+    return device_of(row), row["variant"], row["threads"]
+
+
+def curves(rows):
+    """Of the job that most lines have, then most epochs, then the newest: lists of rows by epoch, the newest of each, one
+    a device, variant and number of threads."""
+    jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        jobs[job_of(row)][line_of(row)][row["epoch"]] = row
+    def worth(lines):
+        return len(lines), sum(map(len, lines.values())), max(row["time_utc"] for line in lines.values() for row in line.values())
+    best = max(jobs.values(), key=worth, default={})
+    return [[line[epoch] for epoch in sorted(line)] for line in best.values()]
+
+
+def about_job(row):
+    decay = f", weight decay {row['weight_decay']}" if row["weight_decay"] != "0" else ""
+    return (f"{row['model']} with {row['parameters']:.0f} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
+            f"{row['train_samples']:.0f} samples to learn from, {row['test_samples']:.0f} to test with; batch "
+            f"{row['batch']:.0f}, {row['optimizer']} at {row['lr']}{decay}.")
+
+
+def curves_plot(measured, title, y_name, value, x, about):
+    """value(row) over x(row), a line a variant."""
+    plot = Plot(title)
+    lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
+    devices = Devices([row for line in lines for row in line], item="first steps")
+    lines = [line for line in lines if device_of(line[0]) in devices.groups]
+    if not lines:
+        raise Missing(COMMAND)
+    for device, name, whose in devices.names():
+        plot.legend += [(0, text) for text in name] + [(0.5, whose)]
+        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.style(line[0])):
+            plot.add_series(devices.style(line[0]), line[0]["variant"],
+                            [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
+    low, high = log_range([point[1] for points in plot.blocks for point in points])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name,
+                      **log_ticks(low, high, lambda tick: f"{tick:.9g}")}
+    shown = [row for line in lines for row in line]
+    plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
+    plot.notes += about_yours(measured.trains, shown, JOB, COMMAND)
+    return plot
+
+
+def epochs_axis(plot):
+    last = max(point[0] for points in plot.blocks for point in points)
+    plot.variables.update(x_axis(0, last + 0.5, linear_ticks(0, last + 0.5), log=False), x_name="epochs")
+    return plot
+
+
+def error_percent(row):
+    """Of the test set; half a sample where none is wrong, as the axis is logarithmic."""
+    return 100 * max(1 - row["test_acc"], 0.5 / row["test_samples"])
+
+
+def loss(measured):
+    return epochs_axis(curves_plot(measured, "Learning: the loss", "loss, mean of an epoch", lambda row: row["loss"] or None,
+                                   lambda row: row["epoch"], "The loss of training samples, before each one's step."))
+
+
+def accuracy(measured):
+    return epochs_axis(curves_plot(measured, "Learning: wrong answers", "test samples wrong, %", error_percent,
+                                   lambda row: row["epoch"], "Tested behind every epoch."))
+
+
+def to_accuracy(measured):
+    plot = curves_plot(measured, "Learning: wrong answers over time", "test samples wrong, %", error_percent,
+                       lambda row: row["trained_s"], "Time of the steps alone; testing and checkpoints are not in it.")
+    xs = [point[0] for points in plot.blocks for point in points]
+    plot.variables.update(x_axis(min(xs) / 1.3, max(xs) * 1.3, ticks_125(min(xs) / 1.3, max(xs) * 1.3)), x_name="seconds of training")
+    return plot

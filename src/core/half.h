@@ -1,0 +1,62 @@
+/* Floats of 16 bits, by their bits: one definition for host and device. */
+#ifndef FDSL_CORE_HALF_H
+#define FDSL_CORE_HALF_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/portable.h"
+
+FDSL_HD uint32_t float_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+FDSL_HD float float_from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The bits of the nearest IEEE half, ties to even; from 65520 on infinity. As __float2half_rn(). */
+FDSL_HD uint16_t half_from_float(float value)
+{
+    uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
+    uint32_t exponent = magnitude >> 23;
+    if (magnitude > 0x7F800000) /* no number */
+        return 0x7FFF;
+    if (exponent > 142) /* 2^16 and more */
+        return (uint16_t)(sign | 0x7C00);
+    if (exponent < 102) /* less than half of the smallest, 2^-24 */
+        return (uint16_t)sign;
+    /* Below 2^-14, exponent 113, halves are subnormal and their last bit stays at 2^-24. */
+    bool normal = exponent > 112;
+    uint32_t shift = normal ? 13 : 126 - exponent;
+    uint32_t whole = normal ? magnitude - (112u << 23) : (magnitude & 0x7FFFFF) | 0x800000;
+    uint32_t rounded = (whole + (1u << (shift - 1)) - 1 + (whole >> shift & 1)) >> shift;
+    return (uint16_t)(sign | rounded);
+}
+
+/* The bits of the nearest bfloat16, ties to even. As __float2bfloat16_rn(). */
+FDSL_HD uint16_t bf16_from_float(float value)
+{
+    uint32_t bits = float_bits(value);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) /* no number */
+        return 0x7FFF;
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* A half as a float: exact, the payload of what is no number too. */
+FDSL_HD float half_to_float(uint16_t bits)
+{
+    uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31;
+    if (exponent == 0) /* zeros and subnormals */
+        return float_from_bits(float_bits((float)mantissa * 0x1p-24f) | sign);
+    return float_from_bits(sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13);
+}
+
+#endif

@@ -1,0 +1,49 @@
+#include "load/guard.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+
+static struct sigaction before; /* what was done about SIGBUS before the first guard */
+static int guards;              /* that are open */
+static __thread sigjmp_buf escape;
+static __thread volatile sig_atomic_t guarded;
+
+static void on_bus_error(int signal_)
+{
+    if (guarded)
+        siglongjmp(escape, 1);
+    signal(signal_, SIG_DFL); /* not ours: it happens again, and ends the program */
+}
+
+enum status guard_open(struct guard *guard)
+{
+    struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER};
+    if (guards == 0 && sigaction(SIGBUS, &action, &before) != 0)
+        return status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(errno));
+    guards++;
+    guard->open = true;
+    return STATUS_OK;
+}
+
+void guard_close(struct guard *guard)
+{
+    if (guard->open && --guards == 0)
+        sigaction(SIGBUS, &before, NULL);
+    guard->open = false;
+}
+
+bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    if (sigsetjmp(escape, 0)) { /* no system call; SA_NODEFER keeps the signal open */
+        guarded = 0;
+        return false;
+    }
+    guarded = 1;
+    __asm__ volatile("" : : : "memory");
+    memcpy(to, from, bytes);
+    __asm__ volatile("" : : : "memory");
+    guarded = 0;
+    return true;
+}

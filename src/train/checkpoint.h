@@ -1,0 +1,59 @@
+/* Checkpoints: all that training needs to go on bit for bit, after every epoch, in files that appear whole or
+ * not at all. They know no engine: one variant goes on where another stopped. */
+#ifndef FDSL_TRAIN_CHECKPOINT_H
+#define FDSL_TRAIN_CHECKPOINT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "train/data.h"
+#include "train/engine.h"
+#include "train/model.h"
+
+/* What is behind a network. Draws are functions of the epoch, so `epochs` is the state of all random numbers.
+ */
+struct train_history {
+    uint32_t epochs;         /* done */
+    double trained_s;        /* time of their steps */
+    double to_98_s, to_99_s; /* what of it had passed when 98 % and 99 % of the test set were right first;
+                              * negative: not yet */
+};
+
+/* A checkpoint in memory. */
+struct checkpoint {
+    char model[MODEL_NAME_MAX];
+    struct shape input;
+    uint32_t classes;
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* what its samples were normalised with */
+    struct train_history history;
+    char *identity;           /* owned: the options that decide the parameters, "name=value name=value ..." */
+    struct train_state state; /* owned: arenas of `arena_values` */
+    uint64_t arena_values;
+};
+
+FDSL_C_BEGIN
+
+/* Whether checkpoints can be written into the folder, which is made where it is missing. STATUS_USAGE with
+ * the reason; STATUS_UNAVAILABLE where the build has no xxHash. */
+enum status checkpoint_check_folder(const char *folder);
+
+/* Whether the folder holds any. */
+bool checkpoint_exists(const char *folder);
+
+/* Writes FOLDER/epoch-000012.ckpt and removes all but the latest `keep`. */
+enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
+
+/* Reads a file. STATUS_FAILED with path and reason: no checkpoint, of a newer schema, cut, or with a wrong
+ * checksum. The caller frees, also after a failure. */
+enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
+
+/* Reads the latest whole one of a folder; warns of those that are not. `*found` is false where there is no
+ * checkpoint at all; STATUS_FAILED where all are broken. The caller frees. */
+enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found);
+void checkpoint_free(struct checkpoint *checkpoint);
+
+FDSL_C_END
+
+#endif

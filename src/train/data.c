@@ -1,0 +1,441 @@
+#include "train/data.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/npy_header.h"
+#include "core/options.h"
+#include "core/origin.h"
+#include "core/png_image.h"
+
+#define CHUNK       256 /* samples that are made at a time */
+#define SAMPLES_MAX ((UINT64_C(1) << 31) - 1)
+#define CLASSES_MAX (1 << 24)
+#define HELD_OUT    10 /* one in so many */
+
+void data_close(struct data *data)
+{
+    for (int part = 0; part < DATA_PARTS; part++) {
+        free(data->sets[part].values);
+        free(data->sets[part].labels);
+    }
+    *data = (struct data){0};
+}
+
+/* ---- On the way into the network ---- */
+
+/* Mean and variance of a channel over the training set: of bytes exact sums, of halves in double. */
+static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
+{
+    const struct data_set *set = &data->sets[DATA_TRAIN];
+    size_t plane = data->sample_values / data->shape.channels;
+    double sum = 0, squares = 0, count = (double)plane * set->count;
+    for (uint32_t n = 0; n < set->count; n++) {
+        const uint8_t *sample = (const uint8_t *)set->values + (size_t)n * data->sample_bytes;
+        for (size_t i = 0; i < plane; i++) {
+            double value = data_value(data->type, sample, channel * plane + i);
+            sum += value;
+            squares += value * value;
+        }
+    }
+    *mean = sum / count;
+    *variance = squares / count - *mean * *mean;
+}
+
+void data_normalise(struct data *data, bool on)
+{
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        double mean = 0, variance = data->type == DATA_U8 ? 255.0 * 255.0 : 1;
+        if (on)
+            moments(data, c, &mean, &variance);
+        double deviation = variance > 0 ? sqrt(variance) : 1; /* all alike: only shifted */
+        data->scale[c] = (float)(1 / deviation);
+        data->offset[c] = (float)(-mean / deviation);
+    }
+}
+
+FDSL_FMA_CLONES
+void data_gather(const struct data *data, enum data_part part, uint32_t sample, struct draw_move move,
+                 float *values)
+{
+    const struct shape *shape = &data->shape;
+    size_t plane = (size_t)shape->height * shape->width;
+    const uint8_t *stored = (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
+    for (uint32_t c = 0; c < shape->channels; c++)
+        for (uint32_t t = 0; t < shape->depth; t++) {
+            size_t first = ((size_t)c * shape->depth + t) * plane;
+            for (uint32_t y = 0; y < shape->height; y++)
+                for (uint32_t x = 0; x < shape->width; x++) {
+                    int32_t from = draw_moved(&move, shape->height, shape->width, y, x);
+                    float value = from < 0 ? 0 : data_value(data->type, stored, first + (size_t)from);
+                    *values++ = fmaf(value, data->scale[c], data->offset[c]);
+                }
+        }
+}
+
+/* ---- Samples as origins give them ---- */
+
+/* A picture or a volume in memory. */
+struct stored {
+    struct shape shape;
+    enum data_type type;
+    const void *values; /* in C order, unless `pixels` */
+    uint8_t *pixels;    /* decoded, pixel by pixel; owned */
+};
+
+static enum status decode_npy(const struct origin_member *member, struct stored *stored)
+{
+    struct npy_header header;
+    TRY(npy_header_parse(member->bytes, member->size, &header));
+    TRY(npy_header_check(&header, member->size));
+    bool half = strcmp(header.type, "<f2") == 0;
+    if (!half && strcmp(header.type, "|u1") != 0)
+        return status_set(STATUS_FAILED, "values of type %s; |u1 and <f2 are read", header.type);
+    if (header.fortran || header.axes < 2 || header.axes > 4 || header.values == 0 ||
+        header.values > INT32_MAX)
+        return status_set(STATUS_FAILED,
+                          "no sample of (height, width), (channels, height, width) or (channels, "
+                          "depth, height, width)");
+    uint32_t axes[4] = {1, 1, 1, 1}; /* channels, depth, height, width */
+    static const uint32_t places[5][4] = {[2] = {2, 3}, [3] = {0, 2, 3}, [4] = {0, 1, 2, 3}};
+    for (uint32_t i = 0; i < header.axes; i++)
+        axes[places[header.axes][i]] = (uint32_t)header.shape[i];
+    stored->shape = (struct shape){axes[0], axes[1], axes[2], axes[3]};
+    stored->type = half ? DATA_F16 : DATA_U8;
+    stored->values = (const uint8_t *)member->bytes + header.data;
+    return STATUS_OK;
+}
+
+static enum status decode_png(const struct origin_member *member, struct stored *stored)
+{
+    struct png_shape shape;
+    TRY(png_shape(member->bytes, member->size, &shape));
+    size_t bytes = (size_t)shape.width * shape.height * shape.channels;
+    stored->pixels = malloc(bytes);
+    if (!stored->pixels)
+        return status_set(STATUS_FAILED, "out of memory for a picture");
+    TRY(png_decode(member->bytes, member->size, stored->pixels, bytes, &shape));
+    stored->shape = (struct shape){shape.channels, 1, shape.height, shape.width};
+    stored->type = DATA_U8;
+    return STATUS_OK;
+}
+
+static enum status decode(const struct origin_sample *sample, struct stored *stored)
+{
+    const struct origin_member *npy = origin_member(sample, "npy"), *png = origin_member(sample, "png");
+    *stored = (struct stored){0};
+    if (npy)
+        return decode_npy(npy, stored);
+    if (png)
+        return decode_png(png, stored);
+    return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
+}
+
+static enum status read_label(const struct origin_sample *sample, uint64_t classes, uint32_t *label)
+{
+    const struct origin_member *member = origin_member(sample, "cls");
+    char text[24];
+    uint64_t value;
+    if (!member)
+        return status_set(STATUS_FAILED, "no member cls, its class in digits");
+    snprintf(text, sizeof text, "%.*s", (int)(member->size < 20 ? member->size : 20),
+             (const char *)member->bytes);
+    text[strcspn(text, "\r\n")] = '\0';
+    TRY(parse_count("its label", text, 0, CLASSES_MAX - 1, &value));
+    if (value >= classes)
+        return status_set(STATUS_FAILED,
+                          "its label %" PRIu64 " is out of range: there are %" PRIu64
+                          " classes; say how many with --classes N",
+                          value, classes);
+    *label = (uint32_t)value;
+    return STATUS_OK;
+}
+
+/* ---- Filling a set ---- */
+
+/* The first sample decides what all are. */
+static enum status fit(struct data *data, const struct stored *stored)
+{
+    if (data->sample_values == 0) {
+        data->shape = stored->shape;
+        data->type = stored->type;
+        data->sample_values = shape_values(&stored->shape);
+        data->sample_bytes = data->sample_values * (stored->type == DATA_F16 ? 2 : 1);
+    }
+    const struct shape *is = &stored->shape, *was = &data->shape;
+    if (memcmp(is, was, sizeof *is) != 0 || stored->type != data->type)
+        return status_set(
+            STATUS_FAILED, "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
+            stored->type == DATA_F16 ? "halves" : "bytes", is->channels, is->depth, is->height, is->width,
+            data->type == DATA_F16 ? "halves" : "bytes", was->channels, was->depth, was->height, was->width);
+    return is->channels <= DATA_CHANNELS_MAX ? STATUS_OK
+                                             : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
+                                                          is->channels, DATA_CHANNELS_MAX);
+}
+
+/* Makes room for one sample more than the `count` that the set has; `*room` is how many it could have. */
+static enum status make_room(const struct data *data, struct data_set *set, uint64_t *room)
+{
+    if (set->count < *room)
+        return STATUS_OK;
+    uint64_t wanted = *room ? 2 * *room : 4096;
+    void *values = realloc(set->values, wanted * data->sample_bytes);
+    if (values)
+        set->values = values;
+    uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
+    if (!labels)
+        return status_set(STATUS_FAILED,
+                          "out of memory for %" PRIu64 " samples; take fewer with --train-size", wanted);
+    set->labels = labels;
+    *room = wanted;
+    return STATUS_OK;
+}
+
+/* Adds a sample; pixels become channel by channel. */
+static enum status add_sample(struct data *data, struct data_set *set, uint64_t *room,
+                              const struct origin_sample *sample, uint64_t classes)
+{
+    struct stored stored;
+    uint32_t label = 0;
+    enum status status = decode(sample, &stored);
+    if (status == STATUS_OK)
+        status = fit(data, &stored);
+    if (status == STATUS_OK)
+        status = read_label(sample, classes, &label);
+    if (status == STATUS_OK)
+        status = make_room(data, set, room);
+    if (status == STATUS_OK) {
+        uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
+        size_t channels = data->shape.channels, plane = data->sample_values / channels;
+        if (stored.pixels)
+            for (size_t i = 0; i < data->sample_values; i++)
+                to[i % channels * plane + i / channels] = stored.pixels[i];
+        else
+            memcpy(to, stored.values, data->sample_bytes);
+        set->labels[set->count++] = label;
+    }
+    free(stored.pixels);
+    return status;
+}
+
+/* Which samples of an origin a set takes. */
+struct range {
+    uint64_t first, count;
+    int held; /* 1: only those held out, 0: only the others, -1: all */
+};
+
+static bool is_held_out(uint64_t number)
+{
+    return philox(philox_key(0), (uint32_t)number, (uint32_t)(number >> 32), 0, DRAW_HOLD).word[0] %
+               HELD_OUT ==
+           0;
+}
+
+static enum status fill_set(struct origin_reader *reader, struct range range, uint64_t limit,
+                            uint64_t classes, struct data *data, struct data_set *set)
+{
+    struct origin_sample samples[CHUNK] = {0};
+    uint64_t room = 0;
+    enum status status = STATUS_OK;
+    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += CHUNK) {
+        uint64_t count = range.count - at < CHUNK ? range.count - at : CHUNK;
+        status = reader->origin->make(reader->state, range.first + at, count, samples);
+        for (uint64_t i = 0; i < count; i++) {
+            bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
+            if (status == STATUS_OK && wanted && set->count < limit) {
+                status = add_sample(data, set, &room, &samples[i], classes);
+                if (status != STATUS_OK)
+                    status_prefix(status, "sample %" PRIu64, range.first + at + i);
+            }
+            origin_sample_free(&samples[i]);
+        }
+    }
+    return status;
+}
+
+/* A set from one origin. `part` says which part where the origin holds both. */
+static enum status read_set(const struct data_request *request, const char *origin, const char *const words[],
+                            struct range range, uint64_t limit, struct data *data, struct data_set *set)
+{
+    struct origin_reader reader;
+    uint64_t classes = data->classes ? data->classes : CLASSES_MAX;
+    enum status status = origin_open(origin, words, &request->resources, &reader);
+    if (status == STATUS_OK && range.count == 0)
+        range.count = reader.facts.samples;
+    if (status == STATUS_OK && limit > SAMPLES_MAX)
+        limit = SAMPLES_MAX;
+    if (status == STATUS_OK)
+        status = fill_set(&reader, range, limit, classes, data, set);
+    origin_close(&reader);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", request->name);
+}
+
+/* ---- Where sets are ---- */
+
+static bool file_there(const char *folder, const char *name, char path[PATH_MAX])
+{
+    return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
+}
+
+/* Generated samples: those for tests have the numbers behind those to learn from. */
+static enum status generate(const struct data_request *request, const char *origin, const char *const words[],
+                            struct data *data)
+{
+    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
+    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
+    TRY(read_set(request, origin, words, (struct range){0, train, -1}, train, data, &data->sets[DATA_TRAIN]));
+    return read_set(request, origin, words, (struct range){train, test, -1}, test, data,
+                    &data->sets[DATA_TEST]);
+}
+
+static enum status open_synth(const struct data_request *request, struct data *data)
+{
+    char classes[24], res[24];
+    snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
+    snprintf(res, sizeof res, "%" PRIu64, request->res);
+    const char *const words[] = {"--encode", "npy", "--classes", classes, "--res", res, NULL};
+    return generate(request, "synth", words, data);
+}
+
+static uint64_t limit_of(const struct data_request *request, int part)
+{
+    uint64_t limit = part == DATA_TRAIN ? request->train_size : request->test_size;
+    return limit ? limit : UINT64_MAX;
+}
+
+static enum status open_idx(const struct data_request *request, struct data *data)
+{
+    static const char *const names[DATA_PARTS][2] = {
+        {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"},
+        {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"}};
+    for (int part = 0; part < DATA_PARTS; part++) {
+        char path[PATH_MAX];
+        if (!file_there(request->name, names[part][0], path) &&
+            !file_there(request->name, names[part][1], path))
+            return status_set(STATUS_USAGE, "--data %s: there is no %s, plain or gzipped", request->name,
+                              names[part][0]);
+        const char *const words[] = {"--encode", "npy", "--source", path, NULL};
+        TRY(read_set(request, "idx", words, (struct range){0, 0, -1}, limit_of(request, part), data,
+                     &data->sets[part]));
+    }
+    return STATUS_OK;
+}
+
+/* data_batch_1.bin and so on are one set. */
+static enum status open_cifar(const struct data_request *request, struct data *data)
+{
+    char train[5 * PATH_MAX] = "", path[PATH_MAX], name[32];
+    for (int i = 1; i <= 5; i++) {
+        snprintf(name, sizeof name, "data_batch_%d.bin", i);
+        if (file_there(request->name, name, path)) {
+            size_t used = strlen(train);
+            snprintf(train + used, sizeof train - used, "%s%s", used ? "," : "", path);
+        }
+    }
+    if (!file_there(request->name, "test_batch.bin", path))
+        return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
+    const char *const learn[] = {"--encode", "npy", "--source", train, NULL};
+    const char *const test[] = {"--encode", "npy", "--source", path, NULL};
+    TRY(read_set(request, "cifar", learn, (struct range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
+                 &data->sets[DATA_TRAIN]));
+    return read_set(request, "cifar", test, (struct range){0, 0, -1}, limit_of(request, DATA_TEST), data,
+                    &data->sets[DATA_TEST]);
+}
+
+static enum status open_datasets(const struct data_request *request, struct data *data)
+{
+    char train[PATH_MAX], test[PATH_MAX];
+    bool two = file_there(request->name, "train", train) && file_there(request->name, "test", test);
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
+        const char *const words[] = {"--source", path, NULL};
+        TRY(read_set(request, "dataset", words, (struct range){0, 0, two ? -1 : part == DATA_TEST},
+                     limit_of(request, part), data, &data->sets[part]));
+    }
+    return STATUS_OK;
+}
+
+/* Chooses by name, or by what the folder holds. */
+static enum status open_sets(const struct data_request *request, struct data *data)
+{
+    char path[PATH_MAX];
+    static const char *const words[] = {"--encode", "npy", NULL};
+    bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
+               file_there(request->name, "train-images-idx3-ubyte.gz", path);
+    bool cifar = file_there(request->name, "data_batch_1.bin", path);
+    bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
+    bool clip = strcmp(request->name, "clips") == 0;
+    data->classes = (uint32_t)request->classes;
+    if (data->classes == 0)
+        data->classes = clip ? 8 : digit || synth || idx || cifar ? 10 : 0;
+    if (digit)
+        return generate(request, "digits", words, data);
+    if (clip)
+        return generate(request, "clips", words + 2, data);
+    if (synth)
+        return open_synth(request, data);
+    if (access(request->name, F_OK) != 0)
+        return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none",
+                          request->name);
+    return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
+}
+
+/* ---- What was opened ---- */
+
+static enum status check_sets(const struct data_request *request, struct data *data)
+{
+    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data->sets[part];
+        uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+        if (set->count == 0)
+            return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
+                              part == DATA_TRAIN ? "learn from" : "test with");
+        if (set->count < wanted)
+            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, options[part], wanted,
+                              set->count);
+    }
+    return STATUS_OK;
+}
+
+/* Of datasets there are as many classes as the largest label says. */
+static void count_classes(struct data *data)
+{
+    if (data->classes > 0)
+        return;
+    for (int part = 0; part < DATA_PARTS; part++)
+        for (uint32_t i = 0; i < data->sets[part].count; i++)
+            if (data->sets[part].labels[i] >= data->classes)
+                data->classes = data->sets[part].labels[i] + 1;
+}
+
+static void identify(struct data *data)
+{
+#ifdef HAVE_XXHASH
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data->sets[part];
+        data->identity = XXH3_64bits_withSeed(set->values, set->count * data->sample_bytes, data->identity);
+        data->identity = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, data->identity);
+    }
+#else
+    (void)data; /* only checkpoints ask, and without xxHash there are none */
+#endif
+}
+
+enum status data_open(const struct data_request *request, struct data *data)
+{
+    *data = (struct data){0};
+    TRY(open_sets(request, data));
+    TRY(check_sets(request, data));
+    count_classes(data);
+    identify(data);
+    return STATUS_OK;
+}

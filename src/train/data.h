@@ -1,0 +1,93 @@
+/* What is learnt from: a training set and a test set of samples of one shape, with labels, in memory as they
+ * were stored; what becomes of a value on its way into the network. */
+#ifndef FDSL_TRAIN_DATA_H
+#define FDSL_TRAIN_DATA_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "core/variant.h"
+#include "train/draws.h"
+#include "train/model.h"
+
+#define DATA_CHANNELS_MAX 16
+
+enum data_type { DATA_U8, DATA_F16 };
+enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
+
+/* Samples one behind the other, each in C order (channels, depth, height, width), and a label for each. */
+struct data_set {
+    uint32_t count;
+    void *values;     /* owned */
+    uint32_t *labels; /* owned; below data->classes */
+};
+
+struct data {
+    struct shape shape;
+    enum data_type type;
+    uint32_t classes;
+    size_t sample_values, sample_bytes;
+    struct data_set sets[DATA_PARTS]; /* neither is empty */
+    /* Normalised, value v of channel c is fmaf(v, scale[c], offset[c]): of bytes 0 to 255 and halves alike
+     * that is (v - mean) / standard deviation over the training set. */
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+    uint64_t identity; /* a hash of all samples and labels */
+};
+
+/* The float of an IEEE half's bits: exact. */
+FDSL_HD float data_half(uint16_t bits)
+{
+    uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31,
+             word;
+    float value;
+    if (exponent == 0) {
+        value = (float)mantissa * 0x1p-24f; /* zeros and subnormals */
+        return sign ? -value : value;
+    }
+    word = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* The value of element `i` of a sample as stored. */
+FDSL_HD float data_value(enum data_type type, const void *sample, size_t i)
+{
+    return type == DATA_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
+}
+
+FDSL_C_BEGIN
+
+/* What both sets are made or read from: "digits", "clips" and "synth" are generated; else it is a folder of
+ * MNIST's four IDX files, of CIFAR-10's binary ones, of two datasets (train, test), or one dataset, of which
+ * a tenth is then held out for tests. */
+struct data_request {
+    const char *name;
+    uint64_t train_size, test_size; /* the first so many samples; 0: all, or DATA_TRAIN_SIZE and
+                                     * DATA_TEST_SIZE of those that are generated */
+    uint64_t classes;               /* labels are below; 0: 10, and of datasets as many as there are */
+    uint64_t res;                   /* pixels a side, of synth */
+    struct resources resources;
+};
+
+#define DATA_TRAIN_SIZE 10000
+#define DATA_TEST_SIZE  2000
+
+/* Opens or makes both sets. The caller closes, also after a failure. STATUS_USAGE where a folder holds
+ * nothing that is known, STATUS_FAILED with file and reason where what it holds is broken. */
+enum status data_open(const struct data_request *request, struct data *data);
+void data_close(struct data *data);
+
+/* Finds scale and offset from the training set, or, where `on` is false, makes them such that bytes become 0
+ * to 1 and halves stay. data_open() leaves this to the caller. */
+void data_normalise(struct data *data, bool on);
+
+/* One sample as the network sees it: moved, normalised, in `values` (data->sample_values floats). Pure, for
+ * any thread. Test samples are not moved: (struct draw_move){0}. */
+void data_gather(const struct data *data, enum data_part part, uint32_t sample, struct draw_move move,
+                 float *values);
+
+FDSL_C_END
+
+#endif

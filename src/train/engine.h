@@ -1,0 +1,129 @@
+/* An engine: one way to train and to infer. It knows no files, options or rows; the trainer (trainer.h)
+ * drives it through epochs, checkpoints and rows. All engines compute the same steps, within rounding:
+ *
+ * Step i of epoch e takes the samples at places i * batch .. of draw_order(seed, e, count of the training
+ * set); the last batch of an epoch may be short. Each is moved (draw_move) and normalised (data.h), goes
+ * forward with dropout (draw_dropout), and gives the loss of softmax and cross-entropy with label smoothing
+ * s: with probabilities p over K classes and label l, -(1 - s) log p[l] - s / K * sum log p. The gradient is
+ * that of the mean over the batch, and every parameter takes an optimizer_step() at step e * steps + i. */
+#ifndef FDSL_TRAIN_ENGINE_H
+#define FDSL_TRAIN_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "core/variant.h"
+#include "train/data.h"
+#include "train/draws.h"
+#include "train/model.h"
+#include "train/optimizer.h"
+
+/* All that decides what is computed; outlives the engine. */
+struct train {
+    const struct model *model;
+    const struct data *data;
+    uint64_t seed;
+    uint32_t batch; /* samples, at most those of the training set */
+    struct augment augment;
+    struct optimizer optimizer;
+    struct schedule schedule;
+    float smoothing;
+    bool forward_only; /* only evaluate() will be called: no gradients, no optimizer */
+};
+
+/* Steps of an epoch. */
+static inline uint32_t train_steps(const struct train *train)
+{
+    uint32_t count = train->data->sets[DATA_TRAIN].count;
+    return count / train->batch + (count % train->batch != 0);
+}
+
+/* The samples of a step of an epoch; `numbers` has room for a batch. Returns how many there are. */
+static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
+                                   uint32_t *numbers)
+{
+    uint32_t first = step * train->batch, left = order->count - first;
+    uint32_t count = left < train->batch ? left : train->batch;
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = draw_order_at(order, first + i);
+    return count;
+}
+
+/* What a network has learnt, on the host: arenas of model->arena_values floats, gaps zero. */
+struct train_state {
+    float *parameters;
+    float *first, *second; /* the optimizer's, as optimizer_step() has them; of SGD `second` is zero */
+};
+
+/* Makes arenas of zeros; false where memory is out, and then too the caller frees. */
+static inline bool train_state_new(size_t values, struct train_state *state)
+{
+    state->parameters = (float *)calloc(values, sizeof(float));
+    state->first = (float *)calloc(values, sizeof(float));
+    state->second = (float *)calloc(values, sizeof(float));
+    return state->parameters && state->first && state->second;
+}
+
+static inline void train_state_free(struct train_state *state)
+{
+    free(state->parameters);
+    free(state->first);
+    free(state->second);
+}
+
+#define TRAIN_FINE UINT64_MAX /* no step had a bad loss */
+
+/* Sums over the steps since the last look. */
+struct train_totals {
+    double loss;      /* of the samples, before each one's step */
+    uint64_t correct; /* of them, with dropout, before each one's step */
+    uint64_t samples;
+    double data_s;     /* of the time: how long arithmetic waited for samples; negative: not known */
+    uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
+};
+
+struct engine {
+    const char *name; /* for messages */
+
+    /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
+    enum status (*open)(const struct train *train, const struct resources *resources, void **state);
+    void (*close)(void *state);
+
+    /* Takes and gives all of a state, bit for bit; arrays of `from` and `into` are the caller's. With
+     * train->forward_only set() takes parameters alone, and get() is not called. */
+    enum status (*set)(void *state, const struct train_state *from);
+    enum status (*get)(void *state, struct train_state *into);
+
+    /* Makes `count` >= 1 steps of an epoch from step `first` on, all within that epoch. It may return before
+     * they are done: totals(), get() and evaluate() wait. */
+    enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
+    enum status (*totals)(void *state, struct train_totals *totals);
+
+    /* The gradients of the latest step, before the optimizer's weight decay, as an arena. For tests. */
+    enum status (*gradients)(void *state, float *gradients);
+
+    /* The logits of `count` samples of a set from `first` on, in order: count * classes floats. No dropout,
+     * no moves. `count` may be any; the engine works in batches. */
+    enum status (*evaluate)(void *state, enum data_part part, uint32_t first, uint32_t count, float *logits);
+
+    /* The memory that it holds for parameters, data and activations: of the device where there is one. */
+    uint64_t (*memory_bytes)(const void *state);
+};
+
+FDSL_C_BEGIN
+
+/* The reference (cpu/train/naive.c): in float it is the engine of train-naive; in double it is the oracle. */
+extern const struct engine engine_naive, engine_oracle;
+
+/* Goes forward from these parameters through the samples of a step, as the reference does, and names the
+ * first layer that gives a value which is no finite number; "the loss" where none does. */
+enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
+                                 uint32_t step, const char **layer);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,207 @@
+#include "train/export.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/safetensors.h"
+
+/* ---- A step ---- */
+
+#define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 3)
+
+/* What dropout multiplied each value by in step 0 of epoch 0. */
+static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
+                              uint32_t count)
+{
+    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
+    float *factors = malloc(count * layer->out_values * sizeof *factors);
+    for (uint32_t j = 0; factors && j < count; j++)
+        for (uint32_t i = 0; i < layer->out_values; i++) {
+            struct philox_block block = draw_dropout(train->seed, 0, numbers[j], layer->number, i);
+            factors[j * layer->out_values + i] =
+                draw_kept(block, i, threshold) ? 256.0f / (float)(256 - threshold) : 0;
+        }
+    return factors;
+}
+
+/* What the file of a step is made of; owned. */
+struct step_parts {
+    uint32_t *numbers, count;
+    float *inputs, *gradients, *factors[MODEL_LAYERS_MAX];
+    int64_t *labels;
+    double loss;
+    struct train_state after;
+    struct safetensor tensors[STEP_TENSORS];
+    size_t tensor_count;
+};
+
+static void step_free(struct step_parts *parts)
+{
+    free(parts->numbers);
+    free(parts->inputs);
+    free(parts->gradients);
+    free(parts->labels);
+    for (size_t i = 0; i < MODEL_LAYERS_MAX; i++)
+        free(parts->factors[i]);
+    train_state_free(&parts->after);
+    free(parts);
+}
+
+/* The samples of the step as the network sees them. */
+static enum status step_samples(const struct train *train, struct step_parts *parts)
+{
+    const struct data *data = train->data;
+    struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    parts->numbers = malloc(train->batch * sizeof *parts->numbers);
+    parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
+    parts->labels = malloc(train->batch * sizeof *parts->labels);
+    parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
+    if (!parts->numbers || !parts->inputs || !parts->labels || !parts->gradients ||
+        !train_state_new(train->model->arena_values, &parts->after))
+        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    parts->count = train_batch(train, &order, 0, parts->numbers);
+    for (uint32_t j = 0; j < parts->count; j++) {
+        data_gather(data, DATA_TRAIN, parts->numbers[j],
+                    draw_move(&train->augment, train->seed, 0, parts->numbers[j]),
+                    parts->inputs + j * data->sample_values);
+        parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
+    }
+    for (uint32_t i = 0; i < train->model->layer_count; i++)
+        if (train->model->layers[i].spec.kind == LAYER_DROPOUT) {
+            parts->factors[i] =
+                dropout_factors(train, &train->model->layers[i], parts->numbers, parts->count);
+            if (!parts->factors[i])
+                return status_set(STATUS_FAILED, "--export-step: out of memory");
+        }
+    return STATUS_OK;
+}
+
+static void step_add(struct step_parts *parts, const char *name, const char *type, const void *values,
+                     size_t value_bytes, uint32_t axes, const uint64_t *shape)
+{
+    struct safetensor *tensor = &parts->tensors[parts->tensor_count++];
+    *tensor = (struct safetensor){.type = type, .axes = axes, .values = values, .bytes = value_bytes};
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    for (uint32_t i = 0; i < axes; i++) {
+        tensor->shape[i] = shape[i];
+        tensor->bytes *= shape[i];
+    }
+}
+
+/* Names the parts: parameters before and after, gradients, and what they came from. */
+static void step_describe(const struct model *model, const struct train_state *before,
+                          struct step_parts *parts)
+{
+    const struct shape *in = &model->input;
+    const uint64_t volume[] = {parts->count, in->channels, in->depth, in->height, in->width};
+    const uint64_t picture[] = {parts->count, in->channels, in->height, in->width};
+    step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
+             model->volumetric ? volume : picture);
+    step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
+    step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (parts->factors[i]) {
+            char name[48];
+            const uint64_t shape[] = {parts->count, model->layers[i].out_values};
+            snprintf(name, sizeof name, "factor.%s", model->layers[i].name);
+            step_add(parts, name, "F32", parts->factors[i], sizeof(float), 2, shape);
+        }
+    const struct {
+        const char *prefix;
+        const float *arena;
+    } arenas[] = {{"before.", before->parameters},
+                  {"gradient.", parts->gradients},
+                  {"after.", parts->after.parameters}};
+    for (size_t i = 0; i < COUNT_OF(arenas); i++) {
+        safetensors_of_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
+        parts->tensor_count += model->tensor_count;
+    }
+}
+
+enum status export_step(const struct train *train, const struct engine *engine, void *state,
+                        const struct train_state *before, const char *identity, const char *path)
+{
+    struct train_totals totals;
+    struct step_parts *parts = calloc(1, sizeof *parts);
+    if (!parts)
+        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    enum status status = step_samples(train, parts);
+    if (status == STATUS_OK)
+        status = engine->steps(state, 0, 0, 1);
+    if (status == STATUS_OK)
+        status = engine->totals(state, &totals);
+    if (status == STATUS_OK)
+        status = engine->gradients(state, parts->gradients);
+    if (status == STATUS_OK)
+        status = engine->get(state, &parts->after);
+    if (status == STATUS_OK) {
+        parts->loss = totals.loss / (double)totals.samples;
+        step_describe(train->model, before, parts);
+        status = safetensors_write(path, identity, parts->tensors, parts->tensor_count);
+    }
+    step_free(parts);
+    return status == STATUS_OK ? engine->set(state, before) : status;
+}
+
+/* ---- The data ---- */
+
+/* Values and labels of one set. */
+static size_t describe_set(const struct data *data, const struct model *model, const char *name,
+                           const struct data_set *set, struct safetensor *tensors)
+{
+    const struct shape *in = &data->shape;
+    const uint64_t volume[] = {set->count, in->channels, in->depth, in->height, in->width};
+    const uint64_t picture[] = {set->count, in->channels, in->height, in->width};
+    uint32_t axes = model->volumetric ? 5 : 4;
+    tensors[0] = (struct safetensor){.type = data->type == DATA_F16 ? "F16" : "U8",
+                                     .axes = axes,
+                                     .values = set->values,
+                                     .bytes = set->count * data->sample_bytes};
+    tensors[1] = (struct safetensor){.type = "I32",
+                                     .axes = 1,
+                                     .shape = {set->count},
+                                     .values = set->labels,
+                                     .bytes = set->count * sizeof *set->labels};
+    memcpy(tensors[0].shape, model->volumetric ? volume : picture, axes * sizeof *volume);
+    snprintf(tensors[0].name, sizeof tensors[0].name, "%s.values", name);
+    snprintf(tensors[1].name, sizeof tensors[1].name, "%s.labels", name);
+    return 2;
+}
+
+enum status export_data(const struct train *train, const char *identity, const char *path)
+{
+    const struct data *data = train->data;
+    const struct model *model = train->model;
+    struct safetensor tensors[MODEL_TENSORS_MAX + 6];
+    size_t count = 0;
+    float *initial = malloc(model->arena_values * sizeof *initial);
+    if (!initial)
+        return status_set(STATUS_FAILED, "--export-data: out of memory");
+    model_initialise(model, train->seed, initial);
+    count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
+    count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
+    const float *const lines[] = {data->scale, data->offset};
+    for (size_t i = 0; i < COUNT_OF(lines); i++, count++) {
+        tensors[count] = (struct safetensor){.type = "F32",
+                                             .axes = 1,
+                                             .shape = {data->shape.channels},
+                                             .values = lines[i],
+                                             .bytes = data->shape.channels * sizeof(float)};
+        snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
+    }
+    safetensors_of_arena(model, "initial.", initial, tensors + count);
+    enum status status = safetensors_write(path, identity, tensors, count + model->tensor_count);
+    free(initial);
+    return status;
+}
+
+/* ---- The parameters ---- */
+
+enum status export_parameters(const struct model *model, const float *parameters, const char *identity,
+                              const char *path)
+{
+    struct safetensor tensors[MODEL_TENSORS_MAX];
+    safetensors_of_arena(model, "", parameters, tensors);
+    return safetensors_write(path, identity, tensors, model->tensor_count);
+}

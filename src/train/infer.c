@@ -1,0 +1,325 @@
+/* The workload `infer`: a trained network over the test set, batch by batch; and what its variants share. */
+#include <dirent.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/workload.h"
+#include "train/job.h"
+#include "train/trainer.h"
+
+#define LOGITS_OFF_MAX 1e-4 /* of the largest of a batch, in float */
+
+struct parameters {
+    struct job_parameters job; /* first */
+    const char *checkpoint;
+};
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
+     "the network: a checkpoint of train, or a folder's latest"},
+    JOB_OPTIONS(struct parameters),
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples a run"},
+};
+
+static const struct measure measures[] = {
+    {"timed", COMBINE_FIRST},      {"model", COMBINE_FIRST},        {"epoch", COMBINE_FIRST},
+    {"parameters", COMBINE_FIRST}, {"test_samples", COMBINE_FIRST}, {"test_loss", COMBINE_FIRST},
+    {"test_acc", COMBINE_FIRST},   {"memory_bytes", COMBINE_FIRST}, {NULL, COMBINE_FIRST},
+};
+enum measure_place { TIMED, MODEL, EPOCH, PARAMETERS, TEST_SAMPLES, TEST_LOSS, TEST_ACC, MEMORY_BYTES };
+static const char *const shown[] = {"test_acc", NULL};
+
+/* ---- What variants share ---- */
+
+struct inferrer {
+    const struct infer_job *job;
+    const struct engine *engine;
+    void *state; /* the engine's */
+    float *logits;
+    uint32_t first;
+};
+
+void inferrer_close(void *state)
+{
+    struct inferrer *inferrer = state;
+    if (inferrer->state)
+        inferrer->engine->close(inferrer->state);
+    free(inferrer->logits);
+    free(inferrer);
+}
+
+enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                          void **state)
+{
+    struct inferrer *inferrer = calloc(1, sizeof *inferrer);
+    if (!inferrer)
+        return status_set(STATUS_FAILED, "out of memory");
+    inferrer->job = job;
+    inferrer->engine = engine;
+    const struct train *train = &inferrer->job->train;
+    const struct train_state from = {.parameters =
+                                         (float *)(uintptr_t)inferrer->job->parameters}; /* only read */
+    inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
+    enum status status =
+        inferrer->logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a batch");
+    if (status == STATUS_OK)
+        status = engine->open(train, resources, &inferrer->state);
+    if (status == STATUS_OK)
+        status = engine->set(inferrer->state, &from);
+    if (status != STATUS_OK) {
+        inferrer_close(inferrer);
+        return status;
+    }
+    *state = inferrer;
+    return STATUS_OK;
+}
+
+enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct inferrer *inferrer = state;
+    const struct train *train = &inferrer->job->train;
+    uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
+    (void)time;
+    inferrer->first = (uint32_t)(number % batches) * train->batch;
+    return inferrer->engine->evaluate(inferrer->state, DATA_TEST, inferrer->first, train->batch,
+                                      inferrer->logits);
+}
+
+enum status inferrer_fetch(void *state, void *result)
+{
+    const struct inferrer *inferrer = state;
+    const struct train *train = &inferrer->job->train;
+    struct infer_result *into = result;
+    memcpy(into->logits, inferrer->logits,
+           (size_t)train->batch * train->model->classes * sizeof *into->logits);
+    into->first = inferrer->first;
+    return STATUS_OK;
+}
+
+uint64_t inferrer_memory_bytes(const void *state)
+{
+    const struct inferrer *inferrer = state;
+    return inferrer->engine->memory_bytes(inferrer->state);
+}
+
+/* ---- Opening ---- */
+
+/* The input, with what it owns. */
+struct opened {
+    struct infer_job job; /* first: variants see this */
+    struct model model;
+    struct data data;
+    struct checkpoint checkpoint;
+};
+
+static void infer_close(void *input)
+{
+    struct opened *opened = input;
+    data_close(&opened->data);
+    checkpoint_free(&opened->checkpoint);
+    free(opened);
+}
+
+static enum status read_checkpoint(const char *path, struct checkpoint *checkpoint)
+{
+    struct stat info;
+    bool found;
+    if (!path)
+        return status_set(STATUS_USAGE,
+                          "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return checkpoint_read(path, checkpoint);
+    TRY(checkpoint_read_latest(path, checkpoint, &found));
+    return found ? STATUS_OK
+                 : status_set(STATUS_USAGE, "--checkpoint %s: there is no checkpoint in it", path);
+}
+
+static enum status rebuild(const struct checkpoint *checkpoint, const struct data *data, struct model *model)
+{
+    size_t table = 0;
+    while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
+        table++;
+    if (!model_tables[table].name)
+        return status_set(STATUS_FAILED, "--checkpoint: it is of the model '%.15s', which is not known",
+                          checkpoint->model);
+    TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
+    if (model->arena_values != checkpoint->arena_values)
+        return status_set(STATUS_FAILED, "--checkpoint: its %s is not that of this program",
+                          checkpoint->model);
+    const struct shape *in = &checkpoint->input, *is = &data->shape;
+    if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
+        return status_set(
+            STATUS_USAGE,
+            "--checkpoint: a network for %ux%ux%ux%u and %u classes, and --data has %ux%ux%ux%u and %u",
+            in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
+            is->height, is->width, data->classes);
+    return STATUS_OK;
+}
+
+static enum status fill(const struct parameters *parameters, const struct place *place, struct opened *opened)
+{
+    TRY(read_checkpoint(parameters->checkpoint, &opened->checkpoint));
+    TRY(job_open_data(&parameters->job, place, DATA_TEST, &opened->data));
+    memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
+    memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
+    TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));
+    opened->job = (struct infer_job){.train = {.model = &opened->model,
+                                               .data = &opened->data,
+                                               .batch = (uint32_t)parameters->job.batch,
+                                               .forward_only = true},
+                                     .parameters = opened->checkpoint.state.parameters};
+    return STATUS_OK;
+}
+
+static enum status infer_open(const struct options *given, void *parameters, const struct place *place,
+                              void **input)
+{
+    struct opened *opened = calloc(1, sizeof *opened);
+    (void)given;
+    if (!opened)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = fill(parameters, place, opened);
+    if (status != STATUS_OK) {
+        infer_close(opened);
+        return status;
+    }
+    *input = opened;
+    return STATUS_OK;
+}
+
+/* There is one rank, so there is nowhere to move to. */
+static enum status infer_move(void *input, void *parameters, const struct place *place)
+{
+    (void)input, (void)parameters, (void)place;
+    return STATUS_OK;
+}
+
+static bool infer_applies(const void *parameters_, const struct variant *variant, const char *option)
+{
+    const struct parameters *parameters = parameters_;
+    (void)variant;
+    return strcmp(option, "res") != 0 || strcmp(parameters->job.data, "synth") == 0;
+}
+
+/* ---- Runs and rows ---- */
+
+static struct work infer_work(const void *input, const struct variant *variant)
+{
+    const struct opened *opened = input;
+    (void)variant;
+    double samples = opened->job.train.batch;
+    return (struct work){.items = samples,
+                         .bytes = samples * (double)opened->data.sample_bytes,
+                         .operations = samples * opened->model.multiplications};
+}
+
+/* Counts the samples of the latest run whose logits are not the oracle's. */
+static enum status infer_verify(const void *input, const struct variant *variant, void *state,
+                                uint64_t *wrong)
+{
+    const struct opened *opened = input;
+    const struct train *train = &opened->job.train;
+    const struct resources one = {.threads = 1};
+    size_t classes = train->model->classes, count = train->batch * classes;
+    struct infer_result mine = {.logits = malloc(count * sizeof(float))}, exact = mine;
+    exact.logits = malloc(count * sizeof(float));
+    void *oracle = NULL;
+    enum status status =
+        mine.logits && exact.logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
+    if (status == STATUS_OK)
+        status = variant->fetch(state, &mine);
+    if (status == STATUS_OK)
+        status = inferrer_open(&engine_oracle, &one, input, &oracle);
+    if (status == STATUS_OK)
+        status = inferrer_run(oracle, mine.first / train->batch, NULL);
+    if (status == STATUS_OK)
+        status = inferrer_fetch(oracle, &exact);
+    double largest = 0;
+    *wrong = 0;
+    for (size_t i = 0; status == STATUS_OK && i < count; i++)
+        largest = fmax(largest, fabs(exact.logits[i]));
+    for (size_t i = 0; status == STATUS_OK && i < train->batch; i++) {
+        bool off = false;
+        for (size_t k = 0; k < classes; k++)
+            off |= !(fabs((double)mine.logits[i * classes + k] - exact.logits[i * classes + k]) <=
+                     LOGITS_OFF_MAX * largest);
+        *wrong += off;
+    }
+    if (oracle)
+        inferrer_close(oracle);
+    free(mine.logits);
+    free(exact.logits);
+    return status;
+}
+
+/* Judges the whole test set's batches, one run each. */
+static enum status judge(const struct opened *opened, const struct variant *variant, void *state,
+                         double *loss, double *accuracy)
+{
+    const struct train *train = &opened->job.train;
+    const struct data_set *set = &opened->data.sets[DATA_TEST];
+    uint32_t batches = set->count / train->batch;
+    struct infer_result result = {.logits =
+                                      malloc((size_t)train->batch * train->model->classes * sizeof(float))};
+    enum status status = result.logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    *loss = *accuracy = 0;
+    for (uint32_t n = 0; status == STATUS_OK && n < batches; n++) {
+        struct run_time unused;
+        double batch_loss, batch_accuracy;
+        status = variant_run(variant, state, n, &unused);
+        if (status == STATUS_OK)
+            status = variant->fetch(state, &result);
+        if (status != STATUS_OK)
+            break;
+        logits_judge(result.logits, set->labels + result.first, train->batch, train->model->classes,
+                     &batch_loss, &batch_accuracy);
+        *loss += batch_loss / batches;
+        *accuracy += batch_accuracy / batches;
+    }
+    free(result.logits);
+    return status;
+}
+
+static enum status infer_measure(const void *input, const struct variant *variant, void *state,
+                                 char texts[][64])
+{
+    const struct opened *opened = input;
+    double loss, accuracy;
+    TRY(judge(opened, variant, state, &loss, &accuracy));
+    snprintf(texts[TIMED], 64, "gather+forward");
+    snprintf(texts[MODEL], 64, "%s", opened->model.name);
+    snprintf(texts[EPOCH], 64, "%" PRIu32, opened->checkpoint.history.epochs);
+    snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
+    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32,
+             opened->data.sets[DATA_TEST].count / opened->job.train.batch * opened->job.train.batch);
+    if (isfinite(loss))
+        snprintf(texts[TEST_LOSS], 64, "%.9g", loss);
+    snprintf(texts[TEST_ACC], 64, "%.6g", accuracy);
+    snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, inferrer_memory_bytes(state));
+    return STATUS_OK;
+}
+
+const struct workload workload_infer = {
+    .name = "infer",
+    .schema = "infer/1",
+    .summary = "a trained network over a test set, batch by batch",
+    .item = "samples",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .measures = measures,
+    .shown = shown,
+    .open = infer_open,
+    .close = infer_close,
+    .move = infer_move,
+    .applies = infer_applies,
+    .work = infer_work,
+    .verify = infer_verify,
+    .measure = infer_measure,
+};

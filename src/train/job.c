@@ -1,0 +1,30 @@
+#include "train/job.h"
+
+#include <inttypes.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
+                          enum data_part part, struct data *data)
+{
+    struct data_request request = {.name = parameters->data,
+                                   .train_size = parameters->train_size,
+                                   .test_size = parameters->test_size,
+                                   .classes = parameters->classes,
+                                   .res = parameters->res,
+                                   .resources = {.threads = 1}};
+#ifdef _OPENMP
+    request.resources.threads = omp_get_max_threads();
+#endif
+    *data = (struct data){0};
+    if (place->ranks > 1)
+        return status_set(STATUS_USAGE, "training and inference take one rank; start without mpirun");
+    TRY(data_open(&request, data));
+    uint32_t count = data->sets[part].count;
+    if (parameters->batch > count)
+        return status_set(STATUS_USAGE,
+                          "--batch %" PRIu64 " is more than the %" PRIu32 " samples to %s; lower it",
+                          parameters->batch, count, part == DATA_TRAIN ? "learn from" : "test with");
+    return STATUS_OK;
+}

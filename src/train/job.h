@@ -1,0 +1,38 @@
+/* What the workloads `train` and `infer` share: the options that say what is learnt from, and its opening. */
+#ifndef FDSL_TRAIN_JOB_H
+#define FDSL_TRAIN_JOB_H
+
+#include <stdint.h>
+
+#include "core/place.h"
+#include "core/status.h"
+#include "train/data.h"
+
+/* The first members of both workloads' parameters. */
+struct job_parameters {
+    const char *data;
+    uint64_t train_size, test_size, classes, res, batch;
+};
+
+/* Their lines of the table of options; `parameters` is the workload's struct, which begins with them. */
+/* clang-format off */
+#define JOB_OPTIONS(parameters)                                                                                \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), "digits", 0, 0, NULL, true,              \
+     "what to learn from: a folder of MNIST (IDX), CIFAR-10 (binary) or of what --prepare made; digits, clips " \
+     "(for cnn3d) or synth, which are generated"},                                                             \
+    {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
+     "the first N training samples (default: all; 10000 of what is generated)"},                               \
+    {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
+     "the first N test samples (default: all; 2000 of what is generated)"},                                    \
+    {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
+     "labels are below N (default: 10; 8 of clips; of datasets, as many as there are)"},                       \
+    {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), "64", 1, 4096, NULL, true,                  \
+     "side of the images of synth"}
+/* clang-format on */
+
+/* Opens the data of these parameters. STATUS_USAGE for several ranks, or a batch larger than the set it is
+ * of, which `part` names. The caller closes the data, also after a failure. */
+enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
+                          enum data_part part, struct data *data);
+
+#endif

@@ -1,0 +1,232 @@
+#include "train/model.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/draws.h"
+
+#define VALUES_MAX (UINT64_C(1) << 31) /* of a layer's output or weights */
+
+/* ---- The models ---- */
+
+/* A square kernel over pictures, a cube over volumes. */
+#define CONV(out, size, pad)                                                                         \
+    {                                                                                                \
+        .kind = LAYER_CONV, .channels = (out), .kernel = {1, size, size}, .padding = { 0, pad, pad } \
+    }
+#define CONV3D(out, size, pad)                                                                            \
+    {                                                                                                     \
+        .kind = LAYER_CONV, .channels = (out), .kernel = {size, size, size}, .padding = { pad, pad, pad } \
+    }
+#define POOL(size)                                      \
+    {                                                   \
+        .kind = LAYER_POOL, .kernel = { 1, size, size } \
+    }
+#define POOL3D(size)                                       \
+    {                                                      \
+        .kind = LAYER_POOL, .kernel = { size, size, size } \
+    }
+#define RELU               \
+    {                      \
+        .kind = LAYER_RELU \
+    }
+#define DROPOUT(share)                         \
+    {                                          \
+        .kind = LAYER_DROPOUT, .rate = (share) \
+    }
+#define LINEAR(out)                             \
+    {                                           \
+        .kind = LAYER_LINEAR, .channels = (out) \
+    }
+#define CLASSES 0
+
+static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
+
+/* LeCun et al., "Gradient-based learning applied to document recognition", 1998, with ReLU and max-pooling.
+ */
+static const struct layer_spec lenet[] = {
+    CONV(6, 5, 2), RELU,       POOL(2), CONV(16, 5, 0),  RELU, POOL(2), LINEAR(120),
+    RELU,          LINEAR(84), RELU,    LINEAR(CLASSES),
+};
+
+/* The net of PyTorch's MNIST example: 1,199,882 parameters for 28 x 28 pixels and 10 classes. */
+static const struct layer_spec cnn[] = {
+    CONV(32, 3, 0), RELU,        CONV(64, 3, 0), RELU,          POOL(2),
+    DROPOUT(0.25f), LINEAR(128), RELU,           DROPOUT(0.5f), LINEAR(CLASSES),
+};
+
+static const struct layer_spec cnn3d[] = {
+    CONV3D(16, 3, 1), RELU,       POOL3D(2), CONV3D(32, 3, 1), RELU,
+    POOL3D(2),        LINEAR(64), RELU,      DROPOUT(0.5f),    LINEAR(CLASSES),
+};
+
+#define TABLE(symbol, deep, text)                     \
+    {                                                 \
+#symbol, text, deep, symbol, COUNT_OF(symbol) \
+    }
+const struct model_table model_tables[] = {
+    TABLE(logreg, false, "one linear layer"),
+    TABLE(lenet, false, "two convolutions 5 x 5, three linear layers"),
+    TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
+    TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
+    {0},
+};
+
+const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", NULL};
+
+/* ---- Shapes ---- */
+
+static enum status too_small(const struct layer *layer)
+{
+    return status_set(STATUS_USAGE,
+                      "%s: samples of %" PRIu32 " x %" PRIu32 " x %" PRIu32
+                      " (depth, height, width) are too small for it",
+                      layer->name, layer->in.depth, layer->in.height, layer->in.width);
+}
+
+/* What a kernel makes of a length; 0 where it does not fit. */
+static uint32_t windows(const struct layer *layer, uint32_t length, int axis)
+{
+    uint32_t kernel = layer->spec.kernel[axis];
+    if (layer->spec.kind == LAYER_POOL)
+        return length / kernel;
+    uint64_t padded = length + 2 * (uint64_t)layer->spec.padding[axis];
+    return padded < kernel ? 0 : (uint32_t)(padded - kernel + 1);
+}
+
+static enum status find_output(struct layer *layer, uint32_t classes)
+{
+    const struct layer_spec *spec = &layer->spec;
+    uint32_t channels = spec->channels ? spec->channels : classes;
+    layer->out = layer->in;
+    if (spec->kind == LAYER_LINEAR)
+        layer->out = (struct shape){channels, 1, 1, 1};
+    if (spec->kind == LAYER_CONV)
+        layer->out.channels = channels;
+    if (spec->kind == LAYER_CONV || spec->kind == LAYER_POOL) {
+        layer->out.depth = windows(layer, layer->in.depth, 0);
+        layer->out.height = windows(layer, layer->in.height, 1);
+        layer->out.width = windows(layer, layer->in.width, 2);
+        if (shape_values(&layer->out) == 0)
+            return too_small(layer);
+    }
+    if (spec->kind == LAYER_DROPOUT && spec->rate * 256 != floorf(spec->rate * 256))
+        return status_set(STATUS_FAILED, "%s: its rate is no multiple of 1/256", layer->name);
+    layer->in_values = shape_values(&layer->in);
+    layer->out_values = shape_values(&layer->out);
+    if (layer->out_values > VALUES_MAX)
+        return status_set(STATUS_USAGE, "%s: its output would have more than 2^31 values", layer->name);
+    return STATUS_OK;
+}
+
+/* ---- Parameters ---- */
+
+/* Adds a tensor at the end of the arena and returns where it begins. */
+static size_t add_tensor(struct model *model, const struct layer *layer, const char *what, size_t values,
+                         uint32_t fan_in)
+{
+    struct model_tensor *tensor = &model->tensors[model->tensor_count];
+    *tensor = (struct model_tensor){
+        .first = model->arena_values, .values = values, .fan_in = fan_in, .stream = model->tensor_count};
+    char name[sizeof tensor->name] = "";
+    snprintf(name, sizeof name, "%s.%s", layer->name, what);
+    memcpy(tensor->name, name, sizeof name);
+    model->tensor_count++;
+    model->parameters += values;
+    model->arena_values += (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;
+    return tensor->first;
+}
+
+/* The axes of a tensor of weights, as PyTorch has them. */
+static void shape_weight(const struct model *model, const struct layer *layer, struct model_tensor *tensor)
+{
+    tensor->shape[tensor->axes++] = layer->out.channels;
+    if (layer->spec.kind == LAYER_LINEAR) {
+        tensor->shape[tensor->axes++] = layer->in_values;
+        return;
+    }
+    tensor->shape[tensor->axes++] = layer->in.channels;
+    for (int i = model->volumetric ? 0 : 1; i < MODEL_AXES; i++)
+        tensor->shape[tensor->axes++] = layer->spec.kernel[i];
+}
+
+static enum status add_parameters(struct model *model, struct layer *layer)
+{
+    const struct layer_spec *spec = &layer->spec;
+    if (spec->kind != LAYER_CONV && spec->kind != LAYER_LINEAR)
+        return STATUS_OK;
+    uint64_t fan_in = layer->in_values;
+    if (spec->kind == LAYER_CONV)
+        fan_in = (uint64_t)layer->in.channels * spec->kernel[0] * spec->kernel[1] * spec->kernel[2];
+    layer->bias_values = layer->out.channels;
+    if (fan_in > VALUES_MAX / layer->bias_values)
+        return status_set(STATUS_USAGE, "%s: it would have more than 2^31 weights", layer->name);
+    layer->weight_values = layer->bias_values * fan_in;
+    layer->weight = add_tensor(model, layer, "weight", layer->weight_values, (uint32_t)fan_in);
+    shape_weight(model, layer, &model->tensors[model->tensor_count - 1]);
+    layer->bias = add_tensor(model, layer, "bias", layer->bias_values, (uint32_t)fan_in);
+    struct model_tensor *bias = &model->tensors[model->tensor_count - 1];
+    bias->shape[bias->axes++] = layer->bias_values;
+    double products = (double)fan_in * (double)layer->out_values;
+    /* Nobody asks for the gradient of the samples, which the first layer would have to make. */
+    model->backward_multiplications += model->multiplications > 0 ? 2 * products : products;
+    model->multiplications += products;
+    return STATUS_OK;
+}
+
+/* ---- All of it ---- */
+
+/* "conv1", "conv2", "relu1": counted by kind, as modules are usually called. */
+static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
+{
+    static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc"};
+    snprintf(layer->name, sizeof layer->name, "%s%" PRIu32, kinds[layer->spec.kind],
+             ++counts[layer->spec.kind]);
+}
+
+enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
+                        struct model *model)
+{
+    uint32_t counts[LAYER_KINDS] = {0};
+    *model = (struct model){.name = table->name,
+                            .summary = table->summary,
+                            .volumetric = table->volumetric,
+                            .input = input,
+                            .classes = classes,
+                            .input_values = shape_values(&input)};
+    if (!table->volumetric && input.depth != 1)
+        return status_set(STATUS_USAGE,
+                          "%s takes pictures, and these samples have a depth of %" PRIu32
+                          "; cnn3d takes those",
+                          table->name, input.depth);
+    if (table->layer_count > MODEL_LAYERS_MAX || classes == 0 || model->input_values == 0)
+        return status_set(STATUS_FAILED, "%s: no model of %" PRIu32 " layers for %" PRIu32 " classes",
+                          table->name, table->layer_count, classes);
+    struct shape shape = input;
+    for (uint32_t i = 0; i < table->layer_count; i++) {
+        struct layer *layer = &model->layers[model->layer_count++];
+        *layer = (struct layer){
+            .spec = table->layers[i], .number = i, .in = shape, .output = model->output_values};
+        name_layer(layer, counts);
+        TRY(find_output(layer, classes));
+        TRY(add_parameters(model, layer));
+        model->output_values += layer->out_values;
+        shape = layer->out;
+    }
+    if (shape_values(&shape) != classes)
+        return status_set(STATUS_FAILED, "%s: its last layer does not give a value a class", table->name);
+    return STATUS_OK;
+}
+
+void model_initialise(const struct model *model, uint64_t seed, float *parameters)
+{
+    memset(parameters, 0, model->arena_values * sizeof *parameters);
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        float bound = 1 / sqrtf((float)tensor->fan_in);
+        for (size_t i = 0; i < tensor->values; i++)
+            parameters[tensor->first + i] = draw_initial(seed, tensor->stream, i, bound);
+    }
+}

@@ -1,0 +1,105 @@
+/* What a step does to a parameter: SGD with momentum, Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and
+ * Hutter, 2019), as torch.optim defines them, and the learning rate as a pure function of the step.
+ *
+ * One definition for host and device. Where FDSL_DOUBLE is defined everything is in double: the oracle. */
+#ifndef FDSL_TRAIN_OPTIMIZER_H
+#define FDSL_TRAIN_OPTIMIZER_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+
+#ifdef FDSL_DOUBLE
+typedef double train_real;
+#define TRAIN_SQRT sqrt
+#else
+typedef float train_real;
+#define TRAIN_SQRT sqrtf
+#endif
+
+enum optimizer_kind { OPTIMIZER_SGD, OPTIMIZER_ADAM, OPTIMIZER_ADAMW };
+enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE };
+
+struct optimizer {
+    enum optimizer_kind kind;
+    double momentum;              /* SGD */
+    double beta1, beta2, epsilon; /* Adam, AdamW */
+    double weight_decay;          /* SGD and Adam add it to the gradient, AdamW shrinks the parameter */
+};
+
+struct schedule {
+    enum schedule_kind kind;
+    double rate;           /* the learning rate after the warm-up */
+    uint64_t warmup_steps; /* it rises linearly: step 0 has rate / warmup_steps; 0: none */
+    uint64_t total_steps;  /* cosine: it comes to 0 behind the last of them */
+    uint64_t decay_steps;  /* step: after each so many steps (the warm-up's count) */
+    double gamma;          /* it is multiplied by this */
+};
+
+/* The learning rate of a step, counted from 0 over all epochs. */
+FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
+{
+    const double pi = 3.14159265358979323846;
+    if (step < schedule->warmup_steps)
+        return schedule->rate * (double)(step + 1) / (double)schedule->warmup_steps;
+    if (schedule->kind == SCHEDULE_STEP)
+        return schedule->rate * pow(schedule->gamma, (double)(step / schedule->decay_steps));
+    if (schedule->kind == SCHEDULE_COSINE) {
+        uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
+        return at < span ? schedule->rate * 0.5 * (1 + cos(pi * (double)at / (double)span)) : 0;
+    }
+    return schedule->rate;
+}
+
+/* What all parameters share in a step. */
+struct update {
+    enum optimizer_kind kind;
+    train_real rate, momentum, decay;
+    train_real beta1, beta2, rest1, rest2; /* rest: 1 - beta */
+    train_real rate1;                      /* rate / (1 - beta1^t) */
+    train_real scale2;                     /* 1 / sqrt(1 - beta2^t) */
+    train_real epsilon;
+};
+
+/* The update of a step, counted from 0 over all epochs. */
+FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const struct schedule *schedule,
+                                   uint64_t step)
+{
+    struct update update;
+    double rate = schedule_rate(schedule, step), t = (double)step + 1;
+    update.kind = optimizer->kind;
+    update.rate = (train_real)rate;
+    update.momentum = (train_real)optimizer->momentum;
+    update.decay = (train_real)optimizer->weight_decay;
+    update.beta1 = (train_real)optimizer->beta1;
+    update.beta2 = (train_real)optimizer->beta2;
+    update.rest1 = (train_real)(1 - optimizer->beta1);
+    update.rest2 = (train_real)(1 - optimizer->beta2);
+    update.rate1 = (train_real)(rate / (1 - pow(optimizer->beta1, t)));
+    update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
+    update.epsilon = (train_real)optimizer->epsilon;
+    return update;
+}
+
+/* One parameter's step: `first` is its momentum or first moment, `second` its second moment (of SGD: not
+ * touched). All begin as zeros. A parameter of 0 with a gradient of 0 stays 0. */
+FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
+                            train_real *first, train_real *second)
+{
+    train_real value = *parameter;
+    if (update->kind == OPTIMIZER_ADAMW)
+        value -= update->rate * update->decay * value;
+    else
+        gradient += update->decay * value;
+    if (update->kind == OPTIMIZER_SGD) {
+        *first = update->momentum * *first + gradient;
+        *parameter = value - update->rate * *first;
+        return;
+    }
+    *first = update->beta1 * *first + update->rest1 * gradient;
+    *second = update->beta2 * *second + update->rest2 * gradient * gradient;
+    *parameter = value - update->rate1 * *first / (TRAIN_SQRT(*second) * update->scale2 + update->epsilon);
+}
+
+#endif

@@ -1,0 +1,76 @@
+#include "train/safetensors.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/file.h"
+
+#define ALIGNMENT 8 /* of the values, which the header is padded for */
+
+/* The header's text, without its length. */
+static void print_header(FILE *stream, const char *about, const struct safetensor *tensors, size_t count)
+{
+    uint64_t at = 0;
+    fprintf(stream, "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":\"%s\"}", about);
+    for (size_t i = 0; i < count; i++) {
+        fprintf(stream, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", tensors[i].name, tensors[i].type);
+        for (uint32_t axis = 0; axis < tensors[i].axes; axis++)
+            fprintf(stream, "%s%" PRIu64, axis ? "," : "", tensors[i].shape[axis]);
+        fprintf(stream, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", at, at + tensors[i].bytes);
+        at += tensors[i].bytes;
+    }
+    fputc('}', stream);
+    while (ftell(stream) % ALIGNMENT)
+        fputc(' ', stream);
+}
+
+static enum status make_header(const char *about, const struct safetensor *tensors, size_t count,
+                               char **header, size_t *size)
+{
+    *header = NULL;
+    FILE *stream = open_memstream(header, size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory");
+    print_header(stream, about, tensors, count);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    if (whole)
+        return STATUS_OK;
+    free(*header);
+    return status_set(STATUS_FAILED, "out of memory");
+}
+
+enum status safetensors_write(const char *path, const char *about, const struct safetensor *tensors,
+                              size_t count)
+{
+    struct file_writer writer;
+    char *header;
+    size_t size;
+    TRY(make_header(about, tensors, count, &header, &size));
+    uint64_t length = size; /* little-endian, as every machine that this is built for */
+    enum status status = file_begin(&writer, path);
+    if (status == STATUS_OK)
+        status = file_add(&writer, &length, sizeof length);
+    if (status == STATUS_OK)
+        status = file_add(&writer, header, size);
+    for (size_t i = 0; status == STATUS_OK && i < count; i++)
+        status = file_add(&writer, tensors[i].values, tensors[i].bytes);
+    free(header);
+    return status == STATUS_OK ? file_end(&writer) : status;
+}
+
+void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
+                          struct safetensor *tensors)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *of = &model->tensors[t];
+        tensors[t] = (struct safetensor){.type = "F32",
+                                         .axes = of->axes,
+                                         .values = arena + of->first,
+                                         .bytes = of->values * sizeof *arena};
+        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
+        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
+    }
+}

@@ -1,0 +1,377 @@
+/* The workload `train`: its options, its input, and what its rows say. A run is an epoch, and a row is a run.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/file.h"
+#include "core/workload.h"
+#include "train/export.h"
+#include "train/job.h"
+#include "train/trainer.h"
+
+struct parameters {
+    struct job_parameters job; /* first */
+    int model, optimizer, schedule;
+    uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
+    double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
+    const char *checkpoint, *export_path, *step_path, *data_path;
+    bool flip, raw, resume, allow_nan;
+};
+
+static const char *const optimizers[] = {"sgd", "adam", "adamw", NULL};      /* as enum optimizer_kind */
+static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* as enum schedule_kind */
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    JOB_OPTIONS(struct parameters),
+    {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples a step"},
+    {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; a row each"},
+    {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true,
+     "what makes the steps"},
+    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate, after the warm-up"},
+    {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "of sgd"},
+    {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true, "of adam and adamw"},
+    {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true, "of adam and adamw"},
+    {"epsilon", "E", OPTION_REAL, AT(epsilon), "1e-8", 1e-30, 1, NULL, true, "of adam and adamw"},
+    {"weight-decay", "W", OPTION_REAL, AT(weight_decay), "0", 0, 1e3, NULL, true,
+     "added to gradients; of adamw, taken from parameters"},
+    {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
+     "what becomes of the learning rate, step by step"},
+    {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true, "epochs in which it rises"},
+    {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), "10", 1, 1 << 20, NULL, true,
+     "of step: epochs until it falls"},
+    {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true, "of step: what it falls by"},
+    {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
+     "share of a label that all classes share"},
+    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
+     "training samples are shifted so far at most; zeros come in"},
+    {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true, "every other one is flipped left to right"},
+    {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
+     "do not normalise samples by the training set's mean and deviation"},
+    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
+     "seed of parameters, order, dropout and shifts"},
+    {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
+     "write a checkpoint into this folder after every epoch"},
+    {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
+    {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
+     "go on behind the latest checkpoint, bit for bit; begin where there is none"},
+    {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
+     "write the parameters behind the last epoch as safetensors, which PyTorch opens"},
+    {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
+     "write the first step: samples, parameters before and after, gradients, loss"},
+    {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
+     "write both sets and the parameters that training begins with; --dry-run trains nothing"},
+    {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
+     "go on where the loss is no finite number"},
+    {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
+     "steps that --verify compares with the oracle's"},
+};
+
+static const struct measure measures[] = {
+    {"timed", COMBINE_FIRST},
+    {"epoch", COMBINE_FIRST},
+    {"steps", COMBINE_FIRST},
+    {"parameters", COMBINE_FIRST},
+    {"train_samples", COMBINE_FIRST},
+    {"test_samples", COMBINE_FIRST},
+    {"loss", COMBINE_FIRST},
+    {"train_acc", COMBINE_FIRST},
+    {"test_loss", COMBINE_FIRST},
+    {"test_acc", COMBINE_FIRST},
+    {"last_lr", COMBINE_FIRST},
+    {"trained_s", COMBINE_FIRST},
+    {"to_98_s", COMBINE_FIRST},
+    {"to_99_s", COMBINE_FIRST},
+    {"data_share", COMBINE_FIRST},
+    {"memory_bytes", COMBINE_FIRST},
+    {NULL, COMBINE_FIRST},
+};
+enum measure_place {
+    TIMED,
+    EPOCH,
+    STEPS,
+    PARAMETERS,
+    TRAIN_SAMPLES,
+    TEST_SAMPLES,
+    LOSS,
+    TRAIN_ACC,
+    TEST_LOSS,
+    TEST_ACC,
+    LAST_LR,
+    TRAINED_S,
+    TO_98_S,
+    TO_99_S,
+    DATA_SHARE,
+    MEMORY_BYTES
+};
+static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
+
+/* The input, with what it owns. */
+struct opened {
+    struct train_job job; /* first: trainers see this */
+    struct model model;
+    struct data data;
+    char *identity;
+};
+
+static void train_close(void *input)
+{
+    struct opened *opened = input;
+    data_close(&opened->data);
+    free(opened->identity);
+    free(opened);
+}
+
+/* ---- Opening ---- */
+
+static bool is_one_of(const char *name, const char *const *names)
+{
+    for (size_t i = 0; names[i]; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* What an option needs to mean anything, where these parameters have it not; else NULL. */
+static const char *lacking(const struct parameters *parameters, const char *option)
+{
+    static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
+    static const char *const of_step[] = {"lr-step", "lr-gamma", NULL};
+    bool sgd = parameters->optimizer == OPTIMIZER_SGD;
+    if (strcmp(option, "momentum") == 0 && !sgd)
+        return "--optimizer sgd";
+    if (is_one_of(option, of_adam) && sgd)
+        return "--optimizer adam or adamw";
+    if (is_one_of(option, of_step) && parameters->schedule != SCHEDULE_STEP)
+        return "--lr-schedule step";
+    if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
+        return "--data synth";
+    if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
+        return "--checkpoint DIR";
+    return NULL;
+}
+
+static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
+{
+    (void)variant;
+    return !lacking(parameters, option);
+}
+
+/* What does not apply had better not be asked for, and files had better be writable. */
+static enum status check(const struct options *given, const struct parameters *parameters)
+{
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        const char *needed = lacking(parameters, options[i].name);
+        if (needed && options_given(given, options[i].name))
+            return status_set(STATUS_USAGE, "--%s belongs to %s; add that, or leave it out", options[i].name,
+                              needed);
+    }
+    if (parameters->export_path)
+        TRY(file_check(parameters->export_path));
+    if (parameters->step_path)
+        TRY(file_check(parameters->step_path));
+    if (parameters->data_path)
+        TRY(file_check(parameters->data_path));
+    return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
+}
+
+/* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
+static bool decides_nothing(const struct parameters *parameters, const char *option)
+{
+    static const char *const of_data[] = {"data", "train-size", "test-size", "res", NULL};
+    if (is_one_of(option, of_data))
+        return true;
+    return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
+}
+
+/* "model=cnn batch=64 ...": what must be alike to go on from a checkpoint. */
+static enum status identify(const struct parameters *parameters, struct opened *opened)
+{
+    size_t size;
+    FILE *stream = open_memstream(&opened->identity, &size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory");
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        char text[256];
+        options_text(&options[i], parameters, text, sizeof text);
+        if (options[i].column && *text && !decides_nothing(parameters, options[i].name) &&
+            !lacking(parameters, options[i].name))
+            fprintf(stream, "%s=%s ", options[i].name, text);
+    }
+    fprintf(stream, "samples=%016" PRIx64, opened->data.identity);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+}
+
+static void fill_job(const struct parameters *parameters, struct opened *opened)
+{
+    struct train *train = &opened->job.train;
+    *train = (struct train){.model = &opened->model,
+                            .data = &opened->data,
+                            .seed = parameters->seed,
+                            .batch = (uint32_t)parameters->job.batch,
+                            .augment = {(uint32_t)parameters->shift, parameters->flip},
+                            .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
+                                          .momentum = parameters->momentum,
+                                          .beta1 = parameters->beta1,
+                                          .beta2 = parameters->beta2,
+                                          .epsilon = parameters->epsilon,
+                                          .weight_decay = parameters->weight_decay},
+                            .smoothing = (float)parameters->label_smoothing};
+    uint64_t steps = train_steps(train);
+    train->schedule =
+        (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
+                          .rate = parameters->lr,
+                          .warmup_steps = (uint64_t)llround(parameters->lr_warmup * (double)steps),
+                          .total_steps = parameters->epochs * steps,
+                          .decay_steps = parameters->lr_step * steps,
+                          .gamma = parameters->lr_gamma};
+    opened->job.epochs = (uint32_t)parameters->epochs;
+    opened->job.verify_steps = (uint32_t)parameters->verify_steps;
+    opened->job.checkpoints = parameters->checkpoint;
+    opened->job.keep = (uint32_t)parameters->keep;
+    opened->job.resume = parameters->resume;
+    opened->job.allow_nan = parameters->allow_nan;
+    opened->job.identity = opened->identity;
+    opened->job.export_path = parameters->export_path;
+    opened->job.step_path = parameters->step_path;
+}
+
+static enum status fill(const struct options *given, const struct parameters *parameters,
+                        const struct place *place, struct opened *opened)
+{
+    TRY(check(given, parameters));
+    TRY(job_open_data(&parameters->job, place, DATA_TRAIN, &opened->data));
+    data_normalise(&opened->data, !parameters->raw);
+    TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
+                    &opened->model));
+    TRY(identify(parameters, opened));
+    fill_job(parameters, opened);
+    if (parameters->schedule == SCHEDULE_COSINE &&
+        opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
+        return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
+                          parameters->lr_warmup, parameters->epochs);
+    return parameters->data_path ? export_data(&opened->job.train, opened->identity, parameters->data_path)
+                                 : STATUS_OK;
+}
+
+static enum status train_open(const struct options *given, void *parameters, const struct place *place,
+                              void **input)
+{
+    struct opened *opened = calloc(1, sizeof *opened);
+    if (!opened)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = fill(given, parameters, place, opened);
+    if (status != STATUS_OK) {
+        train_close(opened);
+        return status;
+    }
+    *input = opened;
+    return STATUS_OK;
+}
+
+/* There is one rank, so there is nowhere to move to. */
+static enum status train_move(void *input, void *parameters, const struct place *place)
+{
+    (void)input, (void)parameters, (void)place;
+    return STATUS_OK;
+}
+
+/* ---- Runs and rows ---- */
+
+static struct work train_work(const void *input, const struct variant *variant)
+{
+    const struct opened *opened = input;
+    (void)variant;
+    const struct model *model = &opened->model;
+    double samples = opened->data.sets[DATA_TRAIN].count;
+    /* A multiply-add is one operation, as in the peaks of devices. */
+    return (struct work){.items = samples,
+                         .bytes = samples * (double)opened->data.sample_bytes,
+                         .operations = samples * (model->multiplications + model->backward_multiplications)};
+}
+
+static bool train_more(const void *input, void *state)
+{
+    (void)input;
+    return trainer_more(state);
+}
+
+static enum status train_verify(const void *input, const struct variant *variant, void *state,
+                                uint64_t *wrong)
+{
+    (void)input, (void)variant;
+    return trainer_verify(state, wrong);
+}
+
+/* A number, or nothing where it is none. */
+static void put(char text[64], double value, int digits)
+{
+    if (isfinite(value))
+        snprintf(text, 64, "%.*g", digits, value);
+}
+
+static enum status train_measure(const void *input, const struct variant *variant, void *state,
+                                 char texts[][64])
+{
+    const struct opened *opened = input;
+    struct train_epoch epoch;
+    (void)variant;
+    TRY(trainer_finish(state, &epoch));
+    snprintf(texts[TIMED], 64, "gather+forward+backward+update");
+    snprintf(texts[EPOCH], 64, "%" PRIu32, epoch.history.epochs);
+    snprintf(texts[STEPS], 64, "%" PRIu32, epoch.steps);
+    snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
+    snprintf(texts[TRAIN_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
+    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TEST].count);
+    put(texts[LOSS], epoch.loss, 9);
+    put(texts[TRAIN_ACC], epoch.train_accuracy, 6);
+    put(texts[TEST_LOSS], epoch.test_loss, 9);
+    put(texts[TEST_ACC], epoch.test_accuracy, 6);
+    put(texts[LAST_LR], epoch.rate, 9);
+    put(texts[TRAINED_S], epoch.history.trained_s, 9);
+    put(texts[TO_98_S], epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);
+    put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
+    put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
+    snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    return STATUS_OK;
+}
+
+/* Called once a variant, before its epochs: what several would write, only one may. */
+static enum status train_deliver(const void *input, const char *name, const struct variant *variant,
+                                 void *state)
+{
+    const struct opened *opened = input;
+    const struct train_job *job = &opened->job;
+    (void)variant, (void)state;
+    if (name && (job->checkpoints || job->export_path || job->step_path))
+        return status_set(STATUS_USAGE,
+                          "--checkpoint, --export and --export-step are for one variant at a time");
+    return STATUS_OK;
+}
+
+const struct workload workload_train = {
+    .name = "train",
+    .schema = "train/1",
+    .summary = "networks that learn to classify, epoch by epoch",
+    .item = "samples",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .measures = measures,
+    .shown = shown,
+    .open = train_open,
+    .close = train_close,
+    .move = train_move,
+    .applies = train_applies,
+    .more = train_more,
+    .work = train_work,
+    .verify = train_verify,
+    .measure = train_measure,
+    .deliver = train_deliver,
+};

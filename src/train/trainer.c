@@ -1,0 +1,376 @@
+#include "train/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/timer.h"
+#include "train/export.h"
+
+#define PROGRESS_S    0.25 /* of work at a time where somebody is looking on */
+#define LOSS_OFF_MAX  1e-4 /* of the oracle's loss, in float */
+#define LOSS_FLOOR    0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
+#define DRIFT_OFF_MAX 1e-2 /* of the way that a tensor went: Adam makes much of little gradients */
+
+struct trainer {
+    const struct train_job *job;
+    const struct engine *engine;
+    void *state;           /* the engine's */
+    struct checkpoint now; /* behind the latest epoch, or the beginning */
+    struct train_totals totals;
+    double epoch_s;
+    float *logits; /* of the test set */
+};
+
+void trainer_close(void *state)
+{
+    struct trainer *trainer = state;
+    if (trainer->state)
+        trainer->engine->close(trainer->state);
+    checkpoint_free(&trainer->now);
+    free(trainer->logits);
+    free(trainer);
+}
+
+/* ---- Beginning ---- */
+
+/* The first word of `mine` that `theirs` does not have in its place. */
+static void differing_word(const char *mine, const char *theirs, char *word, size_t size)
+{
+    while (*mine) {
+        size_t length = strcspn(mine, " "), other = strcspn(theirs, " ");
+        if (length != other || strncmp(mine, theirs, length) != 0) {
+            snprintf(word, size, "%.*s there, %.*s here", (int)other, theirs, (int)length, mine);
+            return;
+        }
+        mine += length + (mine[length] == ' ');
+        theirs += other + (theirs[other] == ' ');
+    }
+    snprintf(word, size, "%s", theirs);
+}
+
+/* Whether a checkpoint is of this training. */
+static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    const struct model *model = job->train.model;
+    char word[128];
+    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
+        checkpoint->classes != model->classes ||
+        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
+        return status_set(
+            STATUS_USAGE,
+            "--resume: the checkpoints in %s are of another model: %s for %ux%ux%ux%u and %u classes",
+            job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
+            checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
+    if (strcmp(checkpoint->identity, job->identity) == 0)
+        return STATUS_OK;
+    differing_word(job->identity, checkpoint->identity, word, sizeof word);
+    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
+                      job->checkpoints, word);
+}
+
+static enum status resume(struct trainer *trainer, bool *found)
+{
+    const struct train_job *job = trainer->job;
+    struct checkpoint latest;
+    TRY(checkpoint_read_latest(job->checkpoints, &latest, found));
+    enum status status = *found ? check_same(job, &latest) : STATUS_OK;
+    if (!*found || status != STATUS_OK) {
+        checkpoint_free(&latest);
+        return status;
+    }
+    checkpoint_free(&trainer->now);
+    trainer->now = latest;
+    status_note("%u of %u epochs are done: going on behind them", latest.history.epochs, job->epochs);
+    return STATUS_OK;
+}
+
+/* The parameters that training begins with, or goes on from. */
+static enum status begin(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    const struct model *model = job->train.model;
+    struct checkpoint *now = &trainer->now;
+    snprintf(now->model, sizeof now->model, "%s", model->name);
+    now->input = model->input;
+    now->classes = model->classes;
+    memcpy(now->scale, job->train.data->scale, sizeof now->scale);
+    memcpy(now->offset, job->train.data->offset, sizeof now->offset);
+    now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
+    now->identity = strdup(job->identity);
+    now->arena_values = model->arena_values;
+    trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
+    if (!train_state_new(model->arena_values, &now->state) || !now->identity || !trainer->logits)
+        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    model_initialise(model, job->train.seed, now->state.parameters);
+    bool found = false;
+    if (job->checkpoints && job->resume)
+        TRY(resume(trainer, &found));
+    if (job->checkpoints && !job->resume && checkpoint_exists(job->checkpoints))
+        return status_set(
+            STATUS_USAGE,
+            "--checkpoint %s holds checkpoints already: add --resume to go on, or name another folder",
+            job->checkpoints);
+    return trainer->engine->set(trainer->state, &now->state);
+}
+
+enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                         void **state)
+{
+    struct trainer *trainer = calloc(1, sizeof *trainer);
+    if (!trainer)
+        return status_set(STATUS_FAILED, "out of memory");
+    trainer->job = job;
+    trainer->engine = engine;
+    enum status status = engine->open(&trainer->job->train, resources, &trainer->state);
+    if (status == STATUS_OK)
+        status = begin(trainer);
+    if (status == STATUS_OK && trainer->job->step_path)
+        status =
+            trainer->now.history.epochs == 0
+                ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
+                              trainer->job->identity, trainer->job->step_path)
+                : status_set(STATUS_USAGE, "--export-step writes the first step, and --resume is behind it");
+    if (status != STATUS_OK) {
+        trainer_close(trainer);
+        return status;
+    }
+    *state = trainer;
+    return STATUS_OK;
+}
+
+/* ---- An epoch ---- */
+
+bool trainer_more(const void *state)
+{
+    const struct trainer *trainer = state;
+    return trainer->now.history.epochs < trainer->job->epochs;
+}
+
+/* Plays the epoch again up to the bad step, as every engine makes the same steps each time, and finds the
+ * layer with the reference. */
+static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
+{
+    const struct train *train = &trainer->job->train;
+    uint32_t steps = train_steps(train), epoch = (uint32_t)(bad_step / steps),
+             step = (uint32_t)(bad_step % steps);
+    const char *layer = "the loss";
+    struct train_state before = {0};
+    struct train_totals unused;
+    if (!train_state_new(train->model->arena_values, &before)) {
+        train_state_free(&before);
+        return status_set(STATUS_FAILED, "out of memory to look for what is no number");
+    }
+    enum status status = trainer->engine->set(trainer->state, &trainer->now.state);
+    if (status == STATUS_OK && step > 0)
+        status = trainer->engine->steps(trainer->state, epoch, 0, step);
+    if (status == STATUS_OK)
+        status = trainer->engine->totals(trainer->state, &unused);
+    if (status == STATUS_OK)
+        status = trainer->engine->get(trainer->state, &before);
+    if (status == STATUS_OK)
+        status = naive_find_bad_layer(train, &before, epoch, step, &layer);
+    train_state_free(&before);
+    TRY(status);
+    return status_set(
+        STATUS_FAILED,
+        "epoch %u, step %u of %u: the loss is no finite number; %s is the first that is not; lower "
+        "--lr, or go on with --allow-nan",
+        epoch + 1, step + 1, steps, layer);
+}
+
+/* Adds what the engine has counted since the last look. */
+static enum status look(struct trainer *trainer)
+{
+    struct train_totals more, *totals = &trainer->totals;
+    TRY(trainer->engine->totals(trainer->state, &more));
+    totals->loss += more.loss;
+    totals->correct += more.correct;
+    totals->samples += more.samples;
+    totals->data_s = more.data_s < 0 || totals->data_s < 0 ? -1 : totals->data_s + more.data_s;
+    if (totals->bad_step == TRAIN_FINE)
+        totals->bad_step = more.bad_step;
+    return STATUS_OK;
+}
+
+static void show(const struct trainer *trainer, uint32_t done, uint32_t steps, double elapsed_s)
+{
+    const struct train_totals *totals = &trainer->totals;
+    fprintf(stderr, "\r\033[K%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+            trainer->engine->name, trainer->now.history.epochs + 1, trainer->job->epochs, done, steps,
+            totals->loss / (double)totals->samples, 100 * (double)totals->correct / (double)totals->samples,
+            (double)totals->samples / elapsed_s);
+    fflush(stderr);
+}
+
+/* All steps at once; or, where somebody is looking on, as many at a time as take a quarter of a second. */
+static enum status make_steps(struct trainer *trainer, uint32_t steps)
+{
+    bool shown = status_shows_progress();
+    double begin_s = timer_now_s();
+    uint32_t chunk = shown ? 1 : steps;
+    for (uint32_t done = 0; done < steps;) {
+        double chunk_begin_s = timer_now_s();
+        uint32_t count = chunk < steps - done ? chunk : steps - done;
+        TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, done, count));
+        TRY(look(trainer));
+        done += count;
+        if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
+            return explain_bad_loss(trainer, trainer->totals.bad_step);
+        if (shown)
+            show(trainer, done, steps, timer_now_s() - begin_s);
+        if (timer_now_s() - chunk_begin_s < PROGRESS_S / 2 && chunk <= steps / 2)
+            chunk *= 2;
+    }
+    return STATUS_OK;
+}
+
+enum status trainer_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct trainer *trainer = state;
+    (void)number, (void)time;
+    double begin_s = timer_now_s();
+    trainer->totals = (struct train_totals){.bad_step = TRAIN_FINE};
+    TRY(make_steps(trainer, train_steps(&trainer->job->train)));
+    trainer->epoch_s = timer_now_s() - begin_s;
+    return STATUS_OK;
+}
+
+enum status trainer_fetch(void *state, void *result)
+{
+    (void)state, (void)result;
+    return STATUS_OK;
+}
+
+/* ---- After an epoch ---- */
+
+void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
+                  double *accuracy)
+{
+    uint32_t right = 0;
+    *loss = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const float *of = logits + (size_t)i * classes;
+        uint32_t best = 0;
+        double sum = 1; /* of the largest itself */
+        for (uint32_t k = 1; k < classes; k++)
+            if (of[k] > of[best])
+                best = k;
+        for (uint32_t k = 0; k < classes; k++)
+            sum += k == best ? 0 : exp((double)of[k] - of[best]);
+        *loss += log(sum) + of[best] - of[labels[i]];
+        right += best == labels[i];
+    }
+    *loss /= count;
+    *accuracy = (double)right / count;
+}
+
+static enum status test(struct trainer *trainer, struct train_epoch *epoch)
+{
+    const struct train *train = &trainer->job->train;
+    const struct data_set *set = &train->data->sets[DATA_TEST];
+    TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
+    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, &epoch->test_loss,
+                 &epoch->test_accuracy);
+    return STATUS_OK;
+}
+
+/* What the rest of the training must know of this epoch. */
+static void note_epoch(struct train_history *history, double epoch_s, double accuracy)
+{
+    history->epochs++;
+    history->trained_s += epoch_s;
+    if (history->to_98_s < 0 && accuracy >= 0.98)
+        history->to_98_s = history->trained_s;
+    if (history->to_99_s < 0 && accuracy >= 0.99)
+        history->to_99_s = history->trained_s;
+}
+
+enum status trainer_finish(void *state, struct train_epoch *epoch)
+{
+    struct trainer *trainer = state;
+    const struct train_job *job = trainer->job;
+    const struct train_totals *totals = &trainer->totals;
+    struct train_history *history = &trainer->now.history;
+    uint32_t steps = train_steps(&job->train);
+    uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;
+    *epoch = (struct train_epoch){.steps = steps,
+                                  .loss = totals->loss / (double)totals->samples,
+                                  .train_accuracy = (double)totals->correct / (double)totals->samples,
+                                  .rate = schedule_rate(&job->train.schedule, last),
+                                  .data_s = totals->data_s,
+                                  .epoch_s = trainer->epoch_s,
+                                  .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
+    TRY(test(trainer, epoch));
+    TRY(trainer->engine->get(trainer->state, &trainer->now.state));
+    note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
+    epoch->history = *history;
+    if (job->checkpoints)
+        TRY(checkpoint_write(job->checkpoints, job->keep, &trainer->now));
+    if (job->export_path && !trainer_more(trainer))
+        TRY(export_parameters(job->train.model, trainer->now.state.parameters, job->identity,
+                              job->export_path));
+    return STATUS_OK;
+}
+
+/* ---- Against the oracle ---- */
+
+/* Whether a tensor went another way than the oracle's from where both began. */
+static bool went_astray(const struct model_tensor *tensor, const float *begin, const float *mine,
+                        const float *theirs)
+{
+    double off = 0, way = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
+        way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
+    }
+    return !(sqrt(off) <= DRIFT_OFF_MAX * sqrt(way)); /* a NaN does */
+}
+
+/* Both engines side by side, step by step. */
+static enum status compare(struct trainer *trainer, void *oracle, struct train_state *mine,
+                           struct train_state *theirs, uint64_t *wrong)
+{
+    const struct train *train = &trainer->job->train;
+    const struct train_state *begin = &trainer->now.state;
+    uint32_t steps = train_steps(train), epoch = trainer->now.history.epochs;
+    TRY(engine_oracle.set(oracle, begin));
+    for (uint32_t i = 0; i < trainer->job->verify_steps; i++) {
+        struct train_totals own, exact;
+        TRY(trainer->engine->steps(trainer->state, epoch + i / steps, i % steps, 1));
+        TRY(trainer->engine->totals(trainer->state, &own));
+        TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
+        TRY(engine_oracle.totals(oracle, &exact));
+        double scale = fmax(exact.loss, LOSS_FLOOR * (double)exact.samples);
+        *wrong += own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * scale);
+    }
+    TRY(trainer->engine->get(trainer->state, mine));
+    TRY(engine_oracle.get(oracle, theirs));
+    for (uint32_t t = 0; t < train->model->tensor_count; t++)
+        *wrong +=
+            went_astray(&train->model->tensors[t], begin->parameters, mine->parameters, theirs->parameters);
+    return STATUS_OK;
+}
+
+enum status trainer_verify(void *state, uint64_t *wrong)
+{
+    struct trainer *trainer = state;
+    const struct train *train = &trainer->job->train;
+    const struct resources one = {.threads = 1};
+    struct train_state mine = {0}, theirs = {0};
+    void *oracle = NULL;
+    *wrong = 0;
+    enum status status = engine_oracle.open(train, &one, &oracle);
+    if (status == STATUS_OK && (!train_state_new(train->model->arena_values, &mine) ||
+                                !train_state_new(train->model->arena_values, &theirs)))
+        status = status_set(STATUS_FAILED, "out of memory to verify");
+    if (status == STATUS_OK)
+        status = compare(trainer, oracle, &mine, &theirs, wrong);
+    train_state_free(&mine);
+    train_state_free(&theirs);
+    if (oracle)
+        engine_oracle.close(oracle);
+    return status == STATUS_OK ? trainer->engine->set(trainer->state, &trainer->now.state) : status;
+}

@@ -1,0 +1,100 @@
+/* What all train and infer variants share: an engine and what drives it. A variant is an engine and two of
+ * these, each with a setup of one line:
+ *
+ *     static enum status setup(const struct resources *resources, const void *input, void **state)
+ *     {
+ *         return trainer_open(&engine_x, resources, input, state);
+ *     }
+ *     const struct variant variant_train_x = {.platform = "cpu", .traits = &engine_x, .setup = setup,
+ *         .run = trainer_run, .fetch = trainer_fetch, .teardown = trainer_close}; */
+#ifndef FDSL_TRAIN_TRAINER_H
+#define FDSL_TRAIN_TRAINER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "core/variant.h"
+#include "train/checkpoint.h"
+#include "train/engine.h"
+
+/* The input of the workload `train`. */
+struct train_job {
+    struct train train;
+    uint32_t epochs;
+    uint32_t verify_steps;
+    const char *checkpoints; /* a folder; NULL: none */
+    uint32_t keep;           /* checkpoints in it */
+    bool resume, allow_nan;
+    const char *identity;    /* the options that decide the parameters, as text */
+    const char *export_path; /* NULL: none */
+    const char *step_path;   /* of the first step, NULL: none */
+};
+
+/* What the latest epoch came to. */
+struct train_epoch {
+    struct train_history history; /* of all epochs so far */
+    uint32_t steps;
+    double loss, train_accuracy; /* means over the epoch, while the parameters changed */
+    double test_loss, test_accuracy;
+    double rate;            /* of its last step */
+    double data_s, epoch_s; /* data_s negative where it is not known */
+    uint64_t memory_bytes;
+};
+
+FDSL_C_BEGIN
+
+/* ---- Training: run() is the next epoch, whatever its number ---- */
+
+enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                         void **state);
+enum status trainer_run(void *state, uint64_t number, struct run_time *time);
+enum status trainer_fetch(void *state, void *result); /* nothing: trainer_finish() tells all */
+void trainer_close(void *state);
+
+/* Whether there is another epoch to come. */
+bool trainer_more(const void *state);
+
+/* After an epoch, untimed: tests, writes the checkpoint, and exports behind the last. */
+enum status trainer_finish(void *state, struct train_epoch *epoch);
+
+/* Makes job->verify_steps steps from the present state with the engine and with the oracle, and counts those
+ * whose losses differ by more than 1e-4 of them, and tensors of parameters that do afterwards. The state is
+ * then as it was. */
+enum status trainer_verify(void *state, uint64_t *wrong);
+
+/* ---- Inference: run() number n takes batch n of the test set's whole batches, and begins anew behind them
+ * ----
+ */
+
+/* The input of the workload `infer`. */
+struct infer_job {
+    struct train train;      /* forward_only */
+    const float *parameters; /* an arena */
+};
+
+enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                          void **state);
+enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
+void inferrer_close(void *state);
+
+/* What inferrer_fetch() fills: `logits`, the caller's, has room for a batch's. */
+struct infer_result {
+    float *logits;
+    uint32_t first; /* test sample of the latest batch */
+};
+enum status inferrer_fetch(void *state, void *result);
+
+/* The memory that the engine holds. */
+uint64_t inferrer_memory_bytes(const void *state);
+
+/* ---- For both ---- */
+
+/* Mean cross-entropy (without smoothing) and share of right answers. */
+void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
+                  double *accuracy);
+
+FDSL_C_END
+
+#endif

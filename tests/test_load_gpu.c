@@ -1,0 +1,347 @@
+/* What the GPU variants of load rest on, as far as the CPU can tell: hashes, conversions, labels, arrays,
+ * keyed orders, and what is refused before a device is asked for. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <criterion/criterion.h>
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/npy.h"
+#include "core/options.h"
+#include "core/workload.h"
+#include "load/arrays.h"
+#include "load/convert.h"
+#include "load/load.h"
+#include "load/tally.cuh"
+#include "load/tally.h"
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+TestSuite(load_gpu, .timeout = 60);
+
+/* ---- Hashes ---- */
+
+static uint8_t *some_bytes(size_t size)
+{
+    uint8_t *bytes = malloc(size);
+    uint32_t state = 12345;
+    cr_assert_not_null(bytes);
+    for (size_t i = 0; i < size; i++) {
+        state = state * 1664525 + 1013904223;
+        bytes[i] = (uint8_t)(state >> 24);
+    }
+    return bytes;
+}
+
+#ifdef HAVE_XXHASH
+Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
+{
+    static const size_t large[] = {65535, 65536, 65537, 262144 + 63, 1000003};
+    uint8_t *bytes = some_bytes(1 << 20);
+    for (size_t size = 0; size <= 4096; size++) {
+        const uint64_t seeds[] = {0, size, UINT64_C(0x9E3779B97F4A7C15) * (size + 1)};
+        for (size_t s = 0; s < COUNT_OF(seeds); s++)
+            cr_assert_eq(xxh3_64(bytes + size % 9, size, seeds[s]),
+                         XXH3_64bits_withSeed(bytes + size % 9, size, seeds[s]), "%zu bytes, seed %zu", size,
+                         s);
+    }
+    for (size_t i = 0; i < COUNT_OF(large); i++)
+        cr_assert_eq(xxh3_64(bytes + i, large[i], i), XXH3_64bits_withSeed(bytes + i, large[i], i),
+                     "%zu bytes", large[i]);
+    free(bytes);
+}
+
+Test(load_gpu, tallies_of_the_device_are_those_of_the_host)
+{
+    uint8_t *bytes = some_bytes(5000);
+    for (size_t size = 0; size < 1000; size++) {
+        uint64_t members[] = {tally_edges(bytes + 3, size), tally_whole(bytes, size)};
+        cr_assert_eq(device_tally_edges(bytes + 3, size), members[0], "%zu bytes", size);
+        cr_assert_eq(device_tally_whole(bytes, size), members[1], "%zu bytes", size);
+        for (uint32_t count = 1; count <= 2; count++)
+            cr_assert_eq(device_tally_sample(size, members, count), tally_sample(size, members, count));
+    }
+    free(bytes);
+}
+#endif
+
+/* ---- Conversion ---- */
+
+Test(load_gpu, halves_go_to_floats_and_back)
+{
+    for (uint32_t bits = 0; bits < 1 << 16; bits++) {
+        float value = half_to_float((uint16_t)bits);
+        bool number = (bits & 0x7FFF) <= 0x7C00;
+        cr_assert_eq(half_from_float(value), number ? bits : 0x7FFF, "%04x", bits);
+        cr_assert_eq(isnan(value) == 0, number);
+    }
+}
+
+static uint32_t converted(struct convert convert, const void *value)
+{
+    uint8_t slot[4] = {0};
+    uint32_t word = 0;
+    convert_one(&convert, value, 0, slot);
+    memcpy(&word, slot, convert_value_bytes(&convert));
+    return word;
+}
+
+Test(load_gpu, values_become_what_the_definition_says)
+{
+    const uint8_t byte = 51;
+    const uint16_t half = 0xC000; /* -2 */
+    const float third = 1.0f / 3, zero = -0.0f;
+    const uint32_t nan = 0xFFC12345;
+    float value = fmaf(51, (float)(1 / 255.0 / 0.25), -2);
+    cr_expect_eq(converted(convert_make(IMAGE_U8, TENSOR_F32, 0.5, 0.25), &byte), float_bits(value));
+    cr_expect_eq(converted(convert_make(IMAGE_U8, TENSOR_RAW, 0.5, 0.25), &byte), 51);
+    cr_expect_eq(converted(convert_make(IMAGE_F16, TENSOR_F16, 0, 1), &half), half);
+    cr_expect_eq(converted(convert_make(IMAGE_F16, TENSOR_BF16, -2, 0.5), &half), 0, "(-2 + 2) * 2");
+    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &third), float_bits(third));
+    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &zero), 0x80000000u, "its sign stays");
+    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &nan), 0x7FFFFFFFu, "the one NaN");
+    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F16, 0, 1), &nan), 0x7FFF);
+    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_RAW, 0, 1), &nan), nan, "raw bits are not touched");
+}
+
+Test(load_gpu, labels_are_whole_numbers)
+{
+    static const char *const bad[] = {"", " ", "-", "1.5", "x", "1 2", "2147483648", "-2147483649", "+1"};
+    static const struct {
+        const char *text;
+        int32_t label;
+    } good[] = {{"0", 0}, {"7\n", 7}, {" -12 ", -12}, {"2147483647", INT32_MAX}, {"-2147483648", INT32_MIN}};
+    int32_t label;
+    for (size_t i = 0; i < COUNT_OF(bad); i++)
+        cr_expect_not(convert_label((const uint8_t *)bad[i], strlen(bad[i]), &label), "'%s'", bad[i]);
+    for (size_t i = 0; i < COUNT_OF(good); i++)
+        cr_expect(convert_label((const uint8_t *)good[i].text, strlen(good[i].text), &label) &&
+                      label == good[i].label,
+                  "'%s'", good[i].text);
+}
+
+/* ---- Orders ---- */
+
+Test(load_gpu, a_keyed_order_deals_every_sample_once_to_any_number_of_ranks)
+{
+    for (uint32_t workers = 1; workers <= 7; workers++) {
+        struct order_plan plan = {.seed = 3, .samples = 1001, .workers = workers, .keyed = true};
+        uint8_t seen[1001] = {0};
+        struct order order;
+        cr_assert_eq(order_open(&plan, &order), STATUS_OK);
+        for (uint32_t w = 0; w < workers; w++) {
+            uint64_t before = 0;
+            order_make(&plan, 5, w, &order);
+            for (uint32_t i = 0; i < order.count; i++) {
+                uint64_t key = order_key(3, 5, order.samples[i]);
+                cr_assert_geq(key, before);
+                before = key;
+                seen[order.samples[i]]++;
+            }
+        }
+        for (int i = 0; i < 1001; i++)
+            cr_assert_eq(seen[i], 1);
+        order_close(&order);
+    }
+}
+
+/* ---- Arrays ---- */
+
+static char folder[PATH_MAX / 2];
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/fdsl-load-gpu-XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+static void remove_folder(void)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static void put(const char *name, const void *bytes, size_t size)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *stream = fopen(path, "w");
+    cr_assert_not_null(stream);
+    cr_assert_eq(fwrite(bytes, 1, size, stream), size);
+    fclose(stream);
+}
+
+/* An array of `values` values of a type; its file is `more` bytes longer than its header says. */
+static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
+{
+    char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
+    size_t length = npy_header(header, type, shape);
+    memcpy(file, header, length);
+    put(name, file, length + bytes + more);
+}
+
+#ifdef HAVE_XXHASH
+Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fini = remove_folder)
+{
+    struct dataset dataset;
+    struct arrays arrays;
+    put_array("a.npy", "<f2", "3, 5", 30, 0);
+    put("a.cls", "12", 2);
+    put_array("b.npy", "<f2", "3, 5", 30, 0);
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(arrays_open(&dataset, true, &arrays), STATUS_OK, "%s", status_text());
+    cr_expect(arrays.type == IMAGE_F16 && arrays.values == 15);
+    const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
+    uint64_t npy = dataset.members[2].size, array = a->label ? 0 : 1;
+    cr_expect_eq(a->members, 2);
+    cr_expect_eq(a->size[a->label], 2);
+    cr_expect_eq(a->values, a->at[array] + npy - 30);
+    cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
+    cr_expect_eq(arrays.places[0].bytes, a->at[1] + a->size[1]);
+    cr_expect(b->members == 1 && b->label == 1 && b->at[0] == 0 && b->values == npy - 30);
+    cr_expect_eq(arrays.bytes_max, arrays.places[0].bytes);
+    arrays_close(&arrays);
+    dataset_close(&dataset);
+}
+
+static void expect_unfit(const char *words)
+{
+    struct dataset dataset;
+    struct arrays arrays;
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_expect_eq(arrays_open(&dataset, true, &arrays), STATUS_USAGE, "%s", words);
+    cr_expect(strstr(status_text(), words), "'%s' without '%s'", status_text(), words);
+    cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());
+    arrays_close(&arrays);
+    dataset_close(&dataset);
+    remove_folder();
+    make_folder();
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+}
+
+Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make_folder,
+     .fini = remove_folder)
+{
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    put_array("b.npy", "|u1", "5, 3", 15, 0);
+    expect_unfit("all samples must be alike");
+    put_array("b.npy", "<f2", "3, 5", 30, 0);
+    expect_unfit("all samples must be alike");
+    put_array("b.npy", "|u1", "3, 5", 15, 1);
+    expect_unfit("by its header");
+    put("b.npy", "no array", 8);
+    expect_unfit("no .npy file");
+    put("b.png", "x", 1);
+    expect_unfit("shards-omp --decode");
+    put("b.json", "{}", 2);
+    expect_unfit("one .npy");
+    put("b.cls", "1", 1);
+    expect_unfit("here is none");
+    put_array("b.npy", "|u1", "3, 5", 15, 0);
+    put("b.cls", "cat", 3);
+    expect_unfit("a label is a whole number");
+    remove_folder();
+    make_folder();
+    put_array("b.npy", "<i8", "2", 16, 0);
+    expect_unfit("values of type '<i8'");
+}
+
+/* ---- Options ---- */
+
+static enum status open_with(const char *line, struct options *options, void **parameters, void **input)
+{
+    const struct workload *workload = workload_find("load");
+    char text[256], *argv[16] = {(char *)"test", (char *)"--data", folder};
+    int argc = 3;
+    snprintf(text, sizeof text, "%s", line);
+    for (char *rest = text, *word; (word = strsep(&rest, " "));)
+        if (*word)
+            argv[argc++] = word;
+    *parameters = calloc(1, workload->parameters_bytes);
+    *options = (struct options){.tables = {{workload->options, workload->option_count, *parameters}},
+                                .table_count = 1};
+    *input = NULL;
+    cr_assert_eq(options_parse(options, argc, argv), STATUS_OK, "%s", status_text());
+    return workload->open(options, *parameters, &(const struct place){.ranks = 1}, input);
+}
+
+/* Whether a variant of these traits takes the line, and what it says where it does not. */
+static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
+{
+    const struct workload *workload = workload_find("load");
+    const struct load_traits traits = {.files = true, .device = device};
+    const struct variant variant = {.traits = &traits};
+    struct options options;
+    void *parameters, *input;
+    cr_assert_eq(open_with(line, &options, &parameters, &input), STATUS_OK, "%s", status_text());
+    enum status status = workload->accepts(input, &variant);
+    cr_expect_eq(status == STATUS_OK, accepted, "%s, on a %s", line, device ? "device" : "CPU");
+    cr_expect(accepted || strstr(status_text(), words), "%s: %s", line, status_text());
+    workload->close(input);
+    options_free(&options);
+    free(parameters);
+}
+
+Test(load_gpu, options_belong_to_the_variants_that_use_them, .init = make_folder, .fini = remove_folder)
+{
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    expect_accepts("--mean 0.5", true, true, "");
+    expect_accepts("--mean 0.5", false, false, "belong to --augment");
+    expect_accepts("--mean 0.5 --augment", false, true, "");
+    expect_accepts("--decode", true, false, "neither decodes nor augments");
+    expect_accepts("--tensor raw", false, true, "");
+}
+
+Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_folder, .fini = remove_folder)
+{
+    static const struct {
+        const char *option;
+        bool cpu, device, ring;
+    } cases[] = {{"tensor", false, true, true},  {"ring", false, false, true},
+                 {"chunk", false, false, true},  {"block", true, false, false},
+                 {"batch", true, true, true},    {"mean", false, true, true},
+                 {"shift", false, false, false}, {"augment", true, false, false}};
+    const struct workload *workload = workload_find("load");
+    const struct load_traits cpu = {.files = true}, device = {.device = true},
+                             ring = {.device = true, .ring = true};
+    const struct variant variants[] = {{.traits = &cpu}, {.traits = &device}, {.traits = &ring}};
+    struct options options;
+    void *parameters, *input;
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    cr_assert_eq(open_with("", &options, &parameters, &input), STATUS_OK, "%s", status_text());
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const bool wanted[] = {cases[i].cpu, cases[i].device, cases[i].ring};
+        for (size_t v = 0; v < COUNT_OF(variants); v++)
+            cr_expect_eq(workload->applies(parameters, &variants[v], cases[i].option), wanted[v], "%s, %zu",
+                         cases[i].option, v);
+    }
+    workload->close(input);
+    options_free(&options);
+    free(parameters);
+}
+
+Test(load_gpu, what_cannot_be_meant_is_refused, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const lines[][2] = {
+        {"--tensor raw --mean 1", "--tensor raw holds the values as they are"},
+        {"--chunk 7", "take a multiple of 4"},
+        {"--shift 3", "--shift belongs to --augment"}};
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        struct options options;
+        void *parameters, *input;
+        cr_expect_eq(open_with(lines[i][0], &options, &parameters, &input), STATUS_USAGE, "%s", lines[i][0]);
+        cr_expect(strstr(status_text(), lines[i][1]), "%s", status_text());
+        options_free(&options);
+        free(parameters);
+    }
+}
+#endif

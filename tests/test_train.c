@@ -1,0 +1,390 @@
+/* The parts of training: draws, optimizers, schedules, checkpoints, and that --verify can fail. */
+#include <criterion/criterion.h>
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/bytes.h"
+#include "core/file.h"
+#include "train/checkpoint.h"
+#include "train/trainer.h"
+#include "train_support.h"
+
+/* ---- Draws ---- */
+
+Test(train, an_order_has_every_sample_once)
+{
+    static const uint32_t counts[] = {1, 2, 3, 5, 64, 65, 257, 1000, 60000};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        uint32_t count = counts[i];
+        uint8_t *seen = calloc(count, 1);
+        struct draw_order order = draw_order(9, 4, count);
+        for (uint32_t place = 0; place < count; place++) {
+            uint32_t sample = draw_order_at(&order, place);
+            cr_assert_lt(sample, count);
+            cr_assert(!seen[sample]++, "%u of %u comes twice", sample, count);
+        }
+        free(seen);
+    }
+}
+
+/* The mean distance of a random permutation is a third of its length, and another epoch's shares one place
+ * with it, more or less. */
+Test(train, orders_are_shuffled_and_differ)
+{
+    const uint32_t count = 10000;
+    struct draw_order one = draw_order(1, 0, count), two = draw_order(1, 1, count),
+                      other = draw_order(2, 0, count);
+    double distance = 0;
+    uint32_t same_epoch = 0, same_seed = 0, neighbours = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = draw_order_at(&one, i);
+        distance += fabs((double)at - i) / count;
+        same_epoch += at == draw_order_at(&two, i);
+        same_seed += at == draw_order_at(&other, i);
+        neighbours += i > 0 && at == draw_order_at(&one, i - 1) + 1;
+    }
+    cr_expect(fabs(distance / count - 1.0 / 3) < 0.01, "%g", distance / count);
+    cr_expect(same_epoch < 8 && same_seed < 8 && neighbours < 8, "%u %u %u", same_epoch, same_seed,
+              neighbours);
+}
+
+Test(train, dropout_keeps_its_share)
+{
+    static const uint32_t thresholds[] = {0, 64, 128, 255};
+    for (size_t t = 0; t < COUNT_OF(thresholds); t++) {
+        uint32_t kept = 0, count = 100000;
+        for (uint32_t i = 0; i < count; i++)
+            kept += draw_kept(draw_dropout(3, 1, 7, 2, i), i, thresholds[t]);
+        double expected = 1 - thresholds[t] / 256.0, error = sqrt(expected * (1 - expected) / count);
+        cr_expect(fabs((double)kept / count - expected) <= 4 * error, "%u: %u", thresholds[t], kept);
+    }
+}
+
+Test(train, moves_stay_in_their_span)
+{
+    const struct augment augment = {2, true};
+    uint32_t seen[5][5] = {{0}}, flips = 0;
+    for (uint32_t sample = 0; sample < 5000; sample++) {
+        struct draw_move move = draw_move(&augment, 1, 0, sample);
+        cr_assert(abs(move.down) <= 2 && abs(move.right) <= 2);
+        seen[move.down + 2][move.right + 2]++;
+        flips += move.flip;
+    }
+    for (int i = 0; i < 25; i++)
+        cr_expect(seen[i / 5][i % 5] > 120 && seen[i / 5][i % 5] < 280, "%d: %u", i, seen[i / 5][i % 5]);
+    cr_expect(flips > 2300 && flips < 2700);
+    const struct draw_move move = {1, -1, true};
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last but one of the next row */
+    cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
+}
+
+/* ---- Optimizers, by hand ---- */
+
+static void expect_steps(const struct optimizer *optimizer, const double expected[2])
+{
+    static const float gradients[2] = {0.5f, -0.25f};
+    const struct schedule schedule = {.rate = 0.1};
+    float parameter = 1, first = 0, second = 0;
+    for (uint64_t step = 0; step < 2; step++) {
+        struct update update = optimizer_at(optimizer, &schedule, step);
+        optimizer_step(&update, gradients[step], &parameter, &first, &second);
+        cr_expect(fabs(parameter - expected[step]) < 1e-6, "step %d: %.7f is not %.7f", (int)step, parameter,
+                  expected[step]);
+    }
+}
+
+Test(train, optimizers_by_hand)
+{
+    /* 1 - 0.1 * 0.5; then momentum 0.9 * 0.5 - 0.25 */
+    expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .momentum = 0.9}, (const double[]){0.95, 0.93});
+    /* gradients 0.5 + 0.2 * 1 and -0.25 + 0.2 * 0.93 */
+    expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .weight_decay = 0.2},
+                 (const double[]){0.93, 0.9364});
+    /* moments 0.05 and 0.00025, then 0.02 and 0.00031225, over 1 - 0.9^t and 1 - 0.999^t */
+    const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
+    expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
+                 (const double[]){0.9, adam});
+    /* the same ways, and before each the parameter shrinks by 0.1 * 0.1 */
+    expect_steps(
+        &(struct optimizer){
+            .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1},
+        (const double[]){0.89, 0.89 * 0.99 + adam - 0.9});
+}
+
+Test(train, schedules)
+{
+    const struct schedule cosine = {SCHEDULE_COSINE, 2, 4, 24, 0, 0},
+                          steps = {SCHEDULE_STEP, 2, 0, 0, 10, 0.5};
+    cr_expect_float_eq(schedule_rate(&cosine, 0), 0.5, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&cosine, 3), 2, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&cosine, 4), 2, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&cosine, 14), 1, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cosine, 24), 0, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&steps, 9), 2, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&steps, 10), 1, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&steps, 25), 0.5, DBL_EPSILON);
+}
+
+Test(train, initial_parameters_fill_their_range)
+{
+    struct model model;
+    must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
+    float *parameters = malloc(model.arena_values * sizeof *parameters);
+    model_initialise(&model, 0, parameters);
+    for (uint32_t t = 0; t < model.tensor_count; t++) {
+        const struct model_tensor *tensor = &model.tensors[t];
+        float bound = 1 / sqrtf((float)tensor->fan_in), least = 1, most = -1;
+        for (size_t i = 0; i < tensor->values; i++) {
+            least = fminf(least, parameters[tensor->first + i]);
+            most = fmaxf(most, parameters[tensor->first + i]);
+        }
+        cr_expect(least >= -bound && most < bound, "%s", tensor->name);
+        cr_expect(tensor->values < 100 || (least < -0.9f * bound && most > 0.9f * bound), "%s", tensor->name);
+        cr_expect_eq(tensor->first % MODEL_ALIGNMENT, 0);
+    }
+    free(parameters);
+}
+
+Test(train, halves)
+{
+    static const struct {
+        uint16_t bits;
+        float value;
+    } known[] = {{0x3C00, 1},        {0xC000, -2}, {0x7BFF, 65504},
+                 {0x0001, 0x1p-24f}, {0x8000, 0},  {0x3555, 0x1.554p-2f}};
+    for (size_t i = 0; i < COUNT_OF(known); i++)
+        cr_expect_eq(data_half(known[i].bits), known[i].value);
+    cr_expect(isinf(data_half(0x7C00)) && isnan(data_half(0x7C01)));
+}
+
+/* ---- What the engine gives ---- */
+
+/* Normalised, the training set has mean 0 and deviation 1 in each channel. */
+Test(train, samples_are_normalised)
+{
+    struct data data;
+    data_random(&data, (struct shape){3, 1, 8, 8}, 4, 50, 5);
+    float values[3 * 64];
+    for (uint32_t c = 0; c < 3; c++) {
+        double sum = 0, squares = 0;
+        for (uint32_t n = 0; n < 50; n++) {
+            data_gather(&data, DATA_TRAIN, n, (struct draw_move){0}, values);
+            for (int i = 0; i < 64; i++) {
+                sum += values[c * 64 + i];
+                squares += values[c * 64 + i] * values[c * 64 + i];
+            }
+        }
+        cr_expect(fabs(sum / 3200) < 1e-5 && fabs(squares / 3200 - 1) < 1e-5, "%g %g", sum, squares);
+    }
+    data_close(&data);
+}
+
+/* A last batch that is short, several steps a call, and logits of any part of a set. */
+Test(train, steps_and_logits_do_not_depend_on_the_calls)
+{
+    const struct shape shape = {1, 1, 16, 16};
+    struct net one, two;
+    net_open(&one, &engine_naive, &model_tables[1], shape, 4, 19, 7, 0);
+    net_open(&two, &engine_naive, &model_tables[1], shape, 4, 19, 7, 0);
+    cr_assert_eq(train_steps(&one.train), 3);
+    must(engine_naive.steps(one.state, 0, 0, 3));
+    for (uint32_t step = 0; step < 3; step++)
+        must(engine_naive.steps(two.state, 0, step, 1));
+    struct train_totals totals;
+    must(engine_naive.totals(one.state, &totals));
+    cr_expect(totals.samples == 19 && totals.bad_step == TRAIN_FINE && totals.correct <= 19);
+    float together[5 * 4], apart[5 * 4];
+    must(engine_naive.evaluate(one.state, DATA_TEST, 0, 5, together));
+    for (uint32_t i = 0; i < 5; i++)
+        must(engine_naive.evaluate(two.state, DATA_TEST, i, 1, apart + 4 * i));
+    cr_expect_arr_eq(together, apart, sizeof apart);
+    net_close(&one);
+    net_close(&two);
+}
+
+static struct train_job job_of(const struct net *net)
+{
+    return (struct train_job){
+        .train = net->train, .epochs = 1, .verify_steps = 6, .identity = "test", .keep = 1};
+}
+
+static uint64_t wrong_of(const struct engine *engine, const struct net *net)
+{
+    const struct train_job job = job_of(net);
+    const struct resources resources = {.threads = 1};
+    uint64_t wrong;
+    void *trainer;
+    must(trainer_open(engine, &resources, &job, &trainer));
+    must(trainer_verify(trainer, &wrong));
+    trainer_close(trainer);
+    return wrong;
+}
+
+static enum status totals_off(void *state, struct train_totals *totals)
+{
+    enum status status = engine_naive.totals(state, totals);
+    totals->loss *= 1.0003;
+    return status;
+}
+
+static enum status get_off(void *state, struct train_state *into)
+{
+    enum status status = engine_naive.get(state, into);
+    into->parameters[3] += 0.002f; /* one of the first tensor */
+    return status;
+}
+
+/* A loss that is off by 3 in 10,000, and a parameter that is off a little, are both seen. */
+Test(train, verification_can_fail)
+{
+    struct net net;
+    struct engine lossy = engine_naive, drifting = engine_naive;
+    lossy.totals = totals_off;
+    drifting.get = get_off;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    cr_expect_eq(wrong_of(&engine_naive, &net), 0);
+    cr_expect_eq(wrong_of(&lossy, &net), 6);
+    cr_expect_eq(wrong_of(&drifting, &net), 1);
+    net_close(&net);
+}
+
+/* ---- Checkpoints ---- */
+
+#ifdef HAVE_XXHASH
+
+static char folder[] = "/tmp/fdsl-train-XXXXXX";
+
+static void make_folder(void)
+{
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+static void remove_folder(void)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(checkpoint, .init = make_folder, .fini = remove_folder, .timeout = 60);
+
+#define VALUES 96
+
+static void write_one(uint32_t epochs, uint32_t keep)
+{
+    float arenas[3][VALUES];
+    for (int i = 0; i < 3 * VALUES; i++)
+        arenas[i / VALUES][i % VALUES] = (float)i + (float)epochs / 16;
+    struct checkpoint checkpoint = {.model = "lenet",
+                                    .input = {1, 1, 16, 16},
+                                    .classes = 7,
+                                    .scale = {2},
+                                    .offset = {-1},
+                                    .history = {epochs, 1.5, -1, 0.25},
+                                    .identity = (char *)"model=lenet batch=3",
+                                    .state = {arenas[0], arenas[1], arenas[2]},
+                                    .arena_values = VALUES};
+    must(checkpoint_write(folder, keep, &checkpoint));
+}
+
+static void path_of(uint32_t epochs, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/epoch-%06u.ckpt", folder, epochs);
+}
+
+Test(checkpoint, comes_back_whole)
+{
+    struct checkpoint back;
+    bool found;
+    must(checkpoint_read_latest(folder, &back, &found));
+    cr_expect(!found && !checkpoint_exists(folder));
+    write_one(3, 2);
+    must(checkpoint_read_latest(folder, &back, &found));
+    cr_assert(found && checkpoint_exists(folder));
+    cr_expect_str_eq(back.model, "lenet");
+    cr_expect_str_eq(back.identity, "model=lenet batch=3");
+    cr_expect(back.input.height == 16 && back.classes == 7 && back.scale[0] == 2 && back.offset[0] == -1);
+    cr_expect(back.history.epochs == 3 && back.history.trained_s == 1.5 && back.history.to_98_s == -1 &&
+              back.history.to_99_s == 0.25);
+    for (int i = 0; i < VALUES; i++)
+        cr_expect(back.state.parameters[i] == (float)i + 3.0f / 16 &&
+                  back.state.first[i] == (float)(i + VALUES) + 3.0f / 16 &&
+                  back.state.second[i] == (float)(i + 2 * VALUES) + 3.0f / 16);
+    checkpoint_free(&back);
+}
+
+Test(checkpoint, the_last_are_kept)
+{
+    char path[PATH_MAX];
+    for (uint32_t epochs = 1; epochs <= 12; epochs++)
+        write_one(epochs, 3);
+    for (uint32_t epochs = 1; epochs <= 12; epochs++) {
+        path_of(epochs, path);
+        cr_expect_eq(access(path, F_OK) == 0, epochs > 9, "%u", epochs);
+    }
+}
+
+static void expect_fault(const char *path, const char *words)
+{
+    struct checkpoint back;
+    cr_expect_eq(checkpoint_read(path, &back), STATUS_FAILED);
+    cr_expect(strstr(status_text(), path) && strstr(status_text(), words), "'%s' lacks '%s'", status_text(),
+              words);
+    checkpoint_free(&back);
+}
+
+/* Every byte that is flipped, and every length that it is cut to, shows. */
+Test(checkpoint, damage_shows)
+{
+    char path[PATH_MAX], *bytes;
+    size_t size;
+    write_one(1, 1);
+    path_of(1, path);
+    must(bytes_read(path, &bytes, &size));
+    for (size_t at = 0; at < size; at += 7) {
+        bytes[at] ^= 16;
+        must(file_write_atomic(path, bytes, size));
+        struct checkpoint back;
+        cr_expect_eq(checkpoint_read(path, &back), STATUS_FAILED, "byte %zu", at);
+        checkpoint_free(&back);
+        bytes[at] ^= 16;
+    }
+    for (size_t length = 0; length < size; length += 13) {
+        must(file_write_atomic(path, bytes, length));
+        expect_fault(path, length < 8 ? "no checkpoint" : "cut");
+    }
+    bytes[8] = 2; /* the schema's first byte */
+    must(file_write_atomic(path, bytes, size));
+    expect_fault(path, "of schema 2; this program knows 1");
+    must(file_write_atomic(path, "hello", 5));
+    expect_fault(path, "this is no checkpoint");
+    free(bytes);
+}
+
+/* The one before a broken one is taken; where all are broken that is an error. */
+Test(checkpoint, the_latest_whole_one_counts)
+{
+    char path[PATH_MAX];
+    struct checkpoint back;
+    bool found;
+    write_one(1, 3);
+    write_one(2, 3);
+    path_of(2, path);
+    cr_assert_eq(truncate(path, 1000), 0);
+    must(checkpoint_read_latest(folder, &back, &found));
+    cr_expect(found && back.history.epochs == 1);
+    checkpoint_free(&back);
+    path_of(1, path);
+    cr_assert_eq(truncate(path, 10), 0);
+    cr_expect_eq(checkpoint_read_latest(folder, &back, &found), STATUS_FAILED);
+    cr_expect(!found);
+}
+
+#endif

@@ -1,0 +1,310 @@
+/* Training and inference from outside: rows, learning, going on after a kill, and what is refused.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+#include <criterion/criterion.h>
+
+#include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+#include "cells.h"
+#include "core/file.h"
+
+/* ---- Running ---- */
+
+static char folder[] = "/tmp/fdsl-trains-XXXXXX", program[PATH_MAX], out[1 << 16];
+
+/* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
+ * exit status. */
+__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
+{
+    char command[4096], whole[5000];
+    int used = snprintf(command, sizeof command, "cd %s && P=%s && ", folder, program);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command + used, sizeof command - (size_t)used, format, arguments);
+    va_end(arguments);
+    snprintf(whole, sizeof whole, "{ %s\n} 2>&1", command);
+    FILE *stream = popen(whole, "r");
+    cr_assert_not_null(stream);
+    out[fread(out, 1, sizeof out - 1, stream)] = '\0';
+    int status = pclose(stream);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+#define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
+
+/* One line that holds these words. */
+static void expect_refusal(int status, const char *options, const char *words)
+{
+    cr_assert_eq(run("timeout 60 $P --variant train-naive %s", options), status, "%s: %s", options, out);
+    cr_expect_not_null(strstr(out, words), "%s: '%s' lacks '%s'", options, out, words);
+    cr_expect_eq(strchr(out, '\n'), out + strlen(out) - 1, "%s: more than a line: %s", options, out);
+}
+
+static void set_up(void)
+{
+    const char *given = getenv("FDSL_BENCH");
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
+}
+
+static void tear_down(void)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(train_cli, .init = set_up, .fini = tear_down, .timeout = 300);
+
+static void put(const char *name, const void *bytes, size_t size)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    cr_assert_eq(file_write_atomic(path, bytes, size), STATUS_OK, "%s", status_text());
+}
+
+#define SMALL "--variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
+
+/* ---- Rows ---- */
+
+Test(train_cli, a_row_an_epoch)
+{
+    EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
+    cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
+    for (size_t row = 1; row <= 3; row++) {
+        cr_expect_str_eq(value(out, row, "schema"), "train/1");
+        cr_expect_str_eq(value(out, row, "wrong"), "0");
+        cr_expect_eq(number(out, row, "epoch"), (double)row);
+        cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
+        cr_expect(number(out, row, "samples") == 1 && number(out, row, "warmups") == 0);
+        cr_expect_eq(number(out, row, "parameters"), 7850);
+        cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
+        cr_expect_str_eq(value(out, row, "momentum"), ""); /* of sgd */
+    }
+    cr_expect(number(out, 3, "loss") < number(out, 1, "loss"));
+    cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));
+}
+
+Test(train_cli, digits_are_learnt_in_an_epoch)
+{
+    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --lr 0.002 --test-size 1000 --format csv");
+    cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
+}
+
+/* The same bits, however often; other seeds, other ones. */
+Test(train_cli, the_same_command_gives_the_same_parameters)
+{
+    EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export a");
+    EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export b");
+    EXPECT(0, "cmp a b");
+    EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export c --seed 1");
+    EXPECT(1, "cmp a c");
+}
+
+#ifdef HAVE_XXHASH
+
+/* ---- Going on ---- */
+
+/* Killed again and again, each time a little later, it comes to the same bits. */
+Test(train_cli, killed_and_resumed)
+{
+#define LONG                                                                                           \
+    "$P --variant train-naive --model lenet --train-size 400 --test-size 50 --epochs 8 --lr-schedule " \
+    "cosine --lr-warmup 0.5 --shift 1 "
+    EXPECT(0, LONG "--export whole");
+    EXPECT(0, "i=3; until timeout -s KILL $(printf %%d.%%02d $((i / 100)) $((i %% 100))) " LONG
+              "--checkpoint k --resume --export killed; do i=$((i * 13 / 10 + 1)); [ $i -lt 20000 ] || exit "
+              "9; done");
+    EXPECT(0, "cmp whole killed");
+    EXPECT(0, "ls k | grep -v '\\.tmp$' | tr '\\n' ' '");
+    cr_expect_str_eq(out, "epoch-000006.ckpt epoch-000007.ckpt epoch-000008.ckpt ");
+}
+
+/* A checkpoint that was cut is passed over, with a warning, and nothing is lost but time. */
+Test(train_cli, resumed_behind_a_broken_checkpoint)
+{
+    EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
+    EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --export again --format csv");
+    cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is cut"));
+    EXPECT(0, "cmp whole again");
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing is left to do */
+    cr_expect_str_eq(out, "");
+}
+
+Test(train_cli, other_trainings_are_not_resumed)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
+    expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k",
+                   "holds checkpoints already: add --resume");
+    expect_refusal(2, "--model lenet --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
+                   "are of another model: logreg");
+    expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
+                   "other options: batch=16 there, batch=17 here");
+    expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
+                   "other options: samples=");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
+                   "--resume belongs to --checkpoint");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no", "cannot be made");
+    EXPECT(0, "truncate -s 50 k/*");
+    expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
+                   "cut");
+}
+
+/* ---- Inference ---- */
+
+Test(train_cli, inference_from_a_checkpoint)
+{
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --format csv");
+    double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
+#define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
+    EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/1");
+    cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
+    cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
+    cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
+              number(out, 1, "wrong") == 0);
+    cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
+    EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
+    cr_expect_eq(number(out, 1, "test_samples"), 49);
+    EXPECT(2, INFER "--batch 51 --checkpoint k");
+    cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
+    EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
+    cr_expect_not_null(strstr(out, "a network for 1x1x28x28 and 10 classes"));
+    EXPECT(2, "$P --variant infer-naive");
+    cr_expect_not_null(strstr(out, "--checkpoint FILE"));
+    EXPECT(1, INFER "--checkpoint k/none");
+    EXPECT(2, "mkdir e && " INFER "--checkpoint e");
+    cr_expect_not_null(strstr(out, "there is no checkpoint in it"));
+}
+
+#endif
+
+/* ---- What goes wrong ---- */
+
+Test(train_cli, a_loss_that_is_no_number_ends_the_run)
+{
+    expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20",
+                   "epoch 1, step 2 of 4: the loss is no finite number; ");
+    cr_expect(strstr(out, "conv") || strstr(out, "fc"), "%s", out);
+    EXPECT(0, "$P " SMALL "--epochs 2 --optimizer sgd --lr 1e38 --allow-nan --format csv");
+    cr_expect_str_eq(value(out, 2, "loss"), "");
+}
+
+Test(train_cli, options_that_make_no_sense)
+{
+    expect_refusal(2, "--batch 300 --train-size 200",
+                   "--batch 300 is more than the 200 samples to learn from");
+    expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
+    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
+    expect_refusal(2, "--res 32", "--res belongs to --data synth");
+    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none");
+    expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
+    expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
+    expect_refusal(2, "--export none/x", "its folder does not exist");
+    expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
+}
+
+/* ---- Data ---- */
+
+/* IDX files of `images` pictures of 6 x 6 and `labels` labels; the highest label is given. */
+static void put_idx(const char *images_name, const char *labels_name, uint8_t images, uint8_t labels,
+                    uint8_t highest)
+{
+    uint8_t pictures[16 + 255 * 36] = {0, 0, 8, 3, 0, 0, 0, images, 0, 0, 0, 6, 0, 0, 0, 6};
+    uint8_t values[8 + 255] = {0, 0, 8, 1, 0, 0, 0, labels};
+    for (int i = 0; i < images * 36; i++)
+        pictures[16 + i] = (uint8_t)(i * 37);
+    for (int i = 0; i < labels; i++)
+        values[8 + i] = (uint8_t)(i % (highest + 1));
+    put(images_name, pictures, 16 + (size_t)images * 36);
+    put(labels_name, values, 8 + (size_t)labels);
+}
+
+#define ON "--model logreg --batch 4 --epochs 1 --data m "
+
+Test(train_cli, idx_and_its_faults)
+{
+    EXPECT(0, "mkdir m");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
+    expect_refusal(2, ON, "there is no t10k-images-idx3-ubyte");
+    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
+    EXPECT(0, "$P --variant train-naive " ON "--format csv");
+    cr_expect(number(out, 1, "train_samples") == 20 && number(out, 1, "test_samples") == 10);
+    expect_refusal(2, ON "--train-size 21", "--train-size 21: there are 20");
+    expect_refusal(1, ON "--classes 9", "its label 9 is out of range: there are 9 classes");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
+    expect_refusal(1, ON, "does not hold a label for each of the 20 pictures");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
+    expect_refusal(
+        1, ON,
+        "sample 10: its label 10 is out of range: there are 10 classes; say how many with --classes N");
+    EXPECT(0, "$P --variant train-naive " ON "--classes 12");
+    put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
+    expect_refusal(1, ON, "no IDX file");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
+    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 0, 0, 9);
+    expect_refusal(1, ON, "there are no samples to test with");
+}
+
+#ifdef HAVE_ZLIB
+Test(train_cli, a_gzipped_file_that_is_cut)
+{
+    EXPECT(0, "mkdir m");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
+    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
+    EXPECT(0, "gzip m/*");
+    EXPECT(0, "$P --variant train-naive " ON);
+    EXPECT(0, "truncate -s 100 m/train-images-idx3-ubyte.gz");
+    expect_refusal(1, ON, "a gzipped file that is damaged or cut");
+}
+#endif
+
+Test(train_cli, cifar_and_its_faults)
+{
+    static uint8_t records[12 * 3073];
+    EXPECT(0, "mkdir m");
+    for (size_t i = 0; i < sizeof records; i++)
+        records[i] = i % 3073 ? (uint8_t)(i * 7) : (uint8_t)(i / 3073 % 10);
+    put("m/data_batch_1.bin", records, sizeof records);
+    put("m/data_batch_2.bin", records, sizeof records);
+    expect_refusal(2, ON, "there is no test_batch.bin");
+    put("m/test_batch.bin", records, sizeof records);
+    EXPECT(
+        0,
+        "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
+    cr_expect_eq(number(out, 1, "train_samples"), 24);
+    put("m/data_batch_2.bin", records, sizeof records - 1);
+    expect_refusal(1, ON, "no binary CIFAR-10: 36875 bytes are not whole records");
+}
+
+#ifdef HAVE_XXHASH
+/* What --prepare made: two folders, or one of which a tenth is held out. */
+Test(train_cli, datasets_and_their_faults)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 300");
+    EXPECT(0, "$P --variant train-naive " ON "--format csv");
+    double held_out = number(out, 1, "test_samples");
+    cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
+    EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --layout files");
+    EXPECT(0, "$P --prepare two/test --from digits --samples 30");
+    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
+    cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
+    EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
+    expect_refusal(1, "--model cnn3d --data odd", "sample 0: no member cls");
+    EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
+    expect_refusal(1, ON, "no member npy or png");
+    EXPECT(0, "rm m/* && mkdir two/none");
+    expect_refusal(2, "--data two/none", "--data two/none");
+}
+#endif

@@ -1,0 +1,161 @@
+/* The reference of training: every layer's gradients, and every net's, against central differences. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "train_support.h"
+
+/* Differences reach 2^-20 to either side, and parameters are multiples of it, so that floats hold both ends
+ * exactly. The oracle is in double: their error is about 1e-12 of truncation and 1e-10 of rounding. */
+#define REACH     0x1p-20f
+#define TOLERANCE 1e-6
+#define CHECKED   12 /* parameters of a tensor */
+
+/* The loss of step 0 from these parameters: the mean. */
+static double loss_at(const struct net *net, float *parameters)
+{
+    struct train_totals totals;
+    const struct train_state state = {parameters, net->zeros, net->zeros};
+    must(engine_oracle.set(net->state, &state));
+    must(engine_oracle.steps(net->state, 0, 0, 1));
+    must(engine_oracle.totals(net->state, &totals));
+    cr_assert(isfinite(totals.loss));
+    return totals.loss / (double)totals.samples;
+}
+
+/* Compares the gradients of a step with differences, parameters of each tensor spread over it. */
+static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
+                            uint32_t count, float smoothing)
+{
+    struct net net;
+    net_open(&net, &engine_oracle, table, input, classes, count, count, smoothing);
+    const struct model *model = &net.model;
+    float *parameters = net.initial, *gradients = calloc(model->arena_values, sizeof *gradients);
+    for (size_t i = 0; i < model->arena_values; i++)
+        parameters[i] = roundf(parameters[i] / REACH) * REACH;
+    loss_at(&net, parameters);
+    must(engine_oracle.gradients(net.state, gradients));
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        double largest = 0, worst = 0;
+        for (size_t i = 0; i < tensor->values; i++)
+            largest = fmax(largest, fabs(gradients[tensor->first + i]));
+        size_t stride = tensor->values < CHECKED ? 1 : tensor->values / CHECKED;
+        for (size_t i = 0; i < tensor->values; i += stride) {
+            float *parameter = &parameters[tensor->first + i], before = *parameter;
+            *parameter = before + REACH;
+            double above = loss_at(&net, parameters);
+            *parameter = before - REACH;
+            double below = loss_at(&net, parameters);
+            *parameter = before;
+            double difference = (above - below) / (2.0 * REACH);
+            worst = fmax(worst, fabs(difference - gradients[tensor->first + i]));
+        }
+        cr_expect_leq(worst, TOLERANCE * largest, "%s, %s: off by %g of %g", table->name, tensor->name, worst,
+                      largest);
+        cr_expect(classes == 1 || largest > 0, "%s, %s: no gradient", table->name, tensor->name);
+    }
+    free(gradients);
+    net_close(&net);
+}
+
+#define LAYERS(name_, deep, ...)                                     \
+    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
+    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
+
+LAYERS(linear, false, {.kind = LAYER_LINEAR, .channels = 5}, {.kind = LAYER_LINEAR});
+LAYERS(relu, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR});
+LAYERS(conv, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 2}, .padding = {0, 1, 0}},
+       {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 2, 3}, .padding = {0, 0, 2}},
+       {.kind = LAYER_LINEAR});
+LAYERS(conv_deep, true, {.kind = LAYER_CONV, .channels = 2, .kernel = {3, 3, 3}, .padding = {1, 1, 1}},
+       {.kind = LAYER_CONV, .channels = 3, .kernel = {2, 1, 2}, .padding = {1, 0, 0}},
+       {.kind = LAYER_LINEAR});
+LAYERS(pool, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .padding = {0, 1, 1}},
+       {.kind = LAYER_POOL, .kernel = {1, 2, 3}}, {.kind = LAYER_LINEAR});
+LAYERS(dropout, false, {.kind = LAYER_LINEAR, .channels = 40}, {.kind = LAYER_DROPOUT, .rate = 0.25f},
+       {.kind = LAYER_LINEAR});
+
+static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3};
+
+Test(train_net, gradients_of_layers)
+{
+    static const struct model_table *const tables[] = {&linear, &relu, &conv, &pool, &dropout};
+    for (size_t i = 0; i < COUNT_OF(tables); i++)
+        for (uint32_t count = 1; count <= 7; count += 6) {
+            check_gradients(tables[i], small, 4, count, 0);
+            check_gradients(tables[i], gray, 2, count, 0.1f);
+        }
+    check_gradients(&conv_deep, volume, 3, 7, 0);
+}
+
+Test(train_net, gradients_of_nets)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        bool deep = model_tables[i].volumetric;
+        check_gradients(&model_tables[i], deep ? (struct shape){3, 4, 8, 8} : (struct shape){1, 1, 16, 16},
+                        10, 3, 0);
+        check_gradients(&model_tables[i], deep ? (struct shape){1, 5, 6, 7} : (struct shape){3, 1, 17, 15}, 3,
+                        1, 0.1f);
+    }
+}
+
+/* One class: the loss is 0 whatever the network says, and so is every gradient. */
+Test(train_net, one_class)
+{
+    struct net net;
+    net_open(&net, &engine_oracle, &model_tables[1], (struct shape){1, 1, 16, 16}, 1, 5, 2, 0);
+    cr_expect_eq(loss_at(&net, net.initial), 0);
+    net_close(&net);
+    check_gradients(&linear, small, 1, 3, 0);
+}
+
+Test(train_net, parameters_of_the_models)
+{
+    static const struct {
+        const char *name;
+        struct shape input;
+        size_t parameters;
+    } known[] = {{"logreg", {1, 1, 28, 28}, 7850},
+                 {"lenet", {1, 1, 28, 28}, 61706},
+                 {"cnn", {1, 1, 28, 28}, 1199882},
+                 {"cnn", {3, 1, 32, 32}, 1626442}};
+    for (size_t i = 0; i < COUNT_OF(known); i++)
+        for (size_t t = 0; model_tables[t].name; t++)
+            if (strcmp(model_tables[t].name, known[i].name) == 0) {
+                struct model model;
+                must(model_build(&model_tables[t], known[i].input, 10, &model));
+                cr_expect_eq(model.parameters, known[i].parameters, "%s: %zu", known[i].name,
+                             model.parameters);
+            }
+}
+
+LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {.kind = LAYER_RELU},
+       {.kind = LAYER_POOL, .kernel = {1, 2, 2}}, {.kind = LAYER_LINEAR});
+
+/* 1 to 9 under weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865, whose largest is doubled, less 1; a sign
+ * less, ReLU leaves 0. */
+Test(train_net, forward_by_hand)
+{
+    struct net net;
+    float logits[2];
+    net_open(&net, &engine_naive, &known, (struct shape){1, 1, 3, 3}, 1, 5, 1, 0);
+    data_normalise(&net.data, false);
+    net.data.scale[0] = 1; /* the bytes themselves */
+    for (int i = 0; i < 9; i++)
+        ((uint8_t *)net.data.sets[DATA_TEST].values)[i] = (uint8_t)(i + 1);
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        float *parameters = net.initial;
+        for (int i = 0; i < 4; i++)
+            parameters[net.model.layers[0].weight + (size_t)i] = (float)sign * powf(10, (float)i);
+        parameters[net.model.layers[0].bias] = 0;
+        parameters[net.model.layers[3].weight] = 2;
+        parameters[net.model.layers[3].bias] = -1;
+        const struct train_state state = {parameters, net.zeros, net.zeros};
+        must(engine_naive.set(net.state, &state));
+        must(engine_naive.evaluate(net.state, DATA_TEST, 0, 1, logits));
+        cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);
+    }
+    net_close(&net);
+}

@@ -1,0 +1,360 @@
+/* `train-omp` against the oracle, which computes the same steps in double: every kind of layer and every net,
+ * in every instruction set that this machine has. */
+#include <criterion/criterion.h>
+
+#ifdef _OPENMP
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "../cpu/train/omp_engine.h"
+#include "train_support.h"
+
+/* Of two tensors: the norm of their difference over that of the second. */
+static double distance(const float *tensor, const float *wanted, size_t count)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)tensor[i] - wanted[i]) * ((double)tensor[i] - wanted[i]);
+        norm += (double)wanted[i] * wanted[i];
+    }
+    return norm > 0 ? sqrt(off / norm) : sqrt(off);
+}
+
+/* What an engine made of a few steps. */
+struct result {
+    double loss;
+    uint64_t correct;
+    float *gradients, *parameters, *logits;
+};
+
+struct sizes {
+    struct shape input;
+    uint32_t classes, count, batch;
+};
+
+#define STEPS 3
+
+static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
+                struct net *net, struct result *result)
+{
+    struct train_totals totals;
+    net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
+    size_t values = net->model.arena_values;
+    result->gradients = malloc(values * sizeof(float));
+    result->parameters = malloc(3 * values * sizeof(float));
+    result->logits = malloc(5 * sizes->classes * sizeof(float));
+    must(engine->evaluate(net->state, DATA_TEST, 0, 5, result->logits));
+    must(engine->steps(net->state, 0, 0, 1));
+    must(engine->gradients(net->state, result->gradients));
+    uint32_t last = train_steps(&net->train) - 1; /* a short batch, where there is one */
+    for (uint32_t i = 1; i < STEPS; i++)
+        must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
+    must(engine->totals(net->state, &totals));
+    const struct train_state state = {result->parameters, result->parameters + values,
+                                      result->parameters + 2 * values};
+    must(engine->get(net->state, (struct train_state *)&state));
+    result->loss = totals.loss / (double)totals.samples;
+    result->correct = totals.correct;
+}
+
+static void discard(struct result *result)
+{
+    free(result->gradients);
+    free(result->parameters);
+    free(result->logits);
+}
+
+/* Sums of floats in two orders: each term is off by 2^-24 of itself per addition at most, and rounding errors
+ * of n terms grow as sqrt(n) where they are independent: 1e-6 for the 10^4 terms of the longest sum here.
+ * Where a value is that close to 0 (ReLU) or to its neighbour (max-pooling) its gradient may go the other
+ * way, which moves the gradient of a tensor by about one in the number of its terms: hence 1e-4 of the norm.
+ */
+#define TOLERANCE 1e-4
+
+/* The largest distance of any tensor of gradients and parameters, of logits and losses. */
+static double worst_of(const struct model *model, const struct sizes *sizes, const struct result *one,
+                       const struct result *wanted)
+{
+    double worst = fabs(one->loss - wanted->loss) / fmax(fabs(wanted->loss), 1e-3);
+    worst = fmax(worst, distance(one->logits, wanted->logits, 5 * sizes->classes));
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        size_t first = model->tensors[t].first, count = model->tensors[t].values;
+        worst = fmax(worst, distance(one->gradients + first, wanted->gradients + first, count));
+        worst = fmax(worst, distance(one->parameters + first, wanted->parameters + first, count));
+    }
+    return worst;
+}
+
+static double compare(const struct engine *engine, const struct model_table *table, const struct sizes *sizes)
+{
+    struct net net, oracle;
+    struct result result, wanted;
+    run(engine, table, sizes, &net, &result);
+    run(&engine_oracle, table, sizes, &oracle, &wanted);
+    double worst = worst_of(&net.model, sizes, &result, &wanted);
+    discard(&result);
+    discard(&wanted);
+    net_close(&net);
+    net_close(&oracle);
+    return worst;
+}
+
+static const char *const isas[] = {"avx512", "avx2", "scalar"};
+
+static void check(const struct model_table *table, const struct sizes *sizes)
+{
+    for (size_t i = 0; i < COUNT_OF(isas); i++) {
+        if (!omp_net_force_isa(isas[i]))
+            continue;
+        double worst = compare(&engine_omp, table, sizes);
+        cr_expect_leq(worst, TOLERANCE, "%s, %s, %u channels, batch %u: off by %g", table->name, isas[i],
+                      sizes->input.channels, sizes->batch, worst);
+    }
+    omp_net_force_isa(NULL);
+}
+
+#define LAYERS(name_, deep, ...)                                     \
+    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
+    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
+#define CONV(out, d, h, w, pd, ph, pw)                                                      \
+    {                                                                                       \
+        .kind = LAYER_CONV, .channels = out, .kernel = {d, h, w}, .padding = { pd, ph, pw } \
+    }
+#define POOL(d, h, w)                             \
+    {                                             \
+        .kind = LAYER_POOL, .kernel = { d, h, w } \
+    }
+#define RELU               \
+    {                      \
+        .kind = LAYER_RELU \
+    }
+#define DROPOUT                              \
+    {                                        \
+        .kind = LAYER_DROPOUT, .rate = 0.25f \
+    }
+#define LINEAR(out)                           \
+    {                                         \
+        .kind = LAYER_LINEAR, .channels = out \
+    }
+
+LAYERS(linear, false, LINEAR(37), LINEAR(0));
+LAYERS(relu, false, LINEAR(9), RELU, DROPOUT, LINEAR(0), RELU);
+LAYERS(conv, false, CONV(3, 1, 3, 2, 0, 1, 0), CONV(17, 1, 2, 3, 0, 0, 2), RELU, CONV(2, 1, 1, 1, 0, 1, 0),
+       LINEAR(0));
+LAYERS(conv_pool, false, CONV(19, 1, 3, 3, 0, 0, 1), RELU, POOL(1, 1, 2), CONV(5, 1, 2, 2, 0, 1, 1),
+       POOL(1, 2, 2), RELU, LINEAR(0));
+LAYERS(in_place, false, DROPOUT, CONV(7, 1, 3, 3, 0, 1, 1), RELU, DROPOUT, CONV(4, 1, 2, 2, 0, 0, 0), DROPOUT,
+       RELU, LINEAR(0));
+LAYERS(pools, false, POOL(1, 1, 2), CONV(6, 1, 2, 2, 0, 1, 1), POOL(1, 2, 1), POOL(1, 1, 2), RELU, LINEAR(11),
+       DROPOUT, LINEAR(0));
+LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
+LAYERS(deep, true, CONV(2, 3, 3, 3, 1, 1, 1), CONV(3, 2, 1, 2, 1, 0, 0), RELU, POOL(2, 2, 1), LINEAR(0));
+
+Test(train_omp, layers, .timeout = 120)
+{
+    static const struct model_table *const tables[] = {&linear, &relu, &conv, &conv_pool, &in_place, &pools};
+    static const struct sizes sizes[] = {
+        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{15, 1, 8, 9}, 18, 9, 5}};
+    for (size_t i = 0; i < COUNT_OF(tables); i++)
+        for (size_t j = 0; j < COUNT_OF(sizes); j++)
+            check(tables[i], &sizes[j]);
+    check(&conv_only, &sizes[0]);
+    check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 7, 7});
+    check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
+}
+
+Test(train_omp, nets, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        bool volumes = model_tables[i].volumetric;
+        check(&model_tables[i],
+              &(struct sizes){volumes ? (struct shape){1, 5, 8, 7} : (struct shape){1, 1, 17, 15}, 10, 9, 7});
+        check(&model_tables[i],
+              &(struct sizes){volumes ? (struct shape){3, 4, 4, 9} : (struct shape){3, 1, 16, 18}, 3, 2, 1});
+    }
+    check(&model_tables[1], &(struct sizes){{1, 1, 16, 16}, 1, 300, 257});
+}
+
+/* ---- A planted fault ---- */
+
+/* A product that leaves out the last of its terms, in one tile of all. */
+static void forgetful(const struct product *product, size_t first, size_t count)
+{
+    struct product less = *product;
+    less.step_count -= first == 0 && product->step_count > 1;
+    omp_net_multiplier().multiply(&less, first, count);
+}
+
+static enum status open_forgetful(const struct train *train, const struct resources *resources, void **state)
+{
+    struct multiplier by = omp_net_multiplier();
+    by.multiply = forgetful;
+    return omp_net_open(train, resources, by, state);
+}
+
+Test(train_omp, a_planted_fault_shows)
+{
+    struct engine engine = engine_omp;
+    engine.open = open_forgetful;
+    for (size_t i = 0; model_tables[i].name; i++) {
+        const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
+        double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
+        cr_expect_gt(worst, 10 * TOLERANCE, "%s: a missing term moves no tensor by more than %g",
+                     model_tables[i].name, worst);
+    }
+}
+
+/* ---- Longer runs ---- */
+
+/* From the same weights, over the same batches: losses of 50 steps, each within 1e-4 of the reference's. */
+static void follow(const struct model_table *table, struct shape input, uint32_t batch, uint32_t count)
+{
+    struct net net, naive;
+    net_open(&net, &engine_omp, table, input, 10, count, batch, 0);
+    net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
+    uint32_t steps = train_steps(&net.train);
+    for (uint32_t i = 0; i < 50; i++) {
+        struct train_totals totals, wanted;
+        must(engine_omp.steps(net.state, i / steps, i % steps, 1));
+        must(engine_naive.steps(naive.state, i / steps, i % steps, 1));
+        must(engine_omp.totals(net.state, &totals));
+        must(engine_naive.totals(naive.state, &wanted));
+        cr_expect_float_eq(totals.loss, wanted.loss, 1e-4 * wanted.loss, "%s, step %u: %.9g, not %.9g",
+                           table->name, i, totals.loss, wanted.loss);
+        cr_expect_eq(totals.samples, wanted.samples);
+    }
+    net_close(&net);
+    net_close(&naive);
+}
+
+Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        bool deep_one = model_tables[i].volumetric;
+        follow(&model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16}, 7, 40);
+    }
+    follow(&model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+}
+
+/* The parameters after two epochs, by so many threads. The caller frees. */
+static float *learnt(const struct model_table *table, struct shape input, int threads, struct model *model)
+{
+    struct net net;
+    const struct resources resources = {.threads = threads};
+    net_open(&net, &engine_omp, table, input, 10, 83, 33, 0.1f);
+    engine_omp.close(net.state);
+    must(engine_omp.open(&net.train, &resources, &net.state));
+    const struct train_state begin = {net.initial, net.zeros, net.zeros};
+    must(engine_omp.set(net.state, &begin));
+    for (uint32_t epoch = 0; epoch < 2; epoch++)
+        must(engine_omp.steps(net.state, epoch, 0, train_steps(&net.train)));
+    float *arenas = malloc(3 * net.model.arena_values * sizeof *arenas);
+    struct train_state state = {arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values};
+    must(engine_omp.get(net.state, &state));
+    *model = net.model;
+    net_close(&net);
+    return arenas;
+}
+
+Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
+{
+    static const int threads[] = {2, 3, 65};
+    for (size_t i = 0; model_tables[i].name; i++) {
+        struct shape input =
+            model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+        struct model model;
+        float *one = learnt(&model_tables[i], input, 1, &model);
+        for (size_t t = 0; t < COUNT_OF(threads); t++) {
+            float *more = learnt(&model_tables[i], input, threads[t], &model);
+            cr_expect_eq(memcmp(one, more, 3 * model.arena_values * sizeof *one), 0, "%s: %d threads differ",
+                         model_tables[i].name, threads[t]);
+            free(more);
+        }
+        free(one);
+    }
+}
+
+/* For inference alone, in batches that do not divide the set. */
+Test(train_omp, infers_as_the_oracle)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        struct shape input =
+            model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+        const struct resources resources = {.threads = 2};
+        struct net net;
+        void *state;
+        float logits[29 * 10], wanted[29 * 10];
+        net_open(&net, &engine_oracle, &model_tables[i], input, 10, 29, 7, 0);
+        must(engine_oracle.evaluate(net.state, DATA_TRAIN, 0, 29, wanted));
+        net.train.forward_only = true;
+        must(engine_omp.open(&net.train, &resources, &state));
+        const struct train_state parameters = {.parameters = net.initial};
+        must(engine_omp.set(state, &parameters));
+        must(engine_omp.evaluate(state, DATA_TRAIN, 0, 29, logits));
+        cr_expect_leq(distance(logits, wanted, 290), 1e-5, "%s: off by %g", model_tables[i].name,
+                      distance(logits, wanted, 290));
+        cr_expect_gt(engine_omp.memory_bytes(state), 4 * net.model.parameters);
+        engine_omp.close(state);
+        net_close(&net);
+    }
+}
+
+/* ---- With OpenBLAS ---- */
+
+Test(train_omp, multiplies_by_openblas, .timeout = 60)
+{
+    const struct variant_entry *entry = variant_find("train-omp-blas");
+    const struct resources resources = {.threads = 2};
+    if (variant_available(entry, &resources) != STATUS_OK)
+        cr_skip_test("%s", status_text());
+    for (size_t i = 0; model_tables[i].name; i++) {
+        const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
+        double worst = compare(entry->variant->traits, &model_tables[i],
+                               model_tables[i].volumetric ? &deep_sizes : &sizes);
+        cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);
+    }
+}
+
+/* ---- Learning ---- */
+
+/* The share of the test set that is right after an epoch of generated digits. */
+Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
+{
+    const struct data_request request = {.name = "digits", .resources = {.threads = 2}};
+    struct data data = {0};
+    struct model model;
+    void *state;
+    uint32_t right = 0;
+    must(data_open(&request, &data));
+    data_normalise(&data, true);
+    must(model_build(&model_tables[1], data.shape, data.classes, &model));
+    const struct train train = {
+        .model = &model,
+        .data = &data,
+        .batch = 16,
+        .optimizer = {.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
+        .schedule = {.rate = 0.001}};
+    float *arenas = calloc(2 * model.arena_values, sizeof *arenas);
+    uint32_t tests = data.sets[DATA_TEST].count, classes = data.classes;
+    float *logits = malloc((size_t)tests * classes * sizeof *logits);
+    model_initialise(&model, 0, arenas);
+    const struct train_state begin = {arenas, arenas + model.arena_values, arenas + model.arena_values};
+    must(engine_omp.open(&train, &request.resources, &state));
+    must(engine_omp.set(state, &begin));
+    must(engine_omp.steps(state, 0, 0, train_steps(&train)));
+    must(engine_omp.evaluate(state, DATA_TEST, 0, tests, logits));
+    for (uint32_t i = 0; i < tests; i++) {
+        uint32_t best = 0;
+        for (uint32_t k = 1; k < classes; k++)
+            best = logits[i * classes + k] > logits[i * classes + best] ? k : best;
+        right += best == data.sets[DATA_TEST].labels[i];
+    }
+    cr_expect_geq(right, 0.97 * tests, "%u of %u right", right, tests);
+    engine_omp.close(state);
+    data_close(&data);
+    free(arenas);
+    free(logits);
+}
+
+#endif

@@ -1,0 +1,77 @@
+/* What the suites of training need: small random sets and an engine over them. */
+#ifndef FDSL_TESTS_TRAIN_SUPPORT_H
+#define FDSL_TESTS_TRAIN_SUPPORT_H
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/philox.h"
+#include "train/engine.h"
+
+#define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
+
+/* An engine, its model and its data: the engine keeps pointers into it, so it stays where it is. */
+struct net {
+    const struct engine *engine;
+    struct model model;
+    struct data data;
+    struct train train;
+    void *state;
+    float *initial, *zeros; /* arenas */
+};
+
+/* Random bytes with random labels. */
+static inline void data_random(struct data *data, struct shape shape, uint32_t classes, uint32_t train_count,
+                               uint32_t test_count)
+{
+    const uint32_t counts[DATA_PARTS] = {train_count, test_count};
+    *data = (struct data){.shape = shape, .type = DATA_U8, .classes = classes};
+    data->sample_values = data->sample_bytes = shape_values(&shape);
+    for (uint32_t part = 0; part < DATA_PARTS; part++) {
+        struct data_set *set = &data->sets[part];
+        set->count = counts[part];
+        set->values = malloc(set->count * data->sample_bytes);
+        set->labels = malloc(set->count * sizeof *set->labels);
+        for (size_t i = 0; i < set->count * data->sample_bytes; i++)
+            ((uint8_t *)set->values)[i] = (uint8_t)philox(philox_key(1), (uint32_t)i, part, 0, 0).word[0];
+        for (uint32_t i = 0; i < set->count; i++)
+            set->labels[i] = philox_below(philox(philox_key(2), i, part, 0, 0).word[0], classes);
+    }
+    data_normalise(data, true);
+}
+
+/* Opens an engine with the model's initial parameters over `count` random samples. */
+static inline void net_open(struct net *net, const struct engine *engine, const struct model_table *table,
+                            struct shape input, uint32_t classes, uint32_t count, uint32_t batch,
+                            float smoothing)
+{
+    const struct resources resources = {.threads = 2};
+    *net = (struct net){.engine = engine};
+    data_random(&net->data, input, classes, count, 5);
+    must(model_build(table, input, classes, &net->model));
+    net->train = (struct train){.model = &net->model,
+                                .data = &net->data,
+                                .seed = 7,
+                                .batch = batch,
+                                .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
+                                .schedule = {.rate = 0.01},
+                                .smoothing = smoothing};
+    net->initial = malloc(net->model.arena_values * sizeof(float));
+    net->zeros = calloc(net->model.arena_values, sizeof(float));
+    model_initialise(&net->model, 3, net->initial);
+    must(engine->open(&net->train, &resources, &net->state));
+    const struct train_state state = {net->initial, net->zeros, net->zeros};
+    must(engine->set(net->state, &state));
+}
+
+static inline void net_close(struct net *net)
+{
+    net->engine->close(net->state);
+    data_close(&net->data);
+    free(net->initial);
+    free(net->zeros);
+}
+
+#endif
