@@ -1060,8 +1060,8 @@ Test(cli, the_table_of_loads_tells_the_cache_and_what_was_skipped)
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");
     run_well("--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");
     cr_expect(strstr(out, " cache any\n"), "%s", out);
-    cr_expect(strstr(out, " #wrong   skipped\n"), "%s", out);
-    cr_expect(strstr(out, "        3        0         0\n"), "%s", out);
+    cr_expect(strstr(out, " #wrong    skipped\n"), "%s", out);
+    cr_expect(strstr(out, "        3        0          0\n"), "%s", out);
 }
 #endif
 
