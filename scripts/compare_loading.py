@@ -391,7 +391,8 @@ def run_ours(options):
     rows = []
     for names, folder, added in runs:
         command = [options.bench, "--variant", names, "--data", folder, "--threads", str(max(options.workers, 1)),
-                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify", "--format", "csv", *added]
+                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify",
+                   "--format", "csv", *added]
         try:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         except (OSError, subprocess.CalledProcessError) as error:

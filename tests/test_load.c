@@ -1662,7 +1662,7 @@ Test(load, the_comparison_tells_workers_apart)
 /* With --gpu it is held against what delivers the same bytes on the GPU, with as many threads as workers. */
 Test(load, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
 {
-    char command[2 * PATH_MAX];
+    char command[3 * PATH_MAX];
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     FILE *stream = fopen(in_folder("bench"), "w");
@@ -1679,8 +1679,8 @@ Test(load, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fin
         "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
         "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
         "assert all(\"--threads 16\" in line and \"--tensor raw\" in line for line in gpu), gpu\n"
-        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s'",
-        in_folder("bench"));
+        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s/bench'",
+        folder);
     cr_assert_eq(system(command), 0);
 }
 
