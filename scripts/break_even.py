@@ -220,7 +220,7 @@ def say(paths):
 # ---- The figure ------------------------------------------------------------------------------------------------
 
 SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "naive": 1,
-         "files-omp": 1, "shards": 3, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5, "shards-gpu": 4, "gpu-resident": 2}
+         "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5, "shards-gpu": 4, "gpu-resident": 2}
 STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
 

@@ -292,7 +292,7 @@ static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
     uint64_t least = UINT64_MAX;
-    uint64_t largest = align_to(arrays->bytes_max, PIECE_ALIGNMENT) + 2 * (ring->type->alignment - 1);
+    uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         least = arrays->places[i].bytes < least ? arrays->places[i].bytes : least;
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
