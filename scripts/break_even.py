@@ -18,11 +18,13 @@ from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, s
 from rows import read_file, stands_for_run  # noqa: E402
 
 COMMAND = "scripts/break_even.sh DIR results/break_even"
+IDLE = 0.01  # of the accelerator's time beyond what it waits after the first step: said from here on
 TIE = 0.02  # rates as near as this are equal: the step limits both
 GENERATED = "generated"
 READ = {"warm": "read, page cache warm", "cold": "read, page cache cold", "any": "read, page cache as it was"}
 GROUPS = (GENERATED,) + tuple(READ.values())
-READERS = ("files", "files-omp", "files-gpu", "shards-omp", "shards-gpu", "gpu-resident")
+LOADERS_FILE = "_loaders.csv"  # what scripts/break_even.sh ran for the monitor alone
+READERS = ("files", "files-omp", "files-gpu", "shards", "shards-omp", "shards-gpu", "gpu-resident")
 
 Source = collections.namedtuple("Source", "group name")
 
@@ -52,11 +54,23 @@ def kept_fixed(row):
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
+def images_a_step(row):
+    """A step takes as long for a short batch as for a whole one, so they must be whole for rates to compare."""
+    return row["batch"] if not row.is_load or not row["steps"] else row["items"] * row["samples"] / row["steps"]
+
+
+def is_comparable(row):
+    """Whole runs of one rank, of samples as they are, whose batches were whole but for what a tie lets through."""
+    if row["ranks"] != 1 or not row.is_load:
+        return row["ranks"] == 1
+    return (row["variant"] in READERS and row["augment"] != "1" and not row["skipped"]
+            and not row.file.endswith(LOADERS_FILE) and images_a_step(row) >= (1 - TIE) * row["batch"])
+
+
 def sources(rows):
     """{source: {step: row}} of the job with the newest rows that have a step, or of the newest at all: generating and
     reading, each source with the parameters of most steps, then the newest."""
-    rows = [row for row in rows if row["ranks"] == 1 and not (row.is_load and (row["augment"] == "1" or row["skipped"]))
-            and (not row.is_load or row["variant"] in READERS)]
+    rows = [row for row in rows if is_comparable(row)]
     if not rows:
         return {}
     newest = max(rows, key=lambda row: (step_of(row) > 0, row["time_utc"]))
@@ -125,21 +139,26 @@ def generator_against(found):
 def cell(row):
     if row is None:
         return "-"
-    wait = row["wait_share"]
-    return f"{row['items_per_s']:,.0f}" + ("" if wait is None else f" {100 * wait:4.1f} %")
+    wait, used = row["wait_share"], row["utilisation"]
+    if wait is None:
+        return f"{row['items_per_s']:,.0f}"
+    idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # by the wait for the very first batch
+    return f"{row['items_per_s']:,.0f} {100 * wait:4.1f} %" + ("" if idle is None else f" ({100 * idle:.0f})")
 
 
 def print_table(found):
     steps = sorted({step for points in found.values() for step in points})
     some = next(iter(next(iter(found.values())).values()))
-    print(f"Images a second, and the share of time that the accelerator waits, by the step; batches of {some['batch']:.0f}")
-    print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>18}" for step in steps))
+    wide = 2 + max(16, *(len(cell(points.get(step))) for points in found.values() for step in steps))
+    print(f"Images a second, and the share of time that the accelerator waits after its first step (in brackets: idles in "
+          f"all, in %, where that is more), by the step; batches of {some['batch']:.0f}")
+    print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>{wide}}" for step in steps))
     group = ""
     for source, points in found.items():
         if source.group != group:
             group = source.group
             print(group)
-        print(f"  {source.name:24}" + "".join(f"{cell(points.get(step)):>18}" for step in steps))
+        print(f"  {source.name:24}" + "".join(f"{cell(points.get(step)):>{wide}}" for step in steps))
     print("\nWhich wins (rates within 2 % are equal):")
     for step in steps:
         names = [f"{source.name}" + ("" if source.group == GENERATED else f" ({source.group.split()[-1]})")
@@ -184,8 +203,12 @@ def say(paths):
         if kind != "rows":
             raise Failed(f"{path}: no rows of a run; scripts/break_even.sh writes them", 2)
         for row in more:
-            row.source = "yours"
+            row.source, row.file = "yours", path
         rows += [row for row in more if stands_for_run(row) and not row["wrong"]]
+    for row in rows:
+        if images_a_step(row) < (1 - TIE) * row["batch"]:
+            print(f"break_even: {row['variant']} beside {step_of(row):g} ms is left out: its steps had {images_a_step(row):.0f} "
+                  f"images, not {row['batch']:.0f}; read a multiple of threads x batch", file=sys.stderr)
     found = sources(rows)
     if not any(source.group == GENERATED for source in found) or all(source.group == GENERATED for source in found):
         raise Failed("no rows of generating and of reading on one host with one batch; scripts/break_even.sh makes them", 2)

@@ -4,14 +4,20 @@
 #
 #   scripts/break_even.sh DIR FILE [TABLE]
 #
-# DIR is where the images are made, on the disk that is to be measured: 1.3 GB by default; it keeps finished rows too,
-# so what was interrupted goes on. Rows go to FILE_synth.csv and FILE_load.csv, and of a GPU what the monitor saw of
-# files-gpu and shards-gpu to FILE_monitor.csv (FILE: results/break_even, and make plots draws them). TABLE (configs/sweep_break_even.tsv) is a table of scripts/sweep.sh with the columns variant, batch, res,
-# classes and compute: what generates, and the steps in milliseconds, - being none. What is read has its batch, res and
-# classes. Reading cold needs root. Without a GPU the plain rates alone are compared.
+# DIR is where the images are made, on the disk that is to be measured: 1.6 GB by default; it keeps finished rows too,
+# so what was interrupted goes on. Rows go to FILE_synth.csv and FILE_load.csv (FILE: results/break_even, and make plots
+# draws them). Of a GPU, what the monitor saw of files-gpu and shards-gpu goes to FILE_monitor.csv and the rows of those
+# runs to FILE_loaders.csv, which are no part of the comparison. TABLE (configs/sweep_break_even.tsv) is a table of
+# scripts/sweep.sh with the columns variant, batch, res, classes and compute: what generates, and the steps in
+# milliseconds, - being none. What is read has its batch, res and classes. Reading cold needs root. Without a GPU the
+# plain rates alone are compared.
 #
-# SAMPLES (10000): images that are read. TIME (3): seconds a row of reading, at most. FDSL_BENCH: the program
-# (./fdsl-bench). Some ten minutes.
+# The work is equal: readers deliver bytes, as generators do, and every batch of every thread is whole, as a step on a
+# short one takes as long and a reader that never waits would seem slower. So the number of images is a multiple of
+# threads x batch. Windows of --shuffle are an eighth of a thread's share: its first batch need not wait for all of it.
+#
+# SAMPLES (10000): images that are read, at least. TIME (3): seconds a row of reading, at most, but for six runs, of
+# four epochs each where all is warm. FDSL_BENCH: the program (./fdsl-bench). Some fifteen minutes.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 nothing can generate here.
 set -euo pipefail
@@ -20,6 +26,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 samples=${SAMPLES:-10000}
 shards=16 # as many threads may share them
 max_time_s=${TIME:-3}
+epochs=4 # of a run, warm: more than one, as an epoch's first batch is what a reader may wait for
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
 die() { # exit status, text
@@ -84,7 +91,7 @@ choose() { # variants: those that run here
 
 mapfile -t generators < <(choose "${variants[@]}")
 ((${#generators[@]})) || die 4 'nothing of the table generates images here'
-mapfile -t readers < <(choose files files-omp files-gpu shards-omp shards-gpu gpu-resident)
+mapfile -t readers < <(choose files files-omp files-gpu shards shards-omp shards-gpu gpu-resident)
 ((${#readers[@]})) || die 4 'nothing reads here: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
     note "no step runs beside it, so plain rates are compared: ${lacks#fdsl-bench: }"
@@ -93,6 +100,14 @@ if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); 
 fi
 
 # ---- Images to read ----
+
+threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # all that this process may use, as --threads 0
+whole=$((threads * batch))
+asked=$samples
+samples=$(((samples + whole - 1) / whole * whole))
+((samples == asked)) || note "$samples images in place of $asked, so that all batches are whole: a multiple of $threads threads x $batch"
+shuffle=$((samples / threads / 8))
+((shuffle > 1)) || shuffle=2
 
 prepare() { # name, options ...
     "$bench" --prepare "$dir/$1" --from synth --samples "$samples" --res "$res" --classes "$classes" "${@:2}" >&2
@@ -132,15 +147,19 @@ generating_table() {
 }
 
 reading_lines() { # variant, set, cache, decode
-    local step
+    local step tensor=- window=$shuffle runs=$epochs
+    [[ $1 != *gpu* ]] || tensor=raw
+    [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle all
+    [[ $3 == warm ]] || runs=-
     for step in "${steps[@]}"; do
-        printf '%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$4" "$step" "$max_time_s"
+        printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t1\t6\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
+            "$window" "$runs" "$tensor" "$4" "$step" "$max_time_s"
     done
 }
 
 reading_table() {
     local variant cache
-    printf 'variant\tdata\tcache\tbatch\tdecode\tcompute\tverify\tmax-time\n'
+    printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\ttensor\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
             case $variant:$cache in
@@ -160,14 +179,16 @@ sweep() { # name of the table, where its rows go
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 
-# The naive way to the GPU and ours beside the same step, with looks enough for a figure.
+# The naive way to the GPU and ours beside the same step, with looks enough for a figure. They have a file of their
+# own: runs of another length are no part of the comparison.
 watch() {
     local variant
     keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0
-    rm -f "${out}_monitor.csv"
+    rm -f "${out}_monitor.csv" "${out}_loaders.csv"
     for variant in files-gpu shards-gpu; do
-        "$bench" --variant $variant --data "$dir/${variant%-gpu}" --batch "$batch" --compute 5 --min-time 11 \
-            --monitor "${out}_monitor.csv" --out "${out}_load.csv" >&2
+        "$bench" --variant $variant --data "$dir/${variant%-gpu}" --batch "$batch" --threads "$threads" \
+            --shuffle "$shuffle" --tensor raw --compute 5 --min-time 11 --verify --monitor "${out}_monitor.csv" \
+            --out "${out}_loaders.csv" >&2
     done
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte that arrived on the device,
-# every value of the tensors and every label, each sample once. With --sanitize, under compute-sanitizer.
+# every value of the tensors and every label, each sample once; also while a training step consumes the batches. With
+# --sanitize, under compute-sanitizer.
 #
 #   scripts/check_load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #
@@ -49,12 +50,18 @@ fails_with() { # exit status, words of the message, command ...
     printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
     return 1
 }
-breaks() { # variant, state of the page cache, command that breaks a shard
+breaks() { # variant, state of the page cache, command that breaks a shard, options ...
     local set shard
     set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
     shard=$(find "$set" -name '*.tar' | sort | sed -n 2p)
-    (sleep 3 && $3 "$shard") &
-    fails_with 1 "$set/" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 --min-time 60 --max-time 90
+    (sleep "${delay_s:-3}" && $3 "$shard") &
+    fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
+        --min-time 60 --max-time 90 "${@:4}"
+}
+alone() { # command: nothing beside it, as a step is calibrated
+    wait
+    "$@"
+    wait
 }
 make_set() { # layout, name, shards, options of --prepare ...
     local shards=(--shards "$3")
@@ -86,6 +93,7 @@ make_sets() {
         # 64 KiB and more: where copies from pageable memory return before their end
         make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
+        make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
 }
@@ -98,17 +106,25 @@ if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards"
 fi
 
 if ((sanitize)); then
-    # racecheck looks at shared memory, initcheck at what was never written.
-    for tool in memcheck racecheck initcheck; do
+    # racecheck looks at shared memory, initcheck at what was never written, synccheck at barriers.
+    for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+        [[ $tool != memcheck ]] || runner+=(--leak-check full)
         for variant in $variants; do
             [[ $variant != gds ]] || continue # the library's own kernels and copies are not ours
-            for set in one odd half; do
+            for set in one odd half large several; do
                 verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --tensor f16
             done
             verify "$variant" float --batch 7 --threads 3 --tensor raw --epochs 2
+            alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
         done
     done
+    # What a failure leaves behind
+    runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
+    if grep -qx shards-gpu <<<"$variants"; then
+        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks beside a step' breaks shards-gpu any \
+            'truncate -s 5000' --compute 20
+    fi
 else
     for variant in $variants; do
         for set in "${sets[@]}"; do
@@ -125,14 +141,22 @@ else
         done
         verify "$variant" odd --mean 0.5 --std 0.25 --tensor bf16
         verify "$variant" float --mean -3 --std 7 --tensor f32
+        # Batches that a step consumes are verified behind it.
+        for threads in 1 3 16; do
+            alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
+        done
+        # More batches have room than a consumer has events for.
+        alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
+        if [[ $variant != files-gpu ]]; then
+            for threads in 1 16; do
+                check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
+                    "${quick[@]}" --threads $threads --batch 129
+            done
+        fi
         [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
         for chunk in 4 64 1024; do
             verify "$variant" odd --chunk $chunk --ring 2 --threads 2 --shuffle 7
             verify "$variant" large --chunk $chunk --ring 3 --threads 2
-        done
-        for threads in 1 16; do
-            check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
-                "${quick[@]}" --threads $threads --batch 129
         done
     done
     # Faults
@@ -146,6 +170,8 @@ else
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done
+        alone check "$variant: a shard goes beside a step" breaks "$variant" any rm --compute 1
+        alone check "$variant: a shard shrinks beside a step" breaks "$variant" any 'truncate -s 5000' --compute 1
     done
 fi
 wait

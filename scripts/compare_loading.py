@@ -20,7 +20,8 @@ them; in every epoch samples and bytes are counted. Rows have the columns of fds
 (what does not apply is empty), so both can stand in one table.
 
 --bench PROGRAM also measures the fdsl-bench variants over the same data with as many threads as workers (one for
---workers 0) and prints what each takes a sample, and how many times that is of the fastest.
+--workers 0) and prints what each takes a sample, and how many times that is of the fastest. With --gpu these are
+files-gpu and shards-gpu, which deliver the same bytes on the GPU (--tensor raw).
 
 With --gpu batches end on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu: what PyTorch recommends,
 16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
@@ -381,14 +382,17 @@ def append(path, rows):
 def run_ours(options):
     """Rows of fdsl-bench over the same data, with as many threads."""
     several = options.workers > 1
-    runs = [("files-omp" if several else "files,files-uring", options.files, [])] if options.files else []
+    of_files, of_shards, more = (
+        ("files-gpu", "shards-gpu", ["--tensor", "raw"]) if options.gpu else
+        ("files-omp", "shards-omp", []) if several else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
+    runs = [(of_files, options.files, more)] if options.files else []
     if options.shards:
-        names = "shards-omp" if several else "shards,shards-mmap,shards-uring"
-        runs += [(names, options.shards, ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
+        runs += [(of_shards, options.shards, more + ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
     rows = []
-    for names, folder, more in runs:
+    for names, folder, added in runs:
         command = [options.bench, "--variant", names, "--data", folder, "--threads", str(max(options.workers, 1)),
-                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify", "--format", "csv"] + more
+                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify",
+                   "--format", "csv", *added]
         try:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -426,8 +430,6 @@ def main():
         parser.error("name --files DIR, --shards DIR or both")
     if options.bench and not options.out:
         parser.error("--bench prints a table; name --out FILE for the rows")
-    if options.bench and options.gpu:
-        parser.error("--bench compares loading into host memory; leave out --gpu")
     if options.workers is None:
         options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:

@@ -85,11 +85,21 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     expect(0, "bat is left out: ");
     expect(0, "generated\n  naive ");
     expect(0, "read, page cache warm\n  files ");
+    expect(0, "\n  shards ");
+    expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
     expect(0, "Break-even of generating with naive against reading:\n  files, warm ");
     expect(0, "Disk that generating saves:\n  files ");
     run("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* naive without a step */
     expect(0, "files ");
+
+    /* All batches of all threads are whole, over epochs without a pause where all is warm. */
+    run("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
+        "* "
+        "$at[\"threads\"] * $at[\"epochs\"]) || ($at[\"cache\"] == \"warm\" && $at[\"epochs\"] != 4) || "
+        "($at[\"layout\"] == \"shards\" && 4 * $at[\"shuffle\"] > $at[\"items\"] / $at[\"epochs\"] / "
+        "$at[\"threads\"])' $D/rows_load.csv");
+    cr_expect_str_eq(out, "", "%s", out);
 
     /* Nothing is measured twice. */
     run(BREAK_EVEN);

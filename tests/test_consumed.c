@@ -308,13 +308,35 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     expect_heard("none "); /* further runs, as those that measure copies, are consumed by nobody */
     cr_expect_str_eq(texts[0], "15");
-    cr_expect_str_eq(texts[1], "0.0666667", "0.1 of 2 - 0.5 s: %s", texts[1]);
-    cr_expect_str_eq(texts[2], "0.25", "the mean over the runs: %s", texts[2]);
+    cr_expect_str_eq(texts[1], "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", texts[1]);
+    cr_expect_str_eq(texts[2], "0.2", "of the first run alone: %s", texts[2]);
     cr_expect_str_eq(texts[3], "0.1");
     cr_expect_str_eq(texts[4], "0.75");
     cr_expect_str_eq(texts[5], "1.25");
     consumed_variant.teardown(state);
     cr_expect_null(told);
+}
+
+/* A reader that has read everything before its first batch is there makes the accelerator wait, run by run.
+ */
+Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
+{
+    struct fake_consumer consumer;
+    char texts[6][64] = {{0}};
+    double wait_share;
+    void *state;
+    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    consumer.times = (struct consumer_times){
+        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .step_s = 0.025, .alone_s = 0.025, .span_s = 1};
+    for (uint64_t number = 1; number <= 10; number++)
+        run(state, number);
+    phase_enter(PHASE_MEASURE);
+    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    cr_expect_float_eq(wait_share, 9 * 0.9 / (10 - 0.9), 1e-12);
+    cr_expect_str_eq(texts[2], "0.9");
+    cr_expect_str_eq(texts[4], "0.1");
+    consumed_variant.teardown(state);
 }
 
 Test(consumed, runs_without_a_batch_are_an_error)

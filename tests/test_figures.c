@@ -455,6 +455,24 @@ Test(figures, break_even_says_which_wins)
     cr_assert(says("shards-omp png, warm         reading wins below a step of 19 ms"), "%s", out);
 }
 
+/* A step takes as long on a short batch: 156 images a step would keep a reader that never waits under the
+ * line. */
+Test(figures, break_even_takes_whole_batches_alone_and_tells_what_idles)
+{
+    shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
+          "$at[\"cache\"] == \"warm\" && $at[\"variant\"] == \"files-omp\" { $at[\"steps\"] = 6400 } "
+          "$at[\"compute_ms\"] == 5 && $at[\"variant\"] == \"gpu-resident\" { $at[\"utilisation\"] = 0.7 } "
+          "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/break_even.py " FIXTURES
+          "/break_even_synth.csv $D/a.csv" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("files-omp beside 0.5 ms is left out: its steps had 156 images, not 256"), "%s", out);
+    cr_assert(says("(1.71 times as fast at 1 ms, "), "%s", out);
+    cr_assert(says("50,996  0.4 % (30)"), "%s", out);
+    shell("cp $D/a.csv $D/a_loaders.csv; scripts/break_even.py " FIXTURES
+          "/break_even_synth.csv $D/a_loaders.csv" BOTH);
+    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+}
+
 Test(figures, break_even_needs_both_halves)
 {
     shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv" BOTH);

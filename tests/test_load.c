@@ -1659,6 +1659,31 @@ Test(load, the_comparison_tells_workers_apart)
         0);
 }
 
+/* With --gpu it is held against what delivers the same bytes on the GPU, with as many threads as workers. */
+Test(load, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
+{
+    char command[3 * PATH_MAX];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    FILE *stream = fopen(in_folder("bench"), "w");
+    fputs("#!/bin/sh\necho said\necho \"$*\"\n", stream);
+    fclose(stream);
+    cr_assert_eq(chmod(in_folder("bench"), 0755), 0);
+    snprintf(
+        command, sizeof command,
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, argparse, compare_loading as "
+        "c\n"
+        "def said(gpu): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, files=\"F\", "
+        "shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"
+        "cpu, gpu = said(False), said(True)\n"
+        "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
+        "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
+        "assert all(\"--threads 16\" in line and \"--tensor raw\" in line for line in gpu), gpu\n"
+        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s/bench'",
+        folder);
+    cr_assert_eq(system(command), 0);
+}
+
 /* ---- Tars that others wrote ---- */
 
 /* A pax header that holds for all that follow is known to shares that begin behind it. */

@@ -68,14 +68,14 @@ enum status cufile_open(const struct cufile **library)
     return status == STATUS_OK ? STATUS_OK : status_set(status, "%s", reason);
 }
 
-enum status cufile_way(const struct cufile *library, const char **way, bool *batches)
+enum status cufile_way(const struct cufile *library, bool *direct, bool *batches)
 {
     struct cufile_properties properties = {};
     struct cufile_error got = library->properties(&properties);
     if (got.error != 0)
         return status_set(STATUS_FAILED, "cuFile does not tell its properties (error %d)", got.error);
     bool driver = properties.driver.major > 0 && properties.driver.status != 0;
-    *way = driver && !(properties.driver.control & CUFILE_CONTROL_COMPAT) ? "gds" : "compat";
+    *direct = driver && !(properties.driver.control & CUFILE_CONTROL_COMPAT);
     *batches = library->batch_open && library->batch_submit && library->batch_status &&
                library->batch_close && (properties.features & CUFILE_FEATURE_BATCH);
     return STATUS_OK;

@@ -90,10 +90,11 @@ FDSL_C_BEGIN
 /* The library with its driver open, once for the process. STATUS_UNAVAILABLE with the reason. */
 enum status cufile_open(const struct cufile **library);
 
-/* How it reads: "gds" only where the kernel's driver is there and nothing may be read by way of host memory
- * (allow_compat_mode false in cufile.json), as files that cannot be read directly are then refused; else
- * "compat". STATUS_FAILED where the driver does not tell. */
-enum status cufile_way(const struct cufile *library, const char **way, bool *batches);
+/* How it reads: `*direct` only where the kernel's driver is there and nothing may be read by way of host
+ * memory (allow_compat_mode false in cufile.json), as files that cannot be read directly are then refused;
+ * what is open with O_DIRECT, and read by whole blocks, comes straight from the disk then. STATUS_FAILED
+ * where the driver does not tell. */
+enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/consumer.h"
 #include "core/timer.h"
 
@@ -59,13 +60,17 @@ static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
     outlet->berths = static_cast<struct berth *>(calloc(delivery->berths, sizeof *outlet->berths));
     if (!outlet->held || !outlet->berths)
         return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
-    CUDA_TRY(cudaStreamCreateWithFlags(&outlet->stream, cudaStreamNonBlocking));
+    TRY(stream_open(&outlet->stream));
     CUDA_TRY(cudaMalloc(&outlet->tensor, delivery->slots * delivery->stride));
     CUDA_TRY(cudaMalloc(&outlet->labels, delivery->slots * sizeof *outlet->labels));
     CUDA_TRY(cudaMalloc(&outlet->hashes, delivery->slots * sizeof *outlet->hashes));
     CUDA_TRY(cudaMalloc(&outlet->tally, sizeof *outlet->tally));
-    for (uint32_t b = 0; b < delivery->berths; b++)
+    for (uint32_t b = 0; b < delivery->berths; b++) {
         CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].ready, cudaEventDisableTiming));
+        /* Threads that wait leave their core to those that load. */
+        CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].consumed,
+                                          cudaEventDisableTiming | cudaEventBlockingSync));
+    }
     return STATUS_OK;
 }
 
@@ -80,6 +85,7 @@ static enum status open_all(struct delivery *delivery)
         return status_set(STATUS_FAILED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
+    CUDA_TRY(cudaStreamCreateWithFlags(&delivery->relay, cudaStreamNonBlocking));
     for (uint32_t w = 0; w < delivery->workers; w++) {
         delivery->outlets[w].number = w;
         TRY(open_outlet(delivery, &delivery->outlets[w]));
@@ -90,11 +96,13 @@ static enum status open_all(struct delivery *delivery)
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes)
 {
     const struct load *load = delivery->load;
-    uint64_t berths = (slots + load->batch - 1) / load->batch;
-    uint64_t bytes = delivery->workers * berths * load->batch * (delivery->stride + 12) +
-                     load->dataset->sample_count * sizeof *delivery->samples + more_bytes;
+    uint64_t berths = (slots + load->batch - 1) / load->batch, bytes;
     if (berths * load->batch > UINT32_MAX)
         return status_set(STATUS_USAGE, "more than %u slots; lower --batch or --shuffle", UINT32_MAX);
+    if (__builtin_mul_overflow(delivery->workers * berths * load->batch, delivery->stride + 12, &bytes) ||
+        __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
+                               &bytes))
+        bytes = UINT64_MAX; /* no device has that */
     TRY(device_check_room(
         delivery->device, bytes, "its buffers and batches need",
         "lower --batch, --shuffle, --threads, --ring or --chunk, or take a shorter --tensor"));
@@ -105,9 +113,12 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
 
 static void close_outlet(const struct delivery *delivery, struct outlet *outlet)
 {
-    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++)
+    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++) {
         if (outlet->berths[b].ready)
             (void)cudaEventDestroy(outlet->berths[b].ready);
+        if (outlet->berths[b].consumed)
+            (void)cudaEventDestroy(outlet->berths[b].consumed);
+    }
     if (outlet->stream)
         (void)cudaStreamDestroy(outlet->stream);
     (void)cudaFree(outlet->tensor);
@@ -131,78 +142,11 @@ void delivery_close(struct delivery *delivery)
     free(delivery->outlets);
     delete[] delivery->queues;
     free(delivery->left);
+    if (delivery->relay)
+        (void)cudaStreamDestroy(delivery->relay);
     (void)cudaFree(delivery->samples);
     arrays_close(&delivery->arrays);
     proof_close(&delivery->proof);
-}
-
-/* ---- Handing over ---- */
-
-/* Hands over what is next in turn, as long as it is there. Under the lock. */
-static enum status hand_over(struct delivery *delivery)
-{
-    for (uint32_t passed = 0; passed < delivery->workers;) {
-        uint32_t worker = delivery->next;
-        std::deque<uint32_t> *queue = &delivery->queues[worker];
-        if (delivery->left[worker] > 0 && queue->empty())
-            return STATUS_OK;
-        delivery->next = (worker + 1) % delivery->workers;
-        if (delivery->left[worker] == 0) { /* its share was a batch shorter */
-            passed++;
-            continue;
-        }
-        struct berth *berth = &delivery->outlets[worker].berths[queue->front()];
-        queue->pop_front();
-        delivery->left[worker]--;
-        passed = 0;
-        TRY(consumer_take_device(delivery->load->control->consumer, berth->ready, &berth->done));
-        berth->handed = true;
-    }
-    return STATUS_OK;
-}
-
-static void give_up(struct delivery *delivery)
-{
-    std::lock_guard<std::mutex> guard(delivery->lock);
-    delivery->failed = true;
-    delivery->handed.notify_all();
-}
-
-/* Until the consumer has the batch, so that its `done` is known. */
-static enum status await_handed(struct outlet *outlet, struct berth *berth)
-{
-    struct delivery *delivery = outlet->delivery;
-    std::unique_lock<std::mutex> guard(delivery->lock);
-    delivery->handed.wait(guard, [&] { return berth->handed || delivery->failed; });
-    if (berth->handed)
-        return STATUS_OK;
-    outlet->told_off = true;
-    return status_set(STATUS_FAILED, "another reader failed");
-}
-
-enum status outlet_reserve(struct outlet *outlet, uint32_t slot)
-{
-    struct berth *berth = &outlet->berths[slot / outlet->delivery->load->batch];
-    if (!berth->waiting)
-        return STATUS_OK;
-    TRY(await_handed(outlet, berth));
-    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, static_cast<cudaEvent_t>(berth->done), 0));
-    berth->waiting = false;
-    return STATUS_OK;
-}
-
-/* The end of a run: all its steps have been made. */
-static enum status await_steps(struct outlet *outlet)
-{
-    for (uint32_t b = 0; b < outlet->delivery->berths; b++) {
-        struct berth *berth = &outlet->berths[b];
-        if (!berth->waiting)
-            continue;
-        TRY(await_handed(outlet, berth));
-        TRY(consumer_wait(outlet->delivery->load->control->consumer, berth->done));
-        berth->waiting = false;
-    }
-    return STATUS_OK;
 }
 
 /* ---- Verification ---- */
@@ -270,22 +214,111 @@ static enum status check_batch(struct outlet *outlet, uint32_t slot, uint32_t co
     return STATUS_OK;
 }
 
+/* ---- Handing over ---- */
+
+/* Hands over what is next in turn, as long as it is there. Under the lock. */
+static enum status hand_over(struct delivery *delivery)
+{
+    for (uint32_t passed = 0; passed < delivery->workers;) {
+        uint32_t worker = delivery->next;
+        std::deque<uint32_t> *queue = &delivery->queues[worker];
+        if (delivery->left[worker] > 0 && queue->empty())
+            return STATUS_OK;
+        delivery->next = (worker + 1) % delivery->workers;
+        if (delivery->left[worker] == 0) { /* its share was a batch shorter */
+            passed++;
+            continue;
+        }
+        struct berth *berth = &delivery->outlets[worker].berths[queue->front()];
+        void *done;
+        queue->pop_front();
+        delivery->left[worker]--;
+        passed = 0;
+        TRY(consumer_take_device(delivery->load->control->consumer, berth->ready, &done));
+        CUDA_TRY(cudaStreamWaitEvent(delivery->relay, static_cast<cudaEvent_t>(done), 0));
+        CUDA_TRY(cudaEventRecord(berth->consumed, delivery->relay));
+        berth->handed = true;
+    }
+    return STATUS_OK;
+}
+
+static void give_up(struct delivery *delivery)
+{
+    std::lock_guard<std::mutex> guard(delivery->lock);
+    delivery->failed = true;
+    delivery->handed.notify_all();
+}
+
+enum status outlet_go_on(struct outlet *outlet)
+{
+    if (!outlet->delivery->failed)
+        return STATUS_OK;
+    outlet->told_off = true;
+    return status_set(STATUS_FAILED, "another reader failed");
+}
+
+/* Until the consumer has the batch, so that `consumed` is recorded. */
+static enum status await_handed(struct outlet *outlet, struct berth *berth)
+{
+    struct delivery *delivery = outlet->delivery;
+    std::unique_lock<std::mutex> guard(delivery->lock);
+    delivery->handed.wait(guard, [&] { return berth->handed || delivery->failed; });
+    return berth->handed ? STATUS_OK : outlet_go_on(outlet);
+}
+
+/* The host waits for the step on the batch of a berth. With --verify the batch is looked at only then: it
+ * must have come right, and have stayed so as long as the step could read it. */
+static enum status await_step(struct outlet *outlet, uint32_t index)
+{
+    const struct load *load = outlet->delivery->load;
+    struct berth *berth = &outlet->berths[index];
+    TRY(await_handed(outlet, berth));
+    CUDA_TRY(cudaEventSynchronize(berth->consumed));
+    berth->waiting = false;
+    return load->control->whole ? check_batch(outlet, index * load->batch, berth->count) : STATUS_OK;
+}
+
+enum status outlet_reserve(struct outlet *outlet, uint32_t slot)
+{
+    const struct load *load = outlet->delivery->load;
+    struct berth *berth = &outlet->berths[slot / load->batch];
+    if (!berth->waiting)
+        return STATUS_OK;
+    if (load->control->whole)
+        return await_step(outlet, slot / load->batch);
+    TRY(await_handed(outlet, berth));
+    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, berth->consumed, 0));
+    berth->waiting = false;
+    return STATUS_OK;
+}
+
+/* The end of a run: all its steps have been made. */
+static enum status await_steps(struct outlet *outlet)
+{
+    for (uint32_t b = 0; b < outlet->delivery->berths; b++)
+        if (outlet->berths[b].waiting)
+            TRY(await_step(outlet, b));
+    return STATUS_OK;
+}
+
 /* ---- Delivery ---- */
 
 enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
 {
     struct delivery *delivery = outlet->delivery;
     const struct load_control *control = delivery->load->control;
-    uint32_t berth = slot / delivery->load->batch;
+    uint32_t index = slot / delivery->load->batch;
+    struct berth *berth = &outlet->berths[index];
     if (!control->whole && !control->consumer)
         return STATUS_OK; /* nobody waits for it, and an event costs a microsecond of the stream */
-    CUDA_TRY(cudaEventRecord(outlet->berths[berth].ready, outlet->stream));
-    if (control->whole)
+    CUDA_TRY(cudaEventRecord(berth->ready, outlet->stream));
+    if (!control->consumer)
         return check_batch(outlet, slot, count);
     std::lock_guard<std::mutex> guard(delivery->lock);
-    outlet->berths[berth].waiting = true;
-    outlet->berths[berth].handed = false;
-    delivery->queues[outlet->number].push_back(berth);
+    berth->count = count;
+    berth->waiting = true;
+    berth->handed = false;
+    delivery->queues[outlet->number].push_back(index);
     enum status status = hand_over(delivery);
     delivery->handed.notify_all();
     return status;
@@ -300,11 +333,11 @@ uint64_t delivery_span(const struct load *load, uint64_t target)
     return span < samples || window > 1 ? span : samples;
 }
 
-uint64_t delivery_stream_slots(const struct load *load, uint64_t span)
+uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
-    uint64_t samples = load->dataset->sample_count, ahead = load->control->consumer ? 2 : 1;
-    uint64_t slots = ahead * (span < samples ? span : samples) + load->batch;
-    return slots;
+    uint64_t all = (uint64_t)load->ranks * workers, ahead = load->control->consumer ? 2 : 1;
+    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* as order_share() has it, at most */
+    return ahead * (span < share ? span : share) + load->batch;
 }
 
 uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival)

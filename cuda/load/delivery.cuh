@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -23,10 +24,11 @@ struct delivery;
 
 /* Room for a batch: `batch` slots in a row. */
 struct berth {
-    cudaEvent_t ready; /* behind the kernel that unpacked its last sample */
-    void *done;        /* behind the step that consumes it: the consumer's event */
-    bool waiting;      /* it has been delivered to a consumer, and must not be overwritten before `done` */
-    bool handed;       /* the consumer has it: `done` is known. Under the delivery's lock */
+    cudaEvent_t ready;    /* behind the kernel that unpacked its last sample */
+    cudaEvent_t consumed; /* behind the step on it, once it is handed over */
+    uint32_t count;       /* samples of the batch in it */
+    bool waiting; /* it has been delivered to a consumer, and must not be overwritten before `consumed` */
+    bool handed;  /* the consumer has it: `consumed` is recorded. Under the delivery's lock */
 };
 
 /* Where a worker's samples are delivered. */
@@ -72,13 +74,16 @@ struct delivery {
     struct proof proof;
     struct load_result result;
 
-    /* Batches go to the consumer round-robin over the workers, whoever is ready first. */
+    /* Batches go to the consumer in strict turns over the workers, whoever is ready first: for a seed and a
+     * number of workers their order is always the same. */
     std::mutex lock;
     std::condition_variable handed;
     std::deque<uint32_t> *queues; /* by worker: berths that wait for their turn */
     uint64_t *left;               /* by worker: batches that the run will still bring */
     uint32_t next;                /* whose turn it is */
-    bool failed;
+    cudaStream_t relay;           /* waits for each step's event, which the consumer soon records anew, and
+                                   * records the berth's own: there are more berths than steps ahead */
+    std::atomic<bool> failed;     /* a worker has: the others stop */
 };
 
 /* Looks the samples up (packed: see load/arrays.h) and their slots' sizes, before anything is allocated. The
@@ -103,7 +108,11 @@ enum status delivery_fetch(struct delivery *delivery, struct load_result *result
 /* Fills a job of the kernel but for what is to be unpacked. */
 struct unpack outlet_job(const struct outlet *outlet);
 
-/* Before slots are written: the stream waits for the step that consumes what was there. */
+/* STATUS_FAILED once another worker has failed: asked chunk by chunk, so that all stop soon. */
+enum status outlet_go_on(struct outlet *outlet);
+
+/* Before slots are written, and before `held` is: the stream waits for the step that consumes what was
+ * there. With --verify the host does, and looks whether the batch is still as it was delivered. */
 enum status outlet_reserve(struct outlet *outlet, uint32_t slot);
 
 /* A batch is whole once the stream comes here: `count` samples from slot number `slot` on. */
@@ -115,10 +124,11 @@ uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival);
 enum status outlet_advance(struct outlet *outlet, uint32_t arrived);
 
 /* Consecutive arrivals from a multiple of this on never share a slot with what is yet to be delivered: a
- * window, or several until `target` samples are in them. Slots that this takes, one span ahead of a consumer.
+ * window, or several until `target` samples are in them. Slots that this takes of each of `workers`, one span
+ * ahead of a consumer: none needs more than its share.
  */
 uint64_t delivery_span(const struct load *load, uint64_t target);
-uint64_t delivery_stream_slots(const struct load *load, uint64_t span);
+uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 
 /* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
  */

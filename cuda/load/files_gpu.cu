@@ -62,7 +62,6 @@ static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_
     job.bytes = files->device;
     job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
     job.count = 1;
-    TRY(outlet_reserve(outlet, slot));
     TRY(unpack_launch(&job, outlet->stream));
     CUDA_TRY(cudaStreamSynchronize(outlet->stream));
     return STATUS_OK;
@@ -76,6 +75,7 @@ static enum status files_gpu_epoch(struct outlet *outlet)
     uint32_t count = outlet->order.count, batch = load->batch;
     for (uint32_t turn = 0; turn < count; turn++) {
         uint32_t slot = turn % files->delivery.slots, number = outlet->order.samples[turn];
+        TRY(outlet_reserve(outlet, slot));
         enum status status = read_sample(files, number);
         outlet->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
         TRY(status == STATUS_OK ? bring(files, outlet, number, slot) : outlet_lose(outlet, number, status));

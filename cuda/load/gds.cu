@@ -1,8 +1,10 @@
 /* `gds`: shards-gpu, with cuFile reading chunks of shards into buffers on the device. With the kernel's
- * driver and a file system that it serves (GPUDirect Storage), bytes go from the disk to the GPU; without,
- * cuFile reads by way of host memory, which the column `gds` calls `compat`. A ring's reads are in flight at
- * a time, as a batch each where the library has batches. */
+ * driver and a file system that it serves (GPUDirect Storage), bytes go from the disk to the GPU: files are
+ * open with O_DIRECT then, and reads whole blocks, as anything else may go by way of host memory. Without,
+ * cuFile reads that way, which the column `gds` calls `compat`. A ring's reads are in flight at a time, as a
+ * batch each where the library has batches. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +17,13 @@
 #include "load/cufile.h"
 #include "load/ring.cuh"
 
+#define BLOCK_BYTES 4096 /* of a file system, that O_DIRECT and the kernel's driver want */
+
 struct gds {
-    struct ring ring; /* first */
+    struct ring ring;      /* first */
+    struct ring_type type; /* the ring's, aligned as `direct` wants */
     const struct cufile *library;
-    const char *way;
-    bool batches;
+    bool direct, batches;
     uint32_t registered; /* workers whose buffers the library knows */
 };
 
@@ -40,13 +44,20 @@ struct gds_file {
     void *file;
 };
 
+/* STATUS_UNAVAILABLE where the library or the file system does not take the file so. */
 static enum status register_shard(const struct cufile *library, const struct dataset *dataset, uint32_t shard,
-                                  struct gds_file *file)
+                                  bool direct, struct gds_file *file)
 {
     struct cufile_descriptor descriptor = {};
-    file->fd = dataset_file_open(dataset, shard, 0);
+    file->fd = dataset_file_open(dataset, shard, direct ? O_DIRECT : 0);
     if (file->fd < 0)
-        return STATUS_FAILED;
+        return direct && errno == EINVAL
+                   ? status_set(
+                         STATUS_UNAVAILABLE,
+                         "%s/%s: this file system knows no O_DIRECT, which GPUDirect Storage needs: keep "
+                         "the shards on another (ext4, xfs, ...), or take shards-gpu",
+                         dataset->path, dataset->files[shard].name)
+                   : STATUS_FAILED;
     descriptor.type = CUFILE_OPAQUE_FD;
     descriptor.handle.fd = file->fd;
     struct cufile_error error = library->register_file(&file->file, &descriptor);
@@ -71,8 +82,9 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
     struct gds_file *file = static_cast<struct gds_file *>(malloc(sizeof *file));
     if (!file)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status =
-        register_shard(gds_of(worker)->library, worker->outlet->delivery->load->dataset, piece->shard, file);
+    const struct gds *gds = gds_of(worker);
+    enum status status = register_shard(gds->library, worker->outlet->delivery->load->dataset, piece->shard,
+                                        gds->direct, file);
     if (status == STATUS_OK)
         piece->handle = file;
     else
@@ -91,9 +103,12 @@ static enum status gds_accepts(const struct load *load)
 {
     const struct cufile *library;
     struct gds_file file;
-    TRY(device_probe(0));
+    bool direct, batches;
+    if (device_count() == 0) /* gds_probe() looks at the one that was asked for */
+        return device_probe(0);
     TRY(cufile_open(&library));
-    TRY(register_shard(library, load->dataset, 0, &file));
+    TRY(cufile_way(library, &direct, &batches));
+    TRY(register_shard(library, load->dataset, 0, direct, &file));
     deregister_shard(library, &file);
     return STATUS_OK;
 }
@@ -159,6 +174,7 @@ static enum status gds_complete(struct ring_worker *worker, uint32_t index)
 
 static const struct ring_type gds_type = {.on_device = true,
                                           .pieces_max = 1,
+                                          .alignment = 1,
                                           .open = gds_open,
                                           .close = gds_close,
                                           .start = gds_start,
@@ -221,8 +237,10 @@ static enum status open_batches(struct gds *gds, struct ring_worker *worker)
 static enum status open_gds(struct gds *gds, const struct resources *resources, const struct load *load)
 {
     TRY(cufile_open(&gds->library));
-    TRY(cufile_way(gds->library, &gds->way, &gds->batches));
-    TRY(ring_open(&gds->ring, resources, load, &gds_type));
+    TRY(cufile_way(gds->library, &gds->direct, &gds->batches));
+    gds->type = gds_type;
+    gds->type.alignment = gds->direct ? BLOCK_BYTES : 1;
+    TRY(ring_open(&gds->ring, resources, load, &gds->type));
     for (uint32_t w = 0; w < gds->ring.delivery.workers; w++) {
         struct ring_worker *worker = &gds->ring.workers[w];
         TRY(open_batches(gds, worker));
@@ -232,7 +250,7 @@ static enum status open_gds(struct gds *gds, const struct resources *resources, 
                     .error == 0)
             gds->registered++;
     }
-    gds->ring.delivery.result.gds = gds->way;
+    gds->ring.delivery.result.gds = gds->direct ? "gds" : "compat";
     return STATUS_OK;
 }
 

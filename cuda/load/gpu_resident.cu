@@ -220,7 +220,6 @@ static enum status open_order(struct resident *resident)
         CUDA_TRY(cudaMalloc(&resident->keys[i], count * sizeof *resident->keys[i]));
         CUDA_TRY(cudaMalloc(&resident->order[i], count * sizeof *resident->order[i]));
     }
-    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL));
     CUDA_TRY(cudaMalloc(&resident->scratch, resident->scratch_bytes));
     return STATUS_OK;
 }
@@ -232,6 +231,8 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint32_t count = load->dataset->sample_count;
     uint64_t set_bytes = 0;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
+    CUDA_TRY(cudaSetDevice(delivery->device));
+    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* says what it needs */
     uint64_t *places = static_cast<uint64_t *>(malloc(count * sizeof *places));
     if (!places)
         return status_set(STATUS_FAILED, "out of memory for the places of %u samples", count);
@@ -241,11 +242,14 @@ static enum status open_resident(struct resident *resident, const struct resourc
     }
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     batches = batches < 1 ? 1 : batches;
+    uint64_t kept_bytes =
+        set_bytes + resident->scratch_bytes + /* places, keys and numbers, as below */
+        count * (sizeof *resident->places + 2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
     enum status status = device_check_room(
-        delivery->device, set_bytes + LAUNCHES * batches * load->batch * delivery->stride,
+        delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
         "the set and its batches need", "take a smaller set, or shards-gpu, which reads it every epoch");
     if (status == STATUS_OK)
-        status = delivery_open(delivery, LAUNCHES * batches * load->batch, set_bytes + 24ull * count);
+        status = delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes);
     if (status == STATUS_OK)
         status = bring_in(resident, places, set_bytes);
     free(places);

@@ -30,8 +30,8 @@ static void read_ahead(struct ring_worker *worker)
 {
     const struct load *load = worker->outlet->delivery->load;
     const struct order *order = &worker->outlet->order;
-    if (load->cache == LOAD_WARM)
-        return;
+    if (load->cache == LOAD_WARM || worker->ring->type->on_device)
+        return; /* it is there; or it must not come by way of the page cache */
     for (; worker->asked < order->segment_count && worker->asked <= worker->segment + load->prefetch;
          worker->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[worker->asked].shard, 0);
@@ -64,7 +64,7 @@ static void fit_piece(const struct ring_worker *worker, const struct chunk *chun
     const struct order_segment *segment = &worker->outlet->order.segments[worker->segment];
     uint64_t begin = UINT64_MAX, end = 0, room = ring->span - worker->arrival % ring->span;
     uint32_t left = segment->count - worker->within, table = ring->table_max - chunk->samples;
-    uint32_t most = left < table ? left : table;
+    uint32_t most = left < table ? left : table, alignment = ring->type->alignment;
     *piece = {};
     piece->shard = segment->shard;
     piece->first = segment->first + worker->within;
@@ -72,8 +72,10 @@ static void fit_piece(const struct ring_worker *worker, const struct chunk *chun
     piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
     for (; piece->count < most && piece->count < room; piece->count++) {
         const struct array_place *place = &ring->delivery.arrays.places[piece->first + piece->count];
-        uint64_t lower = place->begin < begin ? place->begin : begin;
-        uint64_t upper = place->begin + place->bytes > end ? place->begin + place->bytes : end;
+        uint64_t lower = place->begin / alignment * alignment;
+        uint64_t upper = align_to(place->begin + place->bytes, alignment);
+        lower = lower < begin ? lower : begin;
+        upper = upper > end ? upper : end;
         if (piece->at + (upper - lower) > ring->data_bytes)
             break;
         begin = lower;
@@ -119,10 +121,12 @@ static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
 
 /* ---- Completing one ---- */
 
-static void close_shard(struct ring_worker *worker, void *handle)
+/* Once: whoever fails behind this comes by again. */
+static void close_shard(struct ring_worker *worker, void **handle)
 {
-    if (handle && worker->ring->type->close)
-        worker->ring->type->close(worker, handle);
+    if (*handle && worker->ring->type->close)
+        worker->ring->type->close(worker, *handle);
+    *handle = NULL;
 }
 
 static enum status piece_fault(const struct ring_worker *worker, const struct piece *piece, uint32_t sample)
@@ -190,7 +194,7 @@ static enum status complete(struct ring_worker *worker)
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
         TRY(tabulate(worker, &chunk->pieces[p], entries, &count));
         if (chunk->pieces[p].ends)
-            close_shard(worker, chunk->pieces[p].handle);
+            close_shard(worker, &chunk->pieces[p].handle);
     }
     worker->completed++;
     if (count > 0)
@@ -218,6 +222,7 @@ static enum status read_all(struct ring_worker *worker)
     uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
     while (worker->segment < worker->outlet->order.segment_count || worker->completed < worker->started) {
         bool more = worker->segment < worker->outlet->order.segment_count;
+        TRY(outlet_go_on(worker->outlet));
         TRY(more && worker->started - worker->completed < ahead ? start(worker) : complete(worker));
     }
     return STATUS_OK;
@@ -232,10 +237,9 @@ static void abandon(struct ring_worker *worker)
         (void)worker->ring->type->complete(worker, index);
         for (uint32_t p = 0; p < chunk->piece_count; p++)
             if (chunk->pieces[p].ends)
-                close_shard(worker, chunk->pieces[p].handle);
+                close_shard(worker, &chunk->pieces[p].handle);
     }
-    close_shard(worker, worker->handle);
-    worker->handle = NULL;
+    close_shard(worker, &worker->handle);
 }
 
 static enum status ring_epoch(struct outlet *outlet)
@@ -287,7 +291,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
-    uint64_t least = UINT64_MAX, largest = align_to(arrays->bytes_max, PIECE_ALIGNMENT);
+    uint64_t least = UINT64_MAX;
+    uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         least = arrays->places[i].bytes < least ? arrays->places[i].bytes : least;
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
@@ -312,7 +317,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
             "the pinned buffers need %.2f GB of memory and %.2f GB are available; lower --ring, "
             "--chunk or --threads",
             1e-9 * (double)bytes, 1e-9 * (double)there);
-    TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, ring->span), bytes));
+    TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     if (!ring->workers)
         return status_set(STATUS_FAILED, "out of memory");
@@ -378,12 +383,19 @@ enum status ring_copy(void *state, double *bytes_per_s)
     bytes = bytes < COPY_MIN_BYTES ? COPY_MIN_BYTES : bytes < COPY_MAX_BYTES ? bytes : COPY_MAX_BYTES;
     std::vector<cudaError_t> errors(workers, cudaSuccess);
     std::vector<std::thread> threads;
+    bool started = true;
     double begin_s = timer_now_s();
-    for (uint32_t w = 1; w < workers; w++) /* as many ran before: there is room for them */
-        threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
+    try {
+        for (uint32_t w = 1; w < workers; w++)
+            threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
+    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+        started = false;
+    }
     errors[0] = copy_share(&ring->workers[0], bytes / workers);
     for (std::thread &thread : threads)
         thread.join();
+    if (!started)
+        return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", workers);
     *bytes_per_s = (double)(bytes / workers * workers) / (timer_now_s() - begin_s);
     for (cudaError_t error : errors)
         CUDA_TRY(error);

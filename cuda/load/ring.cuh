@@ -36,6 +36,7 @@ struct ring_worker;
 struct ring_type {
     bool on_device;      /* straight into those on the device; else into pinned ones, which are copied */
     uint32_t pieces_max; /* of a chunk */
+    uint32_t alignment;  /* of what is read, its begin and its end in the shard; 1: any */
     enum status (*open)(struct ring_worker *worker,
                         struct piece *piece);                /* its shard is open as `fd`; or NULL */
     void (*close)(struct ring_worker *worker, void *handle); /* or NULL */

@@ -109,6 +109,7 @@ static enum status shards_gpu_complete(struct ring_worker *worker, uint32_t inde
 
 static const struct ring_type shards_gpu_type = {.on_device = false,
                                                  .pieces_max = PIECES_MAX,
+                                                 .alignment = 1,
                                                  .open = shards_gpu_open,
                                                  .close = shards_gpu_close,
                                                  .start = shards_gpu_start,

@@ -12,10 +12,11 @@ struct consumed {
     struct consumed_job job;
     int state_count, latest;
     void *states[STATES_MAX];
-    void *done[STATES_MAX];    /* the event behind the step on each state's batch; NULL: none to wait for */
-    bool timed;                /* a timed run has begun */
-    uint64_t spans;            /* added up below: one a run, or one over all runs */
-    struct consumer_times sum; /* step_s is that of all steps together */
+    void *done[STATES_MAX]; /* the event behind the step on each state's batch; NULL: none to wait for */
+    bool timed;             /* a timed run has begun */
+    struct consumer_times
+        sum; /* over spans, one a run or one over all runs: first_wait_s is that of the first,
+              * those of later ones are in wait_s; step_s is that of all steps together */
 };
 
 void *consumed_latest(void *state)
@@ -78,14 +79,14 @@ static enum status consumed_ready(void *state, uint64_t number)
                           : STATUS_OK;
 }
 
-/* Ends a span, and adds it to those before. */
+/* Ends a span, and adds it to those before. A training loop begins once: only the first step of all stands
+ * apart, and whoever makes the accelerator wait at the begin of each epoch has made it wait. */
 static enum status add_span(struct consumed *self)
 {
     struct consumer_times times, *sum = &self->sum;
     TRY(consumer_finish(self->job.consumer, &times));
-    self->spans++;
+    *(sum->steps == 0 ? &sum->first_wait_s : &sum->wait_s) += times.first_wait_s;
     sum->steps += times.steps;
-    sum->first_wait_s += times.first_wait_s;
     sum->wait_s += times.wait_s;
     sum->step_s += times.step_s * (double)times.steps;
     sum->span_s += times.span_s;
@@ -150,7 +151,7 @@ enum status consumed_end(void *state, char texts[][64], double *wait_share)
     *wait_share = sum->wait_s / after_first_s;
     snprintf(texts[0], 64, "%llu", (unsigned long long)sum->steps);
     snprintf(texts[1], 64, "%.6g", *wait_share);
-    snprintf(texts[2], 64, "%.9g", sum->first_wait_s / (double)self->spans);
+    snprintf(texts[2], 64, "%.9g", sum->first_wait_s);
     snprintf(texts[3], 64, "%.9g", step_s);
     snprintf(texts[4], 64, "%.6g", sum->step_s / sum->span_s);
     snprintf(texts[5], 64, "%.6g", step_s / sum->alone_s);

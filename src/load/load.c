@@ -39,7 +39,8 @@ static const struct option_spec options[] = {
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "size of a read of shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "shards that shards, shards-mmap and shards-omp ask the kernel to read ahead, unless all is warm"},
+     "shards that shards, shards-mmap, shards-omp and shards-gpu ask the kernel to read ahead, unless all is "
+     "warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
      "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, "
      "and "
