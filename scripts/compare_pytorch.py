@@ -6,13 +6,16 @@
 
 All other options go to fdsl-bench as they are. The first form runs the variants, then PyTorch, and prints one table; rows of
 PyTorch (torch-cpu, torch-cuda) have our columns and go into the same --out. The second compares loss, gradients and the
-parameters behind a step, each tensor within 1e-5 of its norm. Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no
+parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients within 1e-5 of its norm, and the way that
+each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of the whole rate of the least gradient, so
+its rounding too). A NaN is a difference. Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no
 PyTorch.
 """
 
 import argparse
 import csv
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -28,7 +31,8 @@ except ImportError as error:
     sys.exit(4)
 
 PROGRAM = str(pathlib.Path(__file__).resolve().parent.parent / "fdsl-bench")
-TOLERANCE = 1e-5  # of a tensor's norm
+TOLERANCE = 1e-5  # of the loss, and of the norm of a tensor's gradients
+STEP_TOLERANCE = 1e-3  # of the way that a tensor went
 # The layers of src/train/model.c by their names; what follows a colon is padding, or the rate of dropout.
 MODELS = {
     "logreg": "fc1",
@@ -56,6 +60,13 @@ def read_safetensors(path):
             values = numpy.frombuffer(raw[8 + length + begin:8 + length + end], TYPES[of["dtype"]])
             tensors[name] = torch.from_numpy(values.reshape(of["shape"]).copy())
     return tensors
+
+
+def options_of(path):
+    """The options that a file was made with, which are in its metadata."""
+    raw = pathlib.Path(path).read_bytes()
+    about = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["fdsl-bench"]
+    return dict(word.split("=", 1) for word in about.split())
 
 
 def part(tensors, prefix):
@@ -124,7 +135,7 @@ def worst(mine, theirs):
         norm = tensor.double().norm().item()
         off = (mine[name].double() - tensor.double()).norm().item()
         distances.append((off / norm if norm else off, name))
-    return max(distances)
+    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
 
 
 def check_step(variant, model, arguments, device):
@@ -146,7 +157,7 @@ def check_step(variant, model, arguments, device):
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
                                   {name: after[name] - before[name] for name in before})
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
-    fine = loss_off <= TOLERANCE and off <= TOLERANCE and step_off <= 1e-3
+    fine = loss_off <= TOLERANCE and off <= TOLERANCE and step_off <= STEP_TOLERANCE
     print(f"{variant:12} {model:7} {row['optimizer']:6} loss {loss_off:8.1e}  gradients {off:8.1e} ({tensor})  "
           f"step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
     return fine
@@ -169,15 +180,25 @@ def check_gradients(variants, arguments, device):
 
 # ---- Epochs ----
 
-def batches(data, order, batch, device, workers):
-    """The batches of an epoch: data that is where it is needed, or a DataLoader with worker processes."""
+def loader_of(data, batch, device, workers):
+    """A DataLoader whose worker processes have begun and stay for all epochs; None without workers."""
     if workers == 0:
+        return None
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(data["train.values"], data["train.labels"]), batch_size=batch, shuffle=True,
+        num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=True)
+    for _ in loader:
+        pass
+    return loader
+
+
+def batches(data, batch, device, loader):
+    """The shuffled batches of an epoch: of data that is where it is needed, or of a DataLoader."""
+    if loader is None:
+        order = torch.randperm(len(data["train.labels"]), device=data["train.labels"].device)
         for picks in order.split(batch):
             yield data["train.values"][picks], data["train.labels"][picks]
         return
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.Subset(torch.utils.data.TensorDataset(data["train.values"], data["train.labels"]), order.tolist()),
-        batch_size=batch, num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=False)
     for values, labels in loader:
         yield values.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
@@ -189,13 +210,14 @@ def synchronise(device):
 
 class Training:
     def __init__(self, row, data, before, device, workers):
-        self.row, self.device, self.workers = row, device, workers
+        self.row, self.device = row, device
         place = device if workers == 0 else torch.device("cpu")
         self.data = {name: tensor.to(place) for name, tensor in data.items()}
         self.scale, self.offset = data["scale"].to(device), data["offset"].to(device)
         self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()})
         self.optimizer = optimizer_of(self.net, row)
         self.batch, self.trained_s, self.reached = int(row["batch"]), 0.0, {}
+        self.loader = loader_of(self.data, self.batch, device, workers)
 
     def normalised(self, values):
         shape = [1, -1] + [1] * (values.dim() - 2)
@@ -205,13 +227,12 @@ class Training:
         """One epoch: its seconds, mean loss and share of right answers while it went."""
         self.net.train()
         count = len(self.data["train.labels"])
-        order = torch.randperm(count, device=self.data["train.labels"].device)
         loss_sum = torch.zeros((), device=self.device)
         right = torch.zeros((), device=self.device)
         synchronise(self.device)
         begin = time.perf_counter()
-        for values, labels in batches(self.data, order, self.batch, self.device, self.workers):
-            self.optimizer.zero_grad()
+        for values, labels in batches(self.data, self.batch, self.device, self.loader):
+            self.optimizer.zero_grad(set_to_none=True)
             logits = self.net(self.normalised(values))
             loss = functional.cross_entropy(logits, labels, label_smoothing=float(self.row["label_smoothing"]))
             loss.backward()
@@ -284,12 +305,13 @@ def compare(options, arguments):
         first = options.variant.split(",")[0]
         more = ["--threads", str(threads)] + arguments
         run(["--variant", first, "--dry-run", "--export-data", f"{folder}/data"] + more)
+        given = options_of(f"{folder}/data")
+        if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
+            fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
         data = read_safetensors(f"{folder}/data")
         out = ["--out", options.out] if options.out else []
         rows = rows_of(run(["--variant", options.variant, "--format", "csv"] + out + more))
     data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
-    if rows[0]["lr_schedule"] != "constant" or rows[0]["lr_warmup"] != "0" or rows[0]["shift"] != "0" or rows[0]["flip"] != "0":
-        fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
     training = Training(rows[0], data, part(data, "initial."), device, options.workers)
     ours = [row for row in rows if row["variant"] == rows[0]["variant"]]
     theirs = [torch_row(training, row, number + 1, threads) for number, row in enumerate(ours)]

@@ -33,7 +33,7 @@ def about_yours(candidates, drawn, columns, command):
     for variant in dict.fromkeys(row["variant"] for row in left):
         mine = [row for row in left if row["variant"] == variant]
         beside = [row for row in shown if row["variant"] == variant]
-        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside}
+        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside} - {""}
                   for column in columns}
         texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
                                        for column, values in others.items() if values))

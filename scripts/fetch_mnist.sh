@@ -7,10 +7,16 @@
 set -u
 
 names=(train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz)
-sums=(f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c)
+# SHA-256 of MNIST; of Fashion-MNIST the MD5 that its authors publish.
+sums=(440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+    3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+    8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+    f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6)
+tool=sha256sum
 mirror=https://ossci-datasets.s3.amazonaws.com/mnist
 if [[ ${1-} == --fashion ]]; then
     shift
+    tool=md5sum
     sums=(8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310)
     mirror=http://fashion-mnist.s3-website.eu-central-1.amazonaws.com
 fi
@@ -23,9 +29,9 @@ fail()
     exit 1
 }
 
-is_right() # FILE MD5
+is_right() # FILE SUM
 {
-    [[ -f $1 && $(md5sum <"$1") == "$2 "* ]]
+    [[ -f $1 && $($tool <"$1") == "$2 "* ]]
 }
 
 mkdir -p "$1" || exit 1
@@ -34,7 +40,7 @@ for i in "${!names[@]}"; do
     is_right "$file" "${sums[i]}" && continue
     echo "fetching ${names[i]}"
     curl -fL --retry 3 -o "$file.part" "$mirror/${names[i]}" || fail "$mirror/${names[i]} cannot be fetched; set MIRROR to another place"
-    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its md5 is not ${sums[i]}"
+    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its sum ($tool) is not ${sums[i]}"
     mv "$file.part" "$file" || exit 1
 done
 echo "$1 is complete"

@@ -218,7 +218,7 @@ static double off_by(const float *mine, const float *right, size_t count)
 
 static double worst_of(double a, double b)
 {
-    return a >= b ? a : b; /* a NaN is the worst */
+    return isnan(a) || a > b ? a : b; /* a NaN is the worst, on either side */
 }
 
 static double compare_gradients(const struct learner *mine, const struct learner *oracle,

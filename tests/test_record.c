@@ -870,3 +870,27 @@ Test(record, an_ignored_signal_stays_ignored)
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
+
+/* A row that was made elsewhere is added once, and only where its columns are ours. */
+Test(record, a_kept_row_is_completed)
+{
+    bool added;
+    char *text;
+    struct row row = sample_row("a", "two\nlines", "0"), like = sample_row("", "", "");
+    cr_assert_eq(csv_text(&row, &text), STATUS_OK);
+    cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* ends as ours does */
+    cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
+    cr_expect(added);
+    expect_file("name,note,wrong\nxa,\"two\nlines\",0\na,\"two\nlines\",0\n");
+    cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
+    cr_expect(!added);
+    cr_expect_eq(unlink(path), 0);
+    cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
+    expect_file("name,note,wrong\na,\"two\nlines\",0\n");
+    text[0] = 'N';
+    cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_USAGE);
+    expect_message("its columns are not those");
+    free(text);
+    row_free(&row);
+    row_free(&like);
+}

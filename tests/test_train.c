@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/bytes.h"
@@ -215,6 +216,8 @@ static struct train_job job_of(const struct net *net)
         .train = net->train, .epochs = 1, .verify_steps = 6, .identity = "test", .keep = 1};
 }
 
+static char verdict[128];
+
 static uint64_t wrong_of(const struct engine *engine, const struct net *net)
 {
     const struct train_job job = job_of(net);
@@ -223,8 +226,39 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net)
     void *trainer;
     must(trainer_open(engine, &resources, &job, &trainer));
     must(trainer_verify(trainer, &wrong));
+    trainer_verdict(trainer, verdict, sizeof verdict);
     trainer_close(trainer);
     return wrong;
+}
+
+/* By hand: a tap of a kernel over zeros around the input is no work, and the way back through a convolution
+ * before a pooling is left out. */
+Test(train, work_is_what_must_be_done)
+{
+    struct model model;
+    must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
+    const double conv1 = 26 * 26 * 32 * 9.0, conv2 = 24 * 24 * 64 * 32 * 9.0, fc1 = 9216 * 128.0, fc2 = 1280;
+    cr_expect_eq(model.multiplications, conv1 + conv2 + fc1 + fc2);
+    cr_expect_eq(model.backward_multiplications, conv1 + 2 * (fc1 + fc2));
+    const struct layer_spec specs[] = {
+        {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .padding = {0, 1, 1}},
+        {.kind = LAYER_LINEAR}};
+    const struct model_table padded = {"padded", "", false, specs, COUNT_OF(specs)};
+    must(model_build(&padded, (struct shape){2, 1, 4, 5}, 7, &model));
+    /* Of three taps a side, at the first and the last place one is outside: 3 * 4 - 2 and 3 * 5 - 2 */
+    cr_expect_eq(model.multiplications, 2 * 3 * 10 * 13 + 60 * 7.0);
+}
+
+/* What is compared takes a NaN for the worst there is. */
+Test(train, a_nan_is_the_worst)
+{
+    cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
+    cr_expect_eq(worse(1, 2), 2);
+    const float logits[] = {NAN, 0, 3, 1};
+    const uint32_t labels[] = {0, 0};
+    double loss, accuracy;
+    logits_judge(logits, labels, 2, 2, &loss, &accuracy);
+    cr_expect(isnan(loss) && accuracy == 0.5);
 }
 
 static enum status totals_off(void *state, struct train_totals *totals)
@@ -252,6 +286,7 @@ Test(train, verification_can_fail)
     cr_expect_eq(wrong_of(&engine_naive, &net), 0);
     cr_expect_eq(wrong_of(&lossy, &net), 6);
     cr_expect_eq(wrong_of(&drifting, &net), 1);
+    cr_expect_str_eq(verdict, "0 of 6 losses and 1 of 10 tensors");
     net_close(&net);
 }
 
@@ -288,6 +323,9 @@ static void write_one(uint32_t epochs, uint32_t keep)
                                     .scale = {2},
                                     .offset = {-1},
                                     .history = {epochs, 1.5, -1, 0.25},
+                                    .samples = {200, 50, 0, 64, {11, 12}},
+                                    .data = (char *)"digits",
+                                    .row = (char *)"a,b\n1,2\n",
                                     .identity = (char *)"model=lenet batch=3",
                                     .state = {arenas[0], arenas[1], arenas[2]},
                                     .arena_values = VALUES};
@@ -303,11 +341,17 @@ Test(checkpoint, comes_back_whole)
 {
     struct checkpoint back;
     bool found;
-    must(checkpoint_read_latest(folder, &back, &found));
-    cr_expect(!found && !checkpoint_exists(folder));
+    bool exists;
+    must(checkpoint_read_latest(folder, true, &back, &found));
+    must(checkpoint_exists(folder, &exists));
+    cr_expect(!found && !exists);
     write_one(3, 2);
-    must(checkpoint_read_latest(folder, &back, &found));
-    cr_assert(found && checkpoint_exists(folder));
+    must(checkpoint_read_latest(folder, true, &back, &found));
+    must(checkpoint_exists(folder, &exists));
+    cr_assert(found && exists);
+    cr_expect_str_eq(back.data, "digits");
+    cr_expect_str_eq(back.row, "a,b\n1,2\n");
+    cr_expect(back.samples.train_size == 200 && back.samples.hashes[DATA_TEST] == 12);
     cr_expect_str_eq(back.model, "lenet");
     cr_expect_str_eq(back.identity, "model=lenet batch=3");
     cr_expect(back.input.height == 16 && back.classes == 7 && back.scale[0] == 2 && back.offset[0] == -1);
@@ -360,9 +404,9 @@ Test(checkpoint, damage_shows)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "no checkpoint" : "cut");
     }
-    bytes[8] = 2; /* the schema's first byte */
+    bytes[8] = 3; /* the schema's first byte */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "of schema 2; this program knows 1");
+    expect_fault(path, "of schema 3; this program knows 2");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "this is no checkpoint");
     free(bytes);
@@ -378,13 +422,57 @@ Test(checkpoint, the_latest_whole_one_counts)
     write_one(2, 3);
     path_of(2, path);
     cr_assert_eq(truncate(path, 1000), 0);
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
+    cr_expect_eq(checkpoint_read_latest(folder, false, &back, &found), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "the latest checkpoint cannot be taken"), "%s", status_text());
     path_of(1, path);
     cr_assert_eq(truncate(path, 10), 0);
-    cr_expect_eq(checkpoint_read_latest(folder, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found);
+}
+
+/* What is not known to be damaged is nothing to write over: a newer schema, and what cannot be read. */
+Test(checkpoint, only_damaged_ones_are_passed_over)
+{
+    char path[PATH_MAX], *bytes;
+    size_t size;
+    struct checkpoint back;
+    bool found;
+    write_one(1, 3);
+    write_one(2, 3);
+    path_of(2, path);
+    must(bytes_read(path, &bytes, &size));
+    bytes[8] = 3;
+    must(file_write_atomic(path, bytes, size));
+    free(bytes);
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
+    cr_expect(!found && strstr(status_text(), "of schema 3"), "%s", status_text());
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkdir(path, 0777), 0); /* as little to be read as a file of somebody else */
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
+    cr_expect(!found && strstr(status_text(), "no regular file"), "%s", status_text());
+    cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
+}
+
+/* One at a time; and what a killed one left half-written goes, but nothing else. */
+Test(checkpoint, a_folder_is_one_training_s)
+{
+    char path[PATH_MAX], other[PATH_MAX];
+    int first, second;
+    snprintf(path, sizeof path, "%s/epoch-000002.ckpt.123-0.tmp", folder);
+    snprintf(other, sizeof other, "%s/mine.tmp", folder);
+    must(file_write_atomic(path, "x", 1));
+    must(file_write_atomic(other, "x", 1));
+    must(checkpoint_lock(folder, &first));
+    cr_expect(access(path, F_OK) != 0 && access(other, F_OK) == 0);
+    cr_expect_eq(checkpoint_lock(folder, &second), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "another training is writing there"), "%s", status_text());
+    checkpoint_unlock(first);
+    must(checkpoint_lock(folder, &second));
+    checkpoint_unlock(second);
 }
 
 #endif

@@ -20,7 +20,7 @@
 
 /* ---- Running ---- */
 
-static char folder[] = "/tmp/fdsl-trains-XXXXXX", program[PATH_MAX], out[1 << 16];
+static char folder[] = "/tmp/fdsl-trains-XXXXXX", program[PATH_MAX], root[PATH_MAX], out[1 << 16];
 
 /* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
  * exit status. */
@@ -54,6 +54,7 @@ static void set_up(void)
 {
     const char *given = getenv("FDSL_BENCH");
     cr_assert_not_null(mkdtemp(folder));
+    cr_assert_not_null(getcwd(root, sizeof root));
     cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
 }
 
@@ -115,19 +116,66 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 
 /* ---- Going on ---- */
 
-/* Killed again and again, each time a little later, it comes to the same bits. */
+/* Killed 20 times, each time when it has come an epoch further and a little more, it comes to the same bits.
+ * Epochs take some tens of milliseconds, so that it is not done before. */
+static void kill_and_resume(const char *variant, unsigned samples)
+{
+    char train[512];
+    snprintf(
+        train, sizeof train,
+        "$P --variant %s --threads 2 --model lenet --train-size %u --test-size 50 --batch 10 --epochs 90 "
+        "--lr-schedule cosine --lr-warmup 0.5 --shift 1",
+        variant, samples);
+    EXPECT(0, "%s --export whole", train);
+    EXPECT(
+        0,
+        "kills=0; for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
+        "%s --checkpoint k --resume --export killed >/dev/null 2>&1 & p=$!; "
+        "until [ 0$(ls k 2>/dev/null | sed -n 's/^epoch-0000\\(..\\).ckpt$/\\1/p' | tail -n 1) -gt $i ] "
+        "|| ! kill -0 $p 2>/dev/null; do sleep 0.00${i#?}; done; "
+        "sleep 0.00${i#?}; kill -9 $p 2>/dev/null && kills=$((kills + 1)); wait $p; done; echo $kills kills",
+        train);
+    cr_expect_not_null(strstr(out, "20 kills"), "%s", out);
+    EXPECT(0, "%s --checkpoint k --resume --export killed", train);
+    EXPECT(0, "cmp whole killed");
+    EXPECT(0, "ls -A k | tr '\n' ' '");
+    cr_expect_str_eq(out, ".lock epoch-000088.ckpt epoch-000089.ckpt epoch-000090.ckpt ");
+}
+
 Test(train_cli, killed_and_resumed)
 {
-#define LONG                                                                                           \
-    "$P --variant train-naive --model lenet --train-size 400 --test-size 50 --epochs 8 --lr-schedule " \
-    "cosine --lr-warmup 0.5 --shift 1 "
-    EXPECT(0, LONG "--export whole");
-    EXPECT(0, "i=3; until timeout -s KILL $(printf %%d.%%02d $((i / 100)) $((i %% 100))) " LONG
-              "--checkpoint k --resume --export killed; do i=$((i * 13 / 10 + 1)); [ $i -lt 20000 ] || exit "
-              "9; done");
-    EXPECT(0, "cmp whole killed");
-    EXPECT(0, "ls k | grep -v '\\.tmp$' | tr '\\n' ' '");
-    cr_expect_str_eq(out, "epoch-000006.ckpt epoch-000007.ckpt epoch-000008.ckpt ");
+    kill_and_resume("train-naive", 100);
+}
+
+#ifdef _OPENMP
+Test(train_cli, train_omp_killed_and_resumed)
+{
+    kill_and_resume("train-omp", 1500);
+}
+#endif
+
+/* Whatever was lost behind the last epoch comes back, and nothing comes twice. */
+Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
+{
+#define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
+    EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
+    EXPECT(0, "sed -i '$d' r.csv && " ON_AND_ON "--export again --format csv");
+    cr_expect_not_null(strstr(out, "r.csv: the last row before this run was missing and is there now"));
+    cr_expect_not_null(strstr(out, "3 of 3 epochs are done: exported to again"), "%s", out);
+    EXPECT(0, "cmp whole again && cmp rows r.csv");
+    EXPECT(0, ON_AND_ON);
+    cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing is left to do\n");
+    EXPECT(0, "cmp rows r.csv");
+    EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
+    EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
+}
+
+/* An export that fails (here for the size that files may have) takes no row with it. */
+Test(train_cli, a_row_comes_before_the_export)
+{
+    EXPECT(1, "trap '' XFSZ; ulimit -f 20; $P " SMALL "--epochs 1 --out r.csv --export e");
+    cr_expect_not_null(strstr(out, "cannot be written"), "%s", out);
+    EXPECT(0, "[ $(wc -l < r.csv) = 2 ] && [ ! -e e ]");
 }
 
 /* A checkpoint that was cut is passed over, with a warning, and nothing is lost but time. */
@@ -139,7 +187,21 @@ Test(train_cli, resumed_behind_a_broken_checkpoint)
     cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is cut"));
     EXPECT(0, "cmp whole again");
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing is left to do */
-    cr_expect_str_eq(out, "");
+    cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing is left to do\n");
+}
+
+/* One that another program may well read is not written over. */
+Test(train_cli, a_newer_checkpoint_ends_the_run)
+{
+    EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
+    EXPECT(0, "printf '\\003' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
+                   "of schema 3; this program knows 2");
+    EXPECT(0, "diff -r k before");
+    EXPECT(1, "$P --variant infer-naive --checkpoint k");
+    EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
+    EXPECT(1, "$P --variant infer-naive --checkpoint k");
+    cr_expect_not_null(strstr(out, "the latest checkpoint cannot be taken"), "%s", out);
 }
 
 Test(train_cli, other_trainings_are_not_resumed)
@@ -152,7 +214,7 @@ Test(train_cli, other_trainings_are_not_resumed)
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
                    "other options: batch=16 there, batch=17 here");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "other options: samples=");
+                   "other options: train-samples=");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
                    "--resume belongs to --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no", "cannot be made");
@@ -176,18 +238,91 @@ Test(train_cli, inference_from_a_checkpoint)
               number(out, 1, "wrong") == 0);
     cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
     EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
-    cr_expect_eq(number(out, 1, "test_samples"), 49);
+    cr_expect_eq(number(out, 1, "test_samples"), 50); /* with the rest that is no batch */
+    EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");
+    cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
+    cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
+    EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
+    cr_expect_not_null(strstr(out, "these test samples are not those that the network was tested with"));
+    /* Those that are generated are the same, however many others there are to learn from. */
+    EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
+    cr_expect_null(strstr(out, "these test samples"), "%s", out);
     EXPECT(2, INFER "--batch 51 --checkpoint k");
     cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
     EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
     cr_expect_not_null(strstr(out, "a network for 1x1x28x28 and 10 classes"));
     EXPECT(2, "$P --variant infer-naive");
     cr_expect_not_null(strstr(out, "--checkpoint FILE"));
-    EXPECT(1, INFER "--checkpoint k/none");
+    EXPECT(2, INFER "--checkpoint k/none");
+    EXPECT(2, "$P --variant infer-cuda --best-gpu --device 0 --checkpoint k");
+    cr_expect_not_null(strstr(out, "--best-gpu chooses a device and --device names one"), "%s", out);
     EXPECT(2, "mkdir e && " INFER "--checkpoint e");
     cr_expect_not_null(strstr(out, "there is no checkpoint in it"));
 }
 
+#ifdef _OPENMP
+/* Where one variant has stopped another goes on. */
+Test(train_cli, a_checkpoint_of_naive_goes_on_in_omp)
+{
+    EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
+    EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
+    EXPECT(0, "$P --variant train-omp --model logreg --train-size 200 --test-size 50 --batch 16 --epochs 2 "
+              "--checkpoint k --resume --verify --out r.csv");
+    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* naive's row is in it */
+}
+#endif
+
+#endif
+
+/* ---- What is written ---- */
+
+/* By hand, as others read it: the length of the header, the header, the values. */
+Test(train_cli, an_export_is_safetensors)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --export e");
+    EXPECT(0, "cat e");
+    uint64_t length;
+    memcpy(&length, out, sizeof length);
+    EXPECT(0, "wc -c < e");
+    cr_expect_eq((uint64_t)atoll(out), 8 + length + 7850 * 4);
+    EXPECT(0, "cat e");
+    char *header = strndup(out + 8, (size_t)length);
+    cr_assert(header && header[0] == '{');
+    const char *weight = strstr(header, "\"fc1.weight\":"), *bias = strstr(header, "\"fc1.bias\":");
+    cr_assert(weight && bias, "%s", header);
+    cr_expect(strstr(weight, "\"dtype\":\"F32\"") && strstr(weight, "[10,784]"), "%s", header);
+    unsigned begin, end;
+    cr_assert_eq(sscanf(strstr(weight, "\"data_offsets\":["), "\"data_offsets\":[%u,%u]", &begin, &end), 2);
+    cr_expect_eq(end - begin, 7840 * sizeof(float));
+    float largest = 0;
+    for (uint32_t i = 0; i < 7840; i++) {
+        float value;
+        memcpy(&value, out + 8 + length + begin + i * sizeof value, sizeof value);
+        cr_assert(value > -1 && value < 1);
+        largest = value > largest ? value : largest;
+    }
+    cr_expect_gt(largest, 0.03f); /* they began within 1/28 */
+    free(header);
+}
+
+/* Epochs have their own times: once others took longer than a second, another one. */
+Test(train_cli, an_epoch_has_its_own_time)
+{
+    EXPECT(0,
+           "$P --variant train-naive --model lenet --train-size 3000 --test-size 10 --epochs 4 --format csv");
+    char first[64];
+    snprintf(first, sizeof first, "%.63s", value(out, 1, "time_utc"));
+    cr_expect(number(out, 3, "trained_s") < 1 || strcmp(value(out, 4, "time_utc"), first) > 0, "%s", out);
+}
+
+#ifdef HAVE_JANSSON
+Test(train_cli, numbers_are_numbers_in_json)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --format json");
+    cr_expect(strstr(out, "\"epoch\": 1,") && strstr(out, "\"train_samples\": 200,"), "%s", out);
+    cr_expect(strstr(out, "\"timed\": \"gather+forward+backward+update\""), "%s", out);
+    cr_expect(!strstr(out, "\"loss\": \"") && !strstr(out, "\"test_acc\": \""), "%s", out);
+}
 #endif
 
 /* ---- What goes wrong ---- */
@@ -199,6 +334,18 @@ Test(train_cli, a_loss_that_is_no_number_ends_the_run)
     cr_expect(strstr(out, "conv") || strstr(out, "fc"), "%s", out);
     EXPECT(0, "$P " SMALL "--epochs 2 --optimizer sgd --lr 1e38 --allow-nan --format csv");
     cr_expect_str_eq(value(out, 2, "loss"), "");
+}
+
+/* Against an oracle that has no number itself nothing can be compared; what is compared is called by its
+ * name. */
+Test(train_cli, verification_of_what_diverges)
+{
+    expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
+                   "the oracle's own loss at step 3 is no finite number");
+    EXPECT(3,
+           "$P --variant train-naive --model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20 "
+           "--verify");
+    cr_expect_not_null(strstr(out, " of 10 losses and 10 of 10 tensors are wrong"), "%s", out);
 }
 
 Test(train_cli, options_that_make_no_sense)
@@ -213,9 +360,26 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
     expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
+    expect_refusal(2, "--loops 3", "--loops: train repeats no run");
+    expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
+    expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
+    expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
 }
 
 /* ---- Data ---- */
+
+/* What a mirror gives is not taken for what it should be. */
+Test(train_cli, files_of_a_bad_mirror_are_refused)
+{
+    if (run("command -v curl") != 0)
+        return; /* nothing is fetched without it */
+    EXPECT(0, "mkdir bad && for part in train t10k; do for kind in images-idx3 labels-idx1; do "
+              "echo no > bad/$part-$kind-ubyte.gz; done; done");
+    EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/fetch_mnist.sh m", root);
+    cr_expect_not_null(strstr(out, "is not train-images-idx3-ubyte.gz"), "%s", out);
+    EXPECT(0, "! ls m/*.gz");
+    EXPECT(2, "%s/scripts/fetch_mnist.sh", root);
+}
 
 /* IDX files of `images` pictures of 6 x 6 and `labels` labels; the highest label is given. */
 static void put_idx(const char *images_name, const char *labels_name, uint8_t images, uint8_t labels,
@@ -276,10 +440,17 @@ Test(train_cli, cifar_and_its_faults)
     EXPECT(0, "mkdir m");
     for (size_t i = 0; i < sizeof records; i++)
         records[i] = i % 3073 ? (uint8_t)(i * 7) : (uint8_t)(i / 3073 % 10);
-    put("m/data_batch_1.bin", records, sizeof records);
-    put("m/data_batch_2.bin", records, sizeof records);
-    expect_refusal(2, ON, "there is no test_batch.bin");
     put("m/test_batch.bin", records, sizeof records);
+    expect_refusal(2, ON, "there is none of data_batch_1.bin to data_batch_5.bin");
+    put("m/data_batch_2.bin", records, sizeof records);
+    EXPECT(0, "$P --variant train-naive " ON);
+    put("m/data_batch_1.bin", records, sizeof records);
+    EXPECT(0, "mv m/test_batch.bin t");
+    expect_refusal(2, ON, "there is no test_batch.bin");
+    EXPECT(0, "mv t m/test_batch.bin");
+#ifdef _OPENMP
+    EXPECT(0, "$P --variant train-omp --model cnn --batch 7 --epochs 1 --data m");
+#endif
     EXPECT(
         0,
         "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
@@ -306,5 +477,19 @@ Test(train_cli, datasets_and_their_faults)
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
+    cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
+    EXPECT(0, "rm -r two/test");
+    expect_refusal(2, "--data two", "there is a dataset train in it and no test");
+}
+#endif
+
+#ifdef _OPENMP
+/* A motion that no frame alone shows. */
+Test(train_cli, clips_are_learnt)
+{
+    EXPECT(0,
+           "$P --variant train-omp --data clips --model cnn3d --train-size 2000 --test-size 400 --epochs 4 "
+           "--format csv");
+    cr_expect_geq(number(out, 4, "test_acc"), 0.9, "%s", out);
 }
 #endif

@@ -50,7 +50,7 @@ static void check_gradients(const struct model_table *table, struct shape input,
             double below = loss_at(&net, parameters);
             *parameter = before;
             double difference = (above - below) / (2.0 * REACH);
-            worst = fmax(worst, fabs(difference - gradients[tensor->first + i]));
+            worst = worse(worst, fabs(difference - gradients[tensor->first + i]));
         }
         cr_expect_leq(worst, TOLERANCE * largest, "%s, %s: off by %g of %g", table->name, tensor->name, worst,
                       largest);

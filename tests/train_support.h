@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,12 @@
 #include "train/engine.h"
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
+
+/* The larger one; a NaN is the largest of all, where fmax() would drop it. */
+static inline double worse(double a, double b)
+{
+    return isnan(a) || a > b ? a : b;
+}
 
 /* An engine, its model and its data: the engine keeps pointers into it, so it stays where it is. */
 struct net {

@@ -89,17 +89,17 @@ static void tap_forward(const struct layer *layer, const struct tap *tap, uint32
 static real tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
                          real weight, const real *in, const real *out_delta, real *in_delta)
 {
-    real sum = 0;
+    double sum = 0; /* long: in float, what rounding leaves grows over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
             size_t from = row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
             const real *delta = out_delta + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
-                sum += delta[x] * in[from + (size_t)(x + tap->width.shift)];
+                sum += (double)delta[x] * in[from + (size_t)(x + tap->width.shift)];
             for (int64_t x = tap->width.begin; in_delta && x < tap->width.end; x++)
                 in_delta[from + (size_t)(x + tap->width.shift)] += weight * delta[x];
         }
-    return sum;
+    return (real)sum;
 }
 
 static void conv_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
@@ -149,10 +149,10 @@ static void linear_forward(const struct layer *layer, const struct passing *pass
     const real *weight = parameters + layer->weight, *bias = parameters + layer->bias;
     (void)passing;
     for (size_t o = 0; o < layer->out_values; o++) {
-        real sum = bias[o];
+        double sum = bias[o]; /* long, as above */
         for (size_t i = 0; i < layer->in_values; i++)
-            sum += weight[o * layer->in_values + i] * in[i];
-        out[o] = sum;
+            sum += (double)weight[o * layer->in_values + i] * in[i];
+        out[o] = (real)sum;
     }
 }
 

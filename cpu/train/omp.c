@@ -16,6 +16,7 @@
 #include "omp_net.h"
 #include "train/trainer.h"
 
+#define LITTLE_WORK 5e5  /* multiply-adds of a batch's way forward: some ten microseconds */
 #define TILE_SHARES 4    /* a thread's of a product, so that a slow one can be helped */
 #define MEET_SPINS  1000 /* some ten microseconds */
 #if defined(__x86_64__)
@@ -349,7 +350,10 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->train = train;
     net->kernel = chosen_kernel();
     net->by = by;
-    net->threads = resources->threads;
+    /* A little work is done sooner than threads have met, and far sooner where one of them has to be woken.
+     */
+    bool little = train->batch * train->model->multiplications < LITTLE_WORK;
+    net->threads = little ? 1 : resources->threads;
     net->batch = train->batch;
     net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;

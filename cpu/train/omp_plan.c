@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include "core/env.h"
 #include "omp_net.h"
 
 #define LINE        16 /* floats of a cache line */
@@ -32,7 +33,9 @@ static void *take(struct net *net, size_t count, size_t size)
 {
     uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
     bytes = (bytes + alignment - 1) / alignment * alignment;
-    void *room = can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
+    /* Linux promises more than it has, and kills who takes it at its word. */
+    bool there = bytes < PAGE_BYTES || bytes <= env_memory_available_bytes();
+    void *room = there && can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
     if (!room) {
         net->out_of_memory = true;
         return NULL;

@@ -1,9 +1,9 @@
 /* Convolutions as products: the windows are a matrix that is never made, only read through its indices
- * ("implicit GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014).
+ * ("implicit GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). Sums are
  *
- *     forward   out[o][place]     = sum over (c, tap) of weight[o][c, tap] * in[c, place + tap]
- *     backward  in_delta[c][place] = sum over (o, tap) of weight[o][c, opposite tap] * out_delta[o, place +
- * tap] weights   gradient[o][c, tap] = sum over (sample, place) of out_delta[o][place] * in[c, place + tap]
+ * - forward, out[o][place]: over (c, tap), weight[o][c, tap] * in[c, place + tap];
+ * - backward, in_delta[c][place]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, place + tap];
+ * - gradient[o][c, tap] of the weights: over (sample, place), out_delta[o][place] * in[c, place + tap].
  */
 #include "train/multiply.cuh"
 #include "train/network.cuh"

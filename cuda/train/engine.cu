@@ -151,7 +151,7 @@ static enum status open_data(struct network *network)
 {
     const struct data *data = network->train->data;
     size_t batch = network->train->batch;
-    for (int part = 0; part < DATA_PARTS; part++) {
+    for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         const void *labels;
         TRY(hold_copy(network, &network->sets[part].values, set->values, set->count * data->sample_bytes));

@@ -3,7 +3,7 @@
  * An operand gives a number for a line (a row of the left one, a column of the right one) and a point of the
  * depth. Finding out where they are in memory is apart from reading: line_at() is called once a thread and
  * line, point_at() once a tile. ALONG_DEPTH says whether the neighbour in memory is the next point or the
- * next line. All offsets are below 2^31 (network.cu sees to it).
+ * next line. All offsets are below 2^31 (engine.cu sees to it).
  *
  * A tensor of activations is (sample, channel, depth, height, width); a "place" is a sample's (depth, height,
  * width), and a column of a convolution is a sample and a place. */

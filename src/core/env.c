@@ -239,14 +239,20 @@ double env_cpu_peak_operations_per_s(const struct env *env, int threads)
     return 2 * lanes * clock_hz() * threads;
 }
 
+void env_time(char text[ENV_TIME_MAX])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+    *text = '\0';
+    if (gmtime_r(&now, &utc))
+        strftime(text, ENV_TIME_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
 void env_capture(struct env *env)
 {
     memset(env, 0, sizeof *env);
 
-    time_t now = time(NULL);
-    struct tm utc;
-    if (gmtime_r(&now, &utc))
-        strftime(env->time_utc, sizeof env->time_utc, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    env_time(env->time_utc);
     struct utsname system;
     if (uname(&system) == 0) {
         snprintf(env->host, sizeof env->host, "%s", system.nodename);

@@ -8,8 +8,10 @@
 #include "core/portable.h"
 #include "core/status.h"
 
+#define ENV_TIME_MAX 32
+
 struct env {
-    char time_utc[32]; /* ISO 8601, seconds: 2026-01-31T12:34:56Z; the start of the program */
+    char time_utc[ENV_TIME_MAX]; /* ISO 8601, seconds: 2026-01-31T12:34:56Z; the start of the program */
     char host[128];
     char revision[64]; /* git describe at build time, "-dirty" where the tree was; "unknown" without git */
     char job_id[64];   /* Slurm: "123", or "123_4" for task 4 of array job 123; empty outside */
@@ -39,6 +41,9 @@ struct gpu_traffic {
 };
 
 FDSL_C_BEGIN
+
+/* The time now, as env.time_utc has it. */
+void env_time(char text[ENV_TIME_MAX]);
 
 /* Fills what can be known; what cannot stays empty or 0. hwloc where built in, else /proc and sysconf. */
 void env_capture(struct env *env);

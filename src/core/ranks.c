@@ -125,7 +125,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
     char text[32] = "";
     if (!first || !*first || how == COMBINE_NONE)
         return;
-    if (how == COMBINE_FIRST) {
+    if (how == COMBINE_FIRST || how == COMBINE_SAME) {
         row_set(total, column, first);
         return;
     }

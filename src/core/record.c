@@ -5,12 +5,14 @@
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/bytes.h"
 #include "core/file.h"
 
 #define ROW_FIELDS_FIRST 64
@@ -466,15 +468,64 @@ static enum status open_and_append(const char *path, const struct row *row, cons
     return status;
 }
 
+static enum status append_at_last(const char *path, const struct row *row, const struct csv_lines *lines)
+{
+    bool gone = true;
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && gone)
+        status = open_and_append(path, row, lines, &gone);
+    return status;
+}
+
 enum status csv_append(const char *path, const struct row *rows, size_t count)
 {
     struct csv_lines lines;
-    bool gone = true;
-    enum status status;
     TRY(csv_format(rows, count, &lines));
-    do
-        status = open_and_append(path, rows, &lines, &gone);
-    while (status == STATUS_OK && gone);
+    enum status status = append_at_last(path, rows, &lines);
     free(lines.text);
     return status;
+}
+
+/* ---- A row that must be there ---- */
+
+enum status csv_text(const struct row *row, char **text)
+{
+    struct csv_lines lines;
+    TRY(csv_format(row, 1, &lines));
+    *text = lines.text;
+    return STATUS_OK;
+}
+
+/* Whether the file has this text, which begins a line and ends one. */
+static enum status holds(const char *path, const char *text, bool *found)
+{
+    char *bytes;
+    size_t size;
+    *found = false;
+    if (access(path, F_OK) != 0)
+        return STATUS_OK;
+    TRY(bytes_read(path, &bytes, &size));
+    for (const char *at = bytes; !*found && (at = strstr(at, text)); at++)
+        *found = at == bytes || at[-1] == '\n';
+    free(bytes);
+    return STATUS_OK;
+}
+
+enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added)
+{
+    bool found;
+    struct csv_lines lines;
+    *added = false;
+    TRY(csv_format(like, 1, &lines));
+    size_t header_bytes = lines.header_bytes;
+    bool same = strncmp(lines.text, text, header_bytes) == 0;
+    free(lines.text);
+    if (!same)
+        return status_set(STATUS_USAGE, "its columns are not those of this program");
+    TRY(holds(path, text + header_bytes, &found));
+    *added = !found;
+    if (found)
+        return STATUS_OK;
+    lines = (struct csv_lines){(char *)(uintptr_t)text, header_bytes, strlen(text)}; /* only read */
+    return append_at_last(path, like, &lines);
 }

@@ -63,4 +63,11 @@ enum status csv_check(const char *path, const struct row *row);
  * row is appended with a warning, but nothing is ever cut. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
+/* A row as text: the header's line and its own. Owned by the caller. */
+enum status csv_text(const struct row *row, char **text);
+
+/* Appends a row that csv_text() gave, perhaps in another process, unless the file holds that very line;
+ * `like` is any row of the same schema. `*added` tells. STATUS_USAGE where its columns are others. */
+enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added);
+
 #endif

@@ -284,8 +284,9 @@ static void print_line(struct report *report, const struct result *result)
         if (isfinite(stats->median_error))
             snprintf(error, sizeof error, "%.2f%%", 100 * stats->median_error);
         snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
-        snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
-                 report->first_s / item_s);
+        if (!report->settings->workload->more) /* an epoch beside another of the same variant is none */
+            snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
+                     report->first_s / item_s);
         if (result->roofline_share > 0)
             snprintf(roofline, sizeof roofline, "%.2f%%", 100 * result->roofline_share);
     }

@@ -266,6 +266,43 @@ static enum status measure(const struct runner *runner, void *state, struct resu
     return workload->measure(runner->input, runner->entry->variant, own_state(runner, state), texts);
 }
 
+/* Has the workload keep the run with its row, before that is written: then a kill in between loses neither.
+ */
+static enum status keep(const struct runner *runner, void *state, const struct row *row)
+{
+    char *text;
+    if (!runner->settings->workload->keep)
+        return STATUS_OK;
+    TRY(csv_text(row, &text));
+    enum status status = runner->settings->workload->keep(runner->input, own_state(runner, state), text);
+    free(text);
+    return status;
+}
+
+/* Writes the row that was kept with what the state goes on from, where --out lacks it. */
+static enum status complete_rows(struct runner *runner, void *state)
+{
+    const struct settings *settings = runner->settings;
+    const struct result none = {.work.items = 1, .bench.time.median = 1};
+    const char *kept = settings->workload->kept ? settings->workload->kept(own_state(runner, state)) : "";
+    bool added = false;
+    if (!*kept || !settings->out)
+        return STATUS_OK;
+    struct row like = {0};
+    enum status status = runner_row(runner, &none, NULL, &like);
+    if (status == STATUS_OK)
+        status = csv_complete(settings->out, &like, kept, &added);
+    row_free(&like);
+    if (status == STATUS_USAGE) {
+        status_warn("%s: the last row before this run cannot be looked for: %s", settings->out,
+                    status_text());
+        return STATUS_OK;
+    }
+    if (added)
+        status_say("%s: the last row before this run was missing and is there now", settings->out);
+    return status;
+}
+
 /* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
  * several. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
@@ -279,6 +316,8 @@ static enum status record(struct runner *runner, void *state, const struct bench
     enum status status = measure(runner, state, result, measures);
     if (status == STATUS_OK)
         status = runner_row(runner, result, measures, &row);
+    if (status == STATUS_OK)
+        status = keep(runner, state, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
         status = publish_ranks(runner, &row, result, all);
@@ -317,11 +356,15 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     const struct workload *workload = runner->settings->workload;
     if (!workload->more)
         return time_row(runner, state, &runner->settings->limits, result);
-    while (workload->more(runner->input, state)) {
+    TRY(complete_rows(runner, state));
+    uint64_t runs = 0;
+    for (; workload->more(runner->input, state); runs++) {
         runner->throttle_reasons = 0; /* of this row's run alone */
+        if (runs > 0)
+            env_time(runner->time_utc);
         TRY(time_row(runner, state, &one_run, result));
     }
-    return STATUS_OK;
+    return workload->end ? workload->end(runner->input, state, runs) : STATUS_OK;
 }
 
 /* Makes the first run and checks it. Wrong results make a line of the report, and are not timed. */
@@ -337,8 +380,12 @@ static enum status check(struct runner *runner, void *state, struct result *resu
     result->wrong = wrong;
     if (runner_leads(runner))
         TRY(report_add(runner->report, result));
-    return status_set(STATUS_WRONG, "%llu of %.0f %s are wrong; its time is not recorded",
-                      (unsigned long long)wrong, items, runner->settings->workload->item);
+    char what[128];
+    snprintf(what, sizeof what, "%llu of %.0f %s", (unsigned long long)wrong, items,
+             runner->settings->workload->item);
+    if (runner->settings->workload->verdict)
+        runner->settings->workload->verdict(runner->input, own_state(runner, state), what, sizeof what);
+    return status_set(STATUS_WRONG, "%s are wrong; its time is not recorded", what);
 }
 
 static enum status check_and_time(struct runner *runner, void *state, struct result *result)
@@ -437,6 +484,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
 {
     runner->entry = entry;
     runner->throttle_reasons = 0;
+    memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);
     const struct workload *workload = runner->settings->workload;
     struct result result = {.variant = entry->name,
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,

@@ -31,6 +31,10 @@ struct runner {
     /* The variant under way */
     const struct variant_entry *entry;
     uint64_t throttle_reasons;
+    /* Of the row under way. All rows of an invocation share the program's start, so that they are known to
+     * belong together; only where a run is a row of its own (an epoch), those behind the first have their own
+     * begin. */
+    char time_utc[ENV_TIME_MAX];
     double polled_s, shown_s;
     double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
     bool progress;

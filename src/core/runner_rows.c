@@ -26,7 +26,7 @@ static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     row_text(row, "schema", workload->schema);
-    row_text(row, "time_utc", runner->env.time_utc);
+    row_text(row, "time_utc", *runner->time_utc ? runner->time_utc : runner->env.time_utc);
     row_text(row, "host", runner->env.host);
     row_text(row, "job_id", runner->env.job_id);
     row_text(row, "revision", runner->env.revision);

@@ -243,6 +243,20 @@ static enum status check_loops(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* Where a run is a row of its own, nothing is repeated. */
+static enum status check_repeats(const struct settings *settings)
+{
+    static const char *const repeats[] = {"warmups",  "warmup-time", "min-samples", "min-time",
+                                          "max-time", "max-error",   "loops"};
+    for (size_t i = 0; settings->workload->more && i < COUNT_OF(repeats); i++)
+        if (options_given(&settings->options, repeats[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s: %s repeats no run, each is a row of its own; leave it out, and see "
+                              "--epochs",
+                              repeats[i], settings->workload->name);
+    return STATUS_OK;
+}
+
 /* Only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
@@ -270,6 +284,7 @@ static enum status derive(struct settings *settings)
                           "say what to run with --variant NAME; --list shows the names, --help the rest");
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
+    TRY(check_repeats(settings));
     TRY(check_loops(settings));
     TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));

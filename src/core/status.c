@@ -125,6 +125,16 @@ void status_note(const char *format, ...)
     va_end(arguments);
 }
 
+void status_say(const char *format, ...)
+{
+    if (own_rank != 0)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    print_formatted("", "", format, arguments);
+    va_end(arguments);
+}
+
 void status_print(void)
 {
     if (own_rank == 0 || rank_count == 0)

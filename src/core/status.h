@@ -57,6 +57,9 @@ void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2
 /* The same for what is no warning, on a terminal alone: nobody is looking on elsewhere. */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* The same for anybody, terminal or not: what a log should hold. */
+void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* Prints the recorded message as an error line to stderr; of several ranks rank 0 does, and each where the
  * launcher did not tell how many there are, as rank 0 may not know of the others. */
 void status_print(void);

@@ -27,6 +27,7 @@ struct peak {
  * else a number. */
 enum combine {
     COMBINE_FIRST, /* rank 0's words, which are the same on all */
+    COMBINE_SAME,  /* rank 0's number, which is the same on all */
     COMBINE_NONE,  /* nothing: it means something for one rank alone */
     COMBINE_MIN,   /* the smallest number */
     COMBINE_MEAN,
@@ -110,6 +111,9 @@ struct workload {
      * oracle. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
 
+    /* What verify() found wrong, in words: "9 of 10 losses". May be NULL: so many of the items. */
+    void (*verdict)(const void *input, void *state, char *text, size_t size);
+
     /* Fills the workload's own columns after the timed runs, one text a column in `measures` (they come
      * empty); may run the variant again. May be NULL. */
     enum status (*measure)(const void *input, const struct variant *variant, void *state, char texts[][64]);
@@ -117,6 +121,19 @@ struct workload {
     /* Run number 0 has been made by `state`: writes what the user asked to see of it. May be NULL.
      * `name` is the variant's where several variants deliver, else NULL. */
     enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
+
+    /* Only with more(), and all or none: a kill at any moment loses neither what a run has done nor its row.
+     * The row is known and not yet written: keeps `state` and, with it, the row as CSV (a header and a line).
+     */
+    enum status (*keep)(const void *input, void *state, const char *row);
+
+    /* The row that was kept with what `state` goes on from, "" for none; the state's. It may not have been
+     * written. */
+    const char *(*kept)(const void *state);
+
+    /* No run is left to come, and all rows are written: `runs` were made. Writes what the user asked to have
+     * of the end. */
+    enum status (*end)(const void *input, void *state, uint64_t runs);
 };
 
 /* All workloads, NULL-terminated. */

@@ -2,11 +2,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
@@ -17,12 +19,13 @@
 #include "core/env.h"
 #include "core/file.h"
 
-#define MAGIC        "FDSLCKPT"
-#define SCHEMA       1
-#define ARENAS       3 /* parameters and the optimizer's two */
-#define IDENTITY_MAX 65536
+#define MAGIC    "FDSLCKPT"
+#define SCHEMA   2
+#define ARENAS   3 /* parameters and the optimizer's two */
+#define TEXT_MAX 65536
+#define TEXTS    3 /* identity, data, row */
 
-/* What a file begins with; little-endian. Behind it: the identity, then the arenas. */
+/* What a file begins with; little-endian. Behind it: the texts, then the arenas. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
@@ -32,13 +35,16 @@ struct header {
     uint32_t classes, epochs;
     double trained_s, to_98_s, to_99_s;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    uint64_t arena_values, identity_bytes;
+    struct train_samples samples;
+    uint64_t arena_values, text_bytes[TEXTS];
     char revision[64]; /* of the program that wrote it */
 };
 
 void checkpoint_free(struct checkpoint *checkpoint)
 {
     free(checkpoint->identity);
+    free(checkpoint->data);
+    free(checkpoint->row);
     free(checkpoint->state.parameters);
     free(checkpoint->state.first);
     free(checkpoint->state.second);
@@ -67,23 +73,88 @@ static int64_t epochs_of(const char *name)
 }
 
 /* The highest number below `below` among the folder's checkpoints; -1: none. */
-static int64_t highest(const char *folder, int64_t below)
+static enum status highest(const char *folder, int64_t below, int64_t *found)
 {
-    int64_t found = -1;
+    *found = -1;
     DIR *directory = opendir(folder);
-    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+    if (!directory)
+        return status_set(STATUS_FAILED, "--checkpoint %s cannot be read: %s", folder, strerror(errno));
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir(directory));) {
         int64_t epochs = epochs_of(entry->d_name);
-        if (epochs < below && epochs > found)
-            found = epochs;
+        if (epochs < below && epochs > *found)
+            *found = epochs;
     }
-    if (directory)
-        closedir(directory);
-    return found;
+    int cause = errno;
+    closedir(directory);
+    return cause == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "--checkpoint %s cannot be read: %s", folder, strerror(cause));
 }
 
-bool checkpoint_exists(const char *folder)
+enum status checkpoint_exists(const char *folder, bool *exists)
 {
-    return highest(folder, INT64_MAX) >= 0;
+    int64_t latest;
+    TRY(highest(folder, INT64_MAX, &latest));
+    *exists = latest >= 0;
+    return STATUS_OK;
+}
+
+/* ---- The folder ---- */
+
+/* "epoch-000012.ckpt.1234-0.tmp", as file_begin() names what is not whole yet. */
+static bool is_temporary(const char *name)
+{
+    uint32_t epochs;
+    long process;
+    int number, used = 0;
+    return sscanf(name, "epoch-%" SCNu32 ".ckpt.%ld-%d.tmp%n", &epochs, &process, &number, &used) == 3 &&
+           used > 0 && name[used] == '\0';
+}
+
+/* Whoever has the lock knows that nobody is writing them. */
+static void remove_temporaries(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (is_temporary(entry->d_name))
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* what stays is only in the way */
+    if (directory)
+        closedir(directory);
+}
+
+enum status checkpoint_lock(const char *folder, int *lock)
+{
+    char path[PATH_MAX];
+    int failed;
+    *lock = -1;
+    if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
+        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* NFS locks only what may be written */
+    if (fd < 0)
+        return status_set(STATUS_USAGE, "--checkpoint: %s cannot be opened: %s", path, strerror(errno));
+    while ((failed = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR)
+        ;
+    if (failed && errno == EWOULDBLOCK) {
+        close(fd);
+        return status_set(STATUS_USAGE,
+                          "--checkpoint %s: another training is writing there; wait for its end, or name "
+                          "another folder",
+                          folder);
+    }
+    *lock = fd;
+    if (failed)
+        status_warn("--checkpoint %s cannot be locked (%s); see that no other training writes there", folder,
+                    strerror(errno));
+    else
+        remove_temporaries(folder);
+    return STATUS_OK;
+}
+
+void checkpoint_unlock(int lock)
+{
+    if (lock >= 0)
+        close(lock);
 }
 
 enum status checkpoint_check_folder(const char *folder)
@@ -99,7 +170,8 @@ enum status checkpoint_check_folder(const char *folder)
 
 /* ---- Writing ---- */
 
-static void fill_header(const struct checkpoint *checkpoint, struct header *header)
+static void fill_header(const struct checkpoint *checkpoint, const char *const texts[TEXTS],
+                        struct header *header)
 {
     struct env env;
     env_capture(&env);
@@ -117,7 +189,9 @@ static void fill_header(const struct checkpoint *checkpoint, struct header *head
     memcpy(header->scale, checkpoint->scale, sizeof header->scale);
     memcpy(header->offset, checkpoint->offset, sizeof header->offset);
     header->arena_values = checkpoint->arena_values;
-    header->identity_bytes = strlen(checkpoint->identity);
+    header->samples = checkpoint->samples;
+    for (size_t i = 0; i < TEXTS; i++)
+        header->text_bytes[i] = strlen(texts[i]);
     snprintf(header->revision, sizeof header->revision, "%s", env.revision);
 }
 
@@ -127,18 +201,17 @@ struct part {
     size_t size;
 };
 
-static uint64_t hash(const struct part *parts, size_t count)
+static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
 {
     XXH3_state_t *state = XXH3_createState();
-    uint64_t digest = 0;
     if (!state)
-        return 0;
+        return status_set(STATUS_FAILED, "out of memory for a checksum");
     XXH3_64bits_reset(state);
     for (size_t i = 0; i < count; i++)
         XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
-    digest = XXH3_64bits_digest(state);
+    *digest = XXH3_64bits_digest(state);
     XXH3_freeState(state);
-    return digest;
+    return STATUS_OK;
 }
 
 static enum status write_parts(const char *path, const struct part *parts, size_t count)
@@ -155,13 +228,18 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     struct header header;
     char path[PATH_MAX];
     size_t bytes = checkpoint->arena_values * sizeof(float);
-    fill_header(checkpoint, &header);
+    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data, checkpoint->row};
+    fill_header(checkpoint, texts, &header);
     const struct part parts[] = {{&header, sizeof header},
-                                 {checkpoint->identity, header.identity_bytes},
+                                 {texts[0], header.text_bytes[0]},
+                                 {texts[1], header.text_bytes[1]},
+                                 {texts[2], header.text_bytes[2]},
                                  {checkpoint->state.parameters, bytes},
                                  {checkpoint->state.first, bytes},
                                  {checkpoint->state.second, bytes}};
-    header.digest = hash(parts, COUNT_OF(parts));
+    uint64_t digest = 0; /* of a header without it */
+    TRY(hash(parts, COUNT_OF(parts), &digest));
+    header.digest = digest;
     if (!path_of(folder, header.epochs, path))
         return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long", folder);
     enum status status = write_parts(path, parts, COUNT_OF(parts));
@@ -169,62 +247,84 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
         return status_prefix(status, "--checkpoint");
     int64_t oldest = header.epochs;
     for (uint32_t i = 1; i < keep && oldest >= 0; i++)
-        oldest = highest(folder, oldest);
-    while (oldest >= 0 && (oldest = highest(folder, oldest)) >= 0)
-        if (path_of(folder, (uint32_t)oldest, path))
+        TRY(highest(folder, oldest, &oldest));
+    while (oldest >= 0) {
+        TRY(highest(folder, oldest, &oldest));
+        if (oldest >= 0 && path_of(folder, (uint32_t)oldest, path))
             unlink(path); /* what stays is only in the way */
+    }
     return STATUS_OK;
 }
 
 /* ---- Reading ---- */
 
-static enum status check_header(struct header *header, const char *bytes, size_t size)
+/* What a file that is no whole checkpoint fails with: a kill or a power cut may leave one. */
+static enum status damaged(bool *is_damaged, const char *reason)
+{
+    *is_damaged = true;
+    return status_set(STATUS_FAILED, "%s", reason);
+}
+
+static bool fits(const struct header *header, size_t size)
+{
+    size_t whole = sizeof *header;
+    for (size_t i = 0; i < TEXTS; i++) {
+        if (header->text_bytes[i] > TEXT_MAX)
+            return false;
+        whole += header->text_bytes[i];
+    }
+    return header->arena_values <= size / sizeof(float) &&
+           size == whole + ARENAS * header->arena_values * sizeof(float);
+}
+
+static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
-        return status_set(STATUS_FAILED, "this is no checkpoint of fdsl-bench");
+        return damaged(is_damaged, "this is no checkpoint of fdsl-bench");
     if (size < offsetof(struct header, digest))
-        return status_set(STATUS_FAILED, "this checkpoint is cut: %zu bytes", size);
+        return damaged(is_damaged, "this checkpoint is cut");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
-    if (header->schema > SCHEMA)
+    if (header->schema != SCHEMA)
         return status_set(STATUS_FAILED,
                           "a checkpoint of schema %" PRIu32
                           "; this program knows %d: use the revision that wrote it",
                           header->schema, SCHEMA);
-    if (size < sizeof *header || header->header_bytes != sizeof *header)
-        return status_set(STATUS_FAILED, "this checkpoint is cut or damaged");
-    if (header->arena_values > size / sizeof(float) || header->identity_bytes > IDENTITY_MAX ||
-        size != sizeof *header + header->identity_bytes + ARENAS * header->arena_values * sizeof(float))
-        return status_set(STATUS_FAILED, "this checkpoint is cut or damaged: %zu bytes are not what it says",
-                          size);
+    if (size < sizeof *header || header->header_bytes != sizeof *header || !fits(header, size))
+        return damaged(is_damaged, "this checkpoint is cut or damaged: its size is not what it says");
     return STATUS_OK;
 }
 
 /* Copies of what stands behind the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
+    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row};
     float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.first,
                               &checkpoint->state.second};
     size_t bytes = header->arena_values * sizeof(float);
-    checkpoint->identity = strndup(at, header->identity_bytes);
-    at += header->identity_bytes;
+    for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
+        *texts[i] = strndup(at, header->text_bytes[i]);
+        if (!*texts[i])
+            return status_set(STATUS_FAILED, "out of memory for a checkpoint");
+    }
     for (size_t i = 0; i < ARENAS; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
-        if (!*arenas[i] || !checkpoint->identity)
+        if (!*arenas[i])
             return status_set(STATUS_FAILED, "out of memory for a checkpoint");
         memcpy(*arenas[i], at, bytes);
     }
     return STATUS_OK;
 }
 
-static enum status parse(const char *bytes, size_t size, struct checkpoint *checkpoint)
+static enum status parse(const char *bytes, size_t size, struct checkpoint *checkpoint, bool *is_damaged)
 {
     struct header header = {0};
-    TRY(check_header(&header, bytes, size));
-    uint64_t digest = header.digest;
+    TRY(check_header(&header, bytes, size, is_damaged));
+    uint64_t digest = header.digest, is = 0;
     header.digest = 0;
     const struct part parts[] = {{&header, sizeof header}, {bytes + sizeof header, size - sizeof header}};
-    if (hash(parts, COUNT_OF(parts)) != digest)
-        return status_set(STATUS_FAILED, "this checkpoint is damaged: its checksum is not that of its bytes");
+    TRY(hash(parts, COUNT_OF(parts), &is));
+    if (is != digest)
+        return damaged(is_damaged, "this checkpoint is damaged: its checksum is not that of its bytes");
     memcpy(checkpoint->model, header.model, sizeof checkpoint->model);
     checkpoint->input = header.input;
     checkpoint->classes = header.classes;
@@ -232,35 +332,57 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     memcpy(checkpoint->offset, header.offset, sizeof checkpoint->offset);
     checkpoint->history =
         (struct train_history){header.epochs, header.trained_s, header.to_98_s, header.to_99_s};
+    checkpoint->samples = header.samples;
     checkpoint->arena_values = header.arena_values;
     return copy_parts(&header, bytes + sizeof header, checkpoint);
 }
 
-enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
+/* `*is_damaged`: the file could be read, and what it holds is no whole checkpoint. */
+static enum status read_file(const char *path, struct checkpoint *checkpoint, bool *is_damaged)
 {
     char *bytes;
     size_t size;
     *checkpoint = (struct checkpoint){0};
+    *is_damaged = false;
     TRY(bytes_read(path, &bytes, &size));
-    enum status status = parse(bytes, size, checkpoint);
+    enum status status = parse(bytes, size, checkpoint, is_damaged);
     free(bytes);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 
-enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
+enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
+{
+    bool is_damaged;
+    return read_file(path, checkpoint, &is_damaged);
+}
+
+enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
+                                   bool *found)
 {
     char path[PATH_MAX];
-    int64_t epochs = INT64_MAX;
-    enum status status = STATUS_OK;
+    int64_t epochs;
+    bool is_damaged = false;
     *checkpoint = (struct checkpoint){0};
     *found = false;
-    while (!*found && (epochs = highest(folder, epochs)) >= 0 && path_of(folder, (uint32_t)epochs, path)) {
-        if (status != STATUS_OK)
-            status_warn("%s; the one before it is taken", status_text());
-        status = checkpoint_read(path, checkpoint);
+    TRY(highest(folder, INT64_MAX, &epochs));
+    enum status status = STATUS_OK;
+    while (!*found && epochs >= 0 && path_of(folder, (uint32_t)epochs, path)) {
+        status = read_file(path, checkpoint, &is_damaged);
         *found = status == STATUS_OK;
-        if (!*found)
-            checkpoint_free(checkpoint);
+        if (*found)
+            break;
+        checkpoint_free(checkpoint);
+        if (!is_damaged)
+            return status;
+        if (!pass_over)
+            return status_prefix(status, "the latest checkpoint cannot be taken; name another file of %s",
+                                 folder);
+        char reason[1024];
+        snprintf(reason, sizeof reason, "%s", status_text());
+        TRY(highest(folder, epochs, &epochs));
+        if (epochs >= 0)
+            status_warn("%s; the one before it is taken", reason);
+        status_set(status, "%s", reason);
     }
     return status;
 }
@@ -273,10 +395,21 @@ static enum status unavailable(void)
                       "this build has no checkpoints: install xxHash (libxxhash-dev) and build again");
 }
 
-bool checkpoint_exists(const char *folder)
+enum status checkpoint_lock(const char *folder, int *lock)
 {
-    (void)folder;
-    return false;
+    (void)folder, (void)lock;
+    return unavailable();
+}
+
+void checkpoint_unlock(int lock)
+{
+    (void)lock;
+}
+
+enum status checkpoint_exists(const char *folder, bool *exists)
+{
+    (void)folder, (void)exists;
+    return unavailable();
 }
 
 enum status checkpoint_check_folder(const char *folder)
@@ -298,9 +431,10 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
     return unavailable();
 }
 
-enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
+enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
+                                   bool *found)
 {
-    (void)folder;
+    (void)folder, (void)pass_over;
     *found = false;
     *checkpoint = (struct checkpoint){0};
     return unavailable();

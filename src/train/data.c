@@ -16,10 +16,11 @@
 #include "core/origin.h"
 #include "core/png_image.h"
 
-#define CHUNK       256 /* samples that are made at a time */
-#define SAMPLES_MAX ((UINT64_C(1) << 31) - 1)
-#define CLASSES_MAX (1 << 24)
-#define HELD_OUT    10 /* one in so many */
+#define CHUNK         256 /* samples that are made at a time */
+#define SAMPLES_MAX   ((UINT64_C(1) << 31) - 1)
+#define CLASSES_MAX   (1 << 24)
+#define HELD_OUT      10 /* one in so many */
+#define CIFAR_BATCHES 5
 
 void data_close(struct data *data)
 {
@@ -275,7 +276,9 @@ static enum status read_set(const struct data_request *request, const char *orig
     if (status == STATUS_OK)
         status = fill_set(&reader, range, limit, classes, data, set);
     origin_close(&reader);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", request->name);
+    if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
+        return status;
+    return status_prefix(status, "--data %s", request->name);
 }
 
 /* ---- Where sets are ---- */
@@ -285,14 +288,15 @@ static bool file_there(const char *folder, const char *name, char path[PATH_MAX]
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
-/* Generated samples: those for tests have the numbers behind those to learn from. */
+/* Generated samples: those for tests have numbers that none to learn from can have, so that they are the same
+ * however many those are. */
 static enum status generate(const struct data_request *request, const char *origin, const char *const words[],
                             struct data *data)
 {
     uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
     uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
     TRY(read_set(request, origin, words, (struct range){0, train, -1}, train, data, &data->sets[DATA_TRAIN]));
-    return read_set(request, origin, words, (struct range){train, test, -1}, test, data,
+    return read_set(request, origin, words, (struct range){SAMPLES_MAX + 1, test, -1}, test, data,
                     &data->sets[DATA_TEST]);
 }
 
@@ -329,17 +333,35 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     return STATUS_OK;
 }
 
+/* The batches of CIFAR-10 that a folder has, with commas between them. */
+static void cifar_batches(const char *folder, char paths[CIFAR_BATCHES * PATH_MAX])
+{
+    char path[PATH_MAX], name[32];
+    size_t used = 0;
+    *paths = '\0';
+    for (int i = 1; i <= CIFAR_BATCHES; i++) {
+        snprintf(name, sizeof name, "data_batch_%d.bin", i);
+        if (file_there(folder, name, path))
+            used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
+                                     path);
+    }
+}
+
+static bool any_cifar(const char *folder)
+{
+    char paths[CIFAR_BATCHES * PATH_MAX], path[PATH_MAX];
+    cifar_batches(folder, paths);
+    return *paths || file_there(folder, "test_batch.bin", path);
+}
+
 /* data_batch_1.bin and so on are one set. */
 static enum status open_cifar(const struct data_request *request, struct data *data)
 {
-    char train[5 * PATH_MAX] = "", path[PATH_MAX], name[32];
-    for (int i = 1; i <= 5; i++) {
-        snprintf(name, sizeof name, "data_batch_%d.bin", i);
-        if (file_there(request->name, name, path)) {
-            size_t used = strlen(train);
-            snprintf(train + used, sizeof train - used, "%s%s", used ? "," : "", path);
-        }
-    }
+    char train[CIFAR_BATCHES * PATH_MAX], path[PATH_MAX];
+    cifar_batches(request->name, train);
+    if (!*train)
+        return status_set(STATUS_USAGE, "--data %s: there is none of data_batch_1.bin to data_batch_%d.bin",
+                          request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
         return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
     const char *const learn[] = {"--encode", "npy", "--source", train, NULL};
@@ -353,7 +375,11 @@ static enum status open_cifar(const struct data_request *request, struct data *d
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
     char train[PATH_MAX], test[PATH_MAX];
-    bool two = file_there(request->name, "train", train) && file_there(request->name, "test", test);
+    bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
+    bool two = learn && tests;
+    if (learn != tests)
+        return status_set(STATUS_USAGE, "--data %s: there is a dataset %s in it and no %s; --prepare one",
+                          request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"--source", path, NULL};
@@ -370,7 +396,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     static const char *const words[] = {"--encode", "npy", NULL};
     bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
                file_there(request->name, "train-images-idx3-ubyte.gz", path);
-    bool cifar = file_there(request->name, "data_batch_1.bin", path);
+    bool cifar = any_cifar(request->name);
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     data->classes = (uint32_t)request->classes;
@@ -422,8 +448,8 @@ static void identify(struct data *data)
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        data->identity = XXH3_64bits_withSeed(set->values, set->count * data->sample_bytes, data->identity);
-        data->identity = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, data->identity);
+        uint64_t values = XXH3_64bits(set->values, set->count * data->sample_bytes);
+        data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else
     (void)data; /* only checkpoints ask, and without xxHash there are none */

@@ -33,7 +33,7 @@ struct data {
     /* Normalised, value v of channel c is fmaf(v, scale[c], offset[c]): of bytes 0 to 255 and halves alike
      * that is (v - mean) / standard deviation over the training set. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    uint64_t identity; /* a hash of all samples and labels */
+    uint64_t hashes[DATA_PARTS]; /* of each set's samples and labels */
 };
 
 /* The float of an IEEE half's bits: exact. */

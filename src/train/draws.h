@@ -106,7 +106,7 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t place)
 struct augment {
     uint32_t shift; /* pixels at most, either way along height and width; zeros (before they are normalised)
                      * come in from outside: cropping after padding by as much */
-    bool flip;      /* every other sample, left to right */
+    bool flip;      /* each sample with probability 1/2, left to right */
 };
 
 /* What becomes of one sample: the value at (y, x) is the one from (y + down, x' + right), where x' is x, or

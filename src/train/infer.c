@@ -1,7 +1,6 @@
 /* The workload `infer`: a trained network over the test set, batch by batch; and what its variants share. */
-#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,9 +27,9 @@ static const struct option_spec options[] = {
 };
 
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},      {"model", COMBINE_FIRST},        {"epoch", COMBINE_FIRST},
-    {"parameters", COMBINE_FIRST}, {"test_samples", COMBINE_FIRST}, {"test_loss", COMBINE_FIRST},
-    {"test_acc", COMBINE_FIRST},   {"memory_bytes", COMBINE_FIRST}, {NULL, COMBINE_FIRST},
+    {"timed", COMBINE_FIRST},     {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
+    {"parameters", COMBINE_SAME}, {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},   {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
 };
 enum measure_place { TIMED, MODEL, EPOCH, PARAMETERS, TEST_SAMPLES, TEST_LOSS, TEST_ACC, MEMORY_BYTES };
 static const char *const shown[] = {"test_acc", NULL};
@@ -133,9 +132,11 @@ static enum status read_checkpoint(const char *path, struct checkpoint *checkpoi
     if (!path)
         return status_set(STATUS_USAGE,
                           "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+    if (stat(path, &info) != 0)
+        return status_set(STATUS_USAGE, "--checkpoint %s: %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
-    TRY(checkpoint_read_latest(path, checkpoint, &found));
+    TRY(checkpoint_read_latest(path, false, checkpoint, &found));
     return found ? STATUS_OK
                  : status_set(STATUS_USAGE, "--checkpoint %s: there is no checkpoint in it", path);
 }
@@ -162,13 +163,46 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     return STATUS_OK;
 }
 
-static enum status fill(const struct parameters *parameters, const struct place *place, struct opened *opened)
+/* What was not given is what the network learnt from; sizes are of that data alone. */
+static void take_samples(const struct options *given, const struct checkpoint *checkpoint,
+                         struct job_parameters *job)
+{
+    const struct train_samples *samples = &checkpoint->samples;
+    if (!options_given(given, "data"))
+        job->data = checkpoint->data;
+    if (strcmp(job->data, checkpoint->data) != 0)
+        return;
+    const struct {
+        const char *name;
+        uint64_t *value, was;
+    } sizes[] = {{"train-size", &job->train_size, samples->train_size},
+                 {"test-size", &job->test_size, samples->test_size},
+                 {"classes", &job->classes, samples->classes},
+                 {"res", &job->res, samples->res}};
+    for (size_t i = 0; i < COUNT_OF(sizes); i++)
+        if (!options_given(given, sizes[i].name))
+            *sizes[i].value = sizes[i].was;
+}
+
+static void warn_of_other_samples(const struct checkpoint *checkpoint, const struct data *data)
+{
+    if (data->hashes[DATA_TEST] != checkpoint->samples.hashes[DATA_TEST])
+        status_warn(
+            "these test samples are not those that the network was tested with when it was trained on "
+            "%s; some may be among those it learnt from, and accuracies do not compare",
+            checkpoint->data);
+}
+
+static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
+                        struct opened *opened)
 {
     TRY(read_checkpoint(parameters->checkpoint, &opened->checkpoint));
+    take_samples(given, &opened->checkpoint, &parameters->job);
     TRY(job_open_data(&parameters->job, place, DATA_TEST, &opened->data));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));
+    warn_of_other_samples(&opened->checkpoint, &opened->data);
     opened->job = (struct infer_job){.train = {.model = &opened->model,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
@@ -181,10 +215,9 @@ static enum status infer_open(const struct options *given, void *parameters, con
                               void **input)
 {
     struct opened *opened = calloc(1, sizeof *opened);
-    (void)given;
     if (!opened)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = fill(parameters, place, opened);
+    enum status status = fill(given, parameters, place, opened);
     if (status != STATUS_OK) {
         infer_close(opened);
         return status;
@@ -258,31 +291,19 @@ static enum status infer_verify(const void *input, const struct variant *variant
     return status;
 }
 
-/* Judges the whole test set's batches, one run each. */
-static enum status judge(const struct opened *opened, const struct variant *variant, void *state,
-                         double *loss, double *accuracy)
+/* Judges the whole test set, with a last batch that may be short. */
+static enum status judge(const struct opened *opened, void *state, double *loss, double *accuracy)
 {
-    const struct train *train = &opened->job.train;
+    const struct inferrer *inferrer = state;
     const struct data_set *set = &opened->data.sets[DATA_TEST];
-    uint32_t batches = set->count / train->batch;
-    struct infer_result result = {.logits =
-                                      malloc((size_t)train->batch * train->model->classes * sizeof(float))};
-    enum status status = result.logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
-    *loss = *accuracy = 0;
-    for (uint32_t n = 0; status == STATUS_OK && n < batches; n++) {
-        struct run_time unused;
-        double batch_loss, batch_accuracy;
-        status = variant_run(variant, state, n, &unused);
-        if (status == STATUS_OK)
-            status = variant->fetch(state, &result);
-        if (status != STATUS_OK)
-            break;
-        logits_judge(result.logits, set->labels + result.first, train->batch, train->model->classes,
-                     &batch_loss, &batch_accuracy);
-        *loss += batch_loss / batches;
-        *accuracy += batch_accuracy / batches;
-    }
-    free(result.logits);
+    float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
+    enum status status =
+        logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %" PRIu32 " logits", set->count);
+    if (status == STATUS_OK)
+        status = inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits);
+    if (status == STATUS_OK)
+        logits_judge(logits, set->labels, set->count, opened->model.classes, loss, accuracy);
+    free(logits);
     return status;
 }
 
@@ -291,13 +312,13 @@ static enum status infer_measure(const void *input, const struct variant *varian
 {
     const struct opened *opened = input;
     double loss, accuracy;
-    TRY(judge(opened, variant, state, &loss, &accuracy));
+    (void)variant;
+    TRY(judge(opened, state, &loss, &accuracy));
     snprintf(texts[TIMED], 64, "gather+forward");
     snprintf(texts[MODEL], 64, "%s", opened->model.name);
     snprintf(texts[EPOCH], 64, "%" PRIu32, opened->checkpoint.history.epochs);
     snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
-    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32,
-             opened->data.sets[DATA_TEST].count / opened->job.train.batch * opened->job.train.batch);
+    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TEST].count);
     if (isfinite(loss))
         snprintf(texts[TEST_LOSS], 64, "%.9g", loss);
     snprintf(texts[TEST_ACC], 64, "%.6g", accuracy);

@@ -169,11 +169,53 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     layer->bias = add_tensor(model, layer, "bias", layer->bias_values, (uint32_t)fan_in);
     struct model_tensor *bias = &model->tensors[model->tensor_count - 1];
     bias->shape[bias->axes++] = layer->bias_values;
-    double products = (double)fan_in * (double)layer->out_values;
-    /* Nobody asks for the gradient of the samples, which the first layer would have to make. */
-    model->backward_multiplications += model->multiplications > 0 ? 2 * products : products;
-    model->multiplications += products;
     return STATUS_OK;
+}
+
+/* ---- Work ---- */
+
+/* Pairs of a place of the output and a tap of the kernel that meet inside the input: zeros around it are no
+ * work. */
+static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, int axis)
+{
+    double taps = 0;
+    for (uint32_t tap = 0; tap < layer->spec.kernel[axis]; tap++)
+        for (uint32_t place = 0; place < out; place++)
+            taps += place + tap >= layer->spec.padding[axis] && place + tap - layer->spec.padding[axis] < in;
+    return taps;
+}
+
+/* Multiply-adds of a layer's way forward. */
+static double products_of(const struct layer *layer)
+{
+    const struct shape *in = &layer->in, *out = &layer->out;
+    if (layer->spec.kind == LAYER_LINEAR)
+        return (double)layer->in_values * (double)layer->out_values;
+    if (layer->spec.kind != LAYER_CONV)
+        return 0;
+    return (double)in->channels * out->channels * inner_taps(layer, in->depth, out->depth, 0) *
+           inner_taps(layer, in->height, out->height, 1) * inner_taps(layer, in->width, out->width, 2);
+}
+
+/* Only the largest of a window has a gradient, and where ReLU or dropout took it not even that. */
+static bool is_pooled(const struct model *model, uint32_t i)
+{
+    if (model->layers[i].spec.kind != LAYER_CONV)
+        return false;
+    while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU)
+        ;
+    return i < model->layer_count && model->layers[i].spec.kind == LAYER_POOL;
+}
+
+static void count_work(struct model *model)
+{
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        double products = products_of(&model->layers[i]);
+        /* Nobody asks for the gradient of the samples, which the first layer would have to make. */
+        if (!is_pooled(model, i))
+            model->backward_multiplications += model->multiplications > 0 ? 2 * products : products;
+        model->multiplications += products;
+    }
 }
 
 /* ---- All of it ---- */
@@ -215,6 +257,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         model->output_values += layer->out_values;
         shape = layer->out;
     }
+    count_work(model);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not give a value a class", table->name);
     return STATUS_OK;

@@ -68,7 +68,8 @@ struct model {
     size_t arena_values;                /* with the gaps that align tensors; gaps are zeros and stay so */
     size_t input_values, output_values; /* of a sample; outputs of all layers together */
     double multiplications;             /* multiply-adds of a sample's way forward */
-    double backward_multiplications;    /* and back: gradients of weights, and of layers' inputs */
+    double backward_multiplications;    /* and back: gradients of weights, and of layers' inputs; none of a
+                                         * convolution before a pooling, where samples decide what is needed */
 };
 
 /* What a model is made of. */

@@ -49,7 +49,8 @@ static const struct option_spec options[] = {
      "share of a label that all classes share"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
      "training samples are shifted so far at most; zeros come in"},
-    {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true, "every other one is flipped left to right"},
+    {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
+     "each is flipped left to right with probability 1/2"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples by the training set's mean and deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
@@ -72,23 +73,12 @@ static const struct option_spec options[] = {
 };
 
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},
-    {"epoch", COMBINE_FIRST},
-    {"steps", COMBINE_FIRST},
-    {"parameters", COMBINE_FIRST},
-    {"train_samples", COMBINE_FIRST},
-    {"test_samples", COMBINE_FIRST},
-    {"loss", COMBINE_FIRST},
-    {"train_acc", COMBINE_FIRST},
-    {"test_loss", COMBINE_FIRST},
-    {"test_acc", COMBINE_FIRST},
-    {"last_lr", COMBINE_FIRST},
-    {"trained_s", COMBINE_FIRST},
-    {"to_98_s", COMBINE_FIRST},
-    {"to_99_s", COMBINE_FIRST},
-    {"data_share", COMBINE_FIRST},
-    {"memory_bytes", COMBINE_FIRST},
-    {NULL, COMBINE_FIRST},
+    {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},         {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME}, {"test_samples", COMBINE_SAME},
+    {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_SAME},
+    {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -161,6 +151,16 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
+/* A picture that is shifted by its side is gone. */
+static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
+{
+    uint32_t side = shape->height < shape->width ? shape->height : shape->width;
+    return parameters->shift < side
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--shift %" PRIu64 ": these samples are %ux%u; shift by less",
+                            parameters->shift, shape->height, shape->width);
+}
+
 /* What does not apply had better not be asked for, and files had better be writable. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -202,7 +202,8 @@ static enum status identify(const struct parameters *parameters, struct opened *
             !lacking(parameters, options[i].name))
             fprintf(stream, "%s=%s ", options[i].name, text);
     }
-    fprintf(stream, "samples=%016" PRIx64, opened->data.identity);
+    fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
+            opened->data.hashes[DATA_TEST]);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
@@ -238,6 +239,14 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.resume = parameters->resume;
     opened->job.allow_nan = parameters->allow_nan;
     opened->job.identity = opened->identity;
+    opened->job.data = parameters->job.data;
+    opened->job.samples = (struct train_samples){
+        parameters->job.train_size,
+        parameters->job.test_size,
+        parameters->job.classes,
+        parameters->job.res,
+        {opened->data.hashes[DATA_TRAIN], opened->data.hashes[DATA_TEST]},
+    };
     opened->job.export_path = parameters->export_path;
     opened->job.step_path = parameters->step_path;
 }
@@ -247,6 +256,7 @@ static enum status fill(const struct options *given, const struct parameters *pa
 {
     TRY(check(given, parameters));
     TRY(job_open_data(&parameters->job, place, DATA_TRAIN, &opened->data));
+    TRY(check_shift(parameters, &opened->data.shape));
     data_normalise(&opened->data, !parameters->raw);
     TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
                     &opened->model));
@@ -307,6 +317,24 @@ static enum status train_verify(const void *input, const struct variant *variant
 {
     (void)input, (void)variant;
     return trainer_verify(state, wrong);
+}
+
+static void train_verdict(const void *input, void *state, char *text, size_t size)
+{
+    (void)input;
+    trainer_verdict(state, text, size);
+}
+
+static enum status train_keep(const void *input, void *state, const char *row)
+{
+    (void)input;
+    return trainer_keep(state, row);
+}
+
+static enum status train_end(const void *input, void *state, uint64_t runs)
+{
+    (void)input;
+    return trainer_end(state, runs);
 }
 
 /* A number, or nothing where it is none. */
@@ -374,4 +402,8 @@ const struct workload workload_train = {
     .verify = train_verify,
     .measure = train_measure,
     .deliver = train_deliver,
+    .verdict = train_verdict,
+    .keep = train_keep,
+    .kept = trainer_kept,
+    .end = train_end,
 };

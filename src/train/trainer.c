@@ -21,7 +21,9 @@ struct trainer {
     struct checkpoint now; /* behind the latest epoch, or the beginning */
     struct train_totals totals;
     double epoch_s;
-    float *logits; /* of the test set */
+    float *logits;                        /* of the test set */
+    int lock;                             /* of the folder of checkpoints; negative: none */
+    uint32_t wrong_losses, wrong_tensors; /* that trainer_verify() found */
 };
 
 void trainer_close(void *state)
@@ -31,31 +33,48 @@ void trainer_close(void *state)
         trainer->engine->close(trainer->state);
     checkpoint_free(&trainer->now);
     free(trainer->logits);
+    checkpoint_unlock(trainer->lock);
     free(trainer);
 }
 
 /* ---- Beginning ---- */
 
-/* The first word of `mine` that `theirs` does not have in its place. */
-static void differing_word(const char *mine, const char *theirs, char *word, size_t size)
+/* The word "name=value" of that name in a text of such words, or NULL; `*length` is that of the word. */
+static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
+{
+    while (*text) {
+        *length = strcspn(text, " ");
+        if (*length > name_length && strncmp(text, word, name_length + 1) == 0)
+            return text;
+        text += *length + (text[*length] == ' ');
+    }
+    return NULL;
+}
+
+/* The first word of `mine` that `theirs`, in whatever order, has not; false where it has all. */
+static bool find_difference(const char *mine, const char *theirs, const char *there, const char *here,
+                            char *words, size_t size)
 {
     while (*mine) {
-        size_t length = strcspn(mine, " "), other = strcspn(theirs, " ");
-        if (length != other || strncmp(mine, theirs, length) != 0) {
-            snprintf(word, size, "%.*s there, %.*s here", (int)other, theirs, (int)length, mine);
-            return;
+        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
+        const char *found = word_of(theirs, mine, name, &other);
+        if (!found || other != length || strncmp(mine, found, length) != 0) {
+            if (found)
+                snprintf(words, size, "%.*s %s, %.*s %s", (int)other, found, there, (int)length, mine, here);
+            else
+                snprintf(words, size, "no %.*s %s, %.*s %s", (int)name, mine, there, (int)length, mine, here);
+            return true;
         }
         mine += length + (mine[length] == ' ');
-        theirs += other + (theirs[other] == ' ');
     }
-    snprintf(word, size, "%s", theirs);
+    return false;
 }
 
 /* Whether a checkpoint is of this training. */
 static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
 {
     const struct model *model = job->train.model;
-    char word[128];
+    char words[256];
     if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
         checkpoint->classes != model->classes ||
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
@@ -64,27 +83,51 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
             "--resume: the checkpoints in %s are of another model: %s for %ux%ux%ux%u and %u classes",
             job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
             checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
-    if (strcmp(checkpoint->identity, job->identity) == 0)
+    if (!find_difference(job->identity, checkpoint->identity, "there", "here", words, sizeof words) &&
+        !find_difference(checkpoint->identity, job->identity, "here", "there", words, sizeof words))
         return STATUS_OK;
-    differing_word(job->identity, checkpoint->identity, word, sizeof word);
     return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
-                      job->checkpoints, word);
+                      job->checkpoints, words);
 }
 
 static enum status resume(struct trainer *trainer, bool *found)
 {
     const struct train_job *job = trainer->job;
     struct checkpoint latest;
-    TRY(checkpoint_read_latest(job->checkpoints, &latest, found));
+    TRY(checkpoint_read_latest(job->checkpoints, true, &latest, found));
     enum status status = *found ? check_same(job, &latest) : STATUS_OK;
     if (!*found || status != STATUS_OK) {
         checkpoint_free(&latest);
         return status;
     }
+    /* The same samples may lie elsewhere now. */
+    free(latest.data);
+    latest.data = trainer->now.data;
+    latest.samples = job->samples;
+    trainer->now.data = NULL;
     checkpoint_free(&trainer->now);
     trainer->now = latest;
-    status_note("%u of %u epochs are done: going on behind them", latest.history.epochs, job->epochs);
+    if (latest.history.epochs < job->epochs)
+        status_say("%u of %u epochs are done: going on behind them", latest.history.epochs, job->epochs);
     return STATUS_OK;
+}
+
+/* Goes on from what the folder holds, or sees that it holds nothing. */
+static enum status take_folder(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    bool found = false;
+    if (!job->checkpoints)
+        return STATUS_OK;
+    TRY(checkpoint_lock(job->checkpoints, &trainer->lock));
+    if (job->resume)
+        return resume(trainer, &found);
+    TRY(checkpoint_exists(job->checkpoints, &found));
+    return !found ? STATUS_OK
+                  : status_set(STATUS_USAGE,
+                               "--checkpoint %s holds checkpoints already: add --resume to go on, or name "
+                               "another folder",
+                               job->checkpoints);
 }
 
 /* The parameters that training begins with, or goes on from. */
@@ -99,20 +142,17 @@ static enum status begin(struct trainer *trainer)
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
+    now->samples = job->samples;
     now->identity = strdup(job->identity);
+    now->data = strdup(job->data ? job->data : "");
+    now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
-    if (!train_state_new(model->arena_values, &now->state) || !now->identity || !trainer->logits)
+    if (!train_state_new(model->arena_values, &now->state) || !now->identity || !now->data || !now->row ||
+        !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     model_initialise(model, job->train.seed, now->state.parameters);
-    bool found = false;
-    if (job->checkpoints && job->resume)
-        TRY(resume(trainer, &found));
-    if (job->checkpoints && !job->resume && checkpoint_exists(job->checkpoints))
-        return status_set(
-            STATUS_USAGE,
-            "--checkpoint %s holds checkpoints already: add --resume to go on, or name another folder",
-            job->checkpoints);
+    TRY(take_folder(trainer));
     return trainer->engine->set(trainer->state, &now->state);
 }
 
@@ -124,6 +164,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
         return status_set(STATUS_FAILED, "out of memory");
     trainer->job = job;
     trainer->engine = engine;
+    trainer->lock = -1;
     enum status status = engine->open(&trainer->job->train, resources, &trainer->state);
     if (status == STATUS_OK)
         status = begin(trainer);
@@ -173,12 +214,15 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     if (status == STATUS_OK)
         status = naive_find_bad_layer(train, &before, epoch, step, &layer);
     train_state_free(&before);
-    TRY(status);
-    return status_set(
-        STATUS_FAILED,
-        "epoch %u, step %u of %u: the loss is no finite number; %s is the first that is not; lower "
-        "--lr, or go on with --allow-nan",
-        epoch + 1, step + 1, steps, layer);
+    char found[512];
+    if (status == STATUS_OK)
+        snprintf(found, sizeof found, "%s is the first that is not", layer);
+    else /* the step is known all the same */
+        snprintf(found, sizeof found, "which layer is the first cannot be told (%.400s)", status_text());
+    return status_set(STATUS_FAILED,
+                      "epoch %u, step %u of %u: the loss is no finite number; %s; lower --lr, or go on with "
+                      "--allow-nan",
+                      epoch + 1, step + 1, steps, found);
 }
 
 /* Adds what the engine has counted since the last look. */
@@ -261,7 +305,7 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
         *loss += log(sum) + of[best] - of[labels[i]];
-        right += best == labels[i];
+        right += best == labels[i] && !isnan(sum + of[best]); /* no number is no answer */
     }
     *loss /= count;
     *accuracy = (double)right / count;
@@ -307,11 +351,39 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     TRY(trainer->engine->get(trainer->state, &trainer->now.state));
     note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
     epoch->history = *history;
-    if (job->checkpoints)
-        TRY(checkpoint_write(job->checkpoints, job->keep, &trainer->now));
-    if (job->export_path && !trainer_more(trainer))
+    return STATUS_OK;
+}
+
+enum status trainer_keep(void *state, const char *row)
+{
+    struct trainer *trainer = state;
+    const struct train_job *job = trainer->job;
+    if (!job->checkpoints)
+        return STATUS_OK;
+    char *copy = strdup(row);
+    if (!copy)
+        return status_set(STATUS_FAILED, "out of memory for a row");
+    free(trainer->now.row);
+    trainer->now.row = copy;
+    return checkpoint_write(job->checkpoints, job->keep, &trainer->now);
+}
+
+const char *trainer_kept(const void *state)
+{
+    return ((const struct trainer *)state)->now.row;
+}
+
+enum status trainer_end(void *state, uint64_t runs)
+{
+    const struct trainer *trainer = state;
+    const struct train_job *job = trainer->job;
+    if (job->export_path)
         TRY(export_parameters(job->train.model, trainer->now.state.parameters, job->identity,
                               job->export_path));
+    if (runs == 0)
+        status_say("%u of %u epochs are done%s%s", trainer->now.history.epochs, job->epochs,
+                   job->export_path ? ": exported to " : ": nothing is left to do",
+                   job->export_path ? job->export_path : "");
     return STATUS_OK;
 }
 
@@ -331,7 +403,7 @@ static bool went_astray(const struct model_tensor *tensor, const float *begin, c
 
 /* Both engines side by side, step by step. */
 static enum status compare(struct trainer *trainer, void *oracle, struct train_state *mine,
-                           struct train_state *theirs, uint64_t *wrong)
+                           struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
     const struct train_state *begin = &trainer->now.state;
@@ -343,13 +415,20 @@ static enum status compare(struct trainer *trainer, void *oracle, struct train_s
         TRY(trainer->engine->totals(trainer->state, &own));
         TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
         TRY(engine_oracle.totals(oracle, &exact));
+        if (!isfinite(exact.loss))
+            return status_set(STATUS_FAILED,
+                              "--verify: the oracle's own loss at step %" PRIu32
+                              " is no finite number, so nothing can be compared; lower --lr, or take fewer "
+                              "--verify-steps",
+                              i + 1);
         double scale = fmax(exact.loss, LOSS_FLOOR * (double)exact.samples);
-        *wrong += own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * scale);
+        trainer->wrong_losses +=
+            own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * scale);
     }
     TRY(trainer->engine->get(trainer->state, mine));
     TRY(engine_oracle.get(oracle, theirs));
     for (uint32_t t = 0; t < train->model->tensor_count; t++)
-        *wrong +=
+        trainer->wrong_tensors +=
             went_astray(&train->model->tensors[t], begin->parameters, mine->parameters, theirs->parameters);
     return STATUS_OK;
 }
@@ -361,16 +440,24 @@ enum status trainer_verify(void *state, uint64_t *wrong)
     const struct resources one = {.threads = 1};
     struct train_state mine = {0}, theirs = {0};
     void *oracle = NULL;
-    *wrong = 0;
+    trainer->wrong_losses = trainer->wrong_tensors = 0;
     enum status status = engine_oracle.open(train, &one, &oracle);
     if (status == STATUS_OK && (!train_state_new(train->model->arena_values, &mine) ||
                                 !train_state_new(train->model->arena_values, &theirs)))
         status = status_set(STATUS_FAILED, "out of memory to verify");
     if (status == STATUS_OK)
-        status = compare(trainer, oracle, &mine, &theirs, wrong);
+        status = compare(trainer, oracle, &mine, &theirs);
+    *wrong = trainer->wrong_losses + trainer->wrong_tensors;
     train_state_free(&mine);
     train_state_free(&theirs);
     if (oracle)
         engine_oracle.close(oracle);
     return status == STATUS_OK ? trainer->engine->set(trainer->state, &trainer->now.state) : status;
+}
+
+void trainer_verdict(const void *state, char *text, size_t size)
+{
+    const struct trainer *trainer = state;
+    snprintf(text, size, "%u of %u losses and %u of %u tensors", trainer->wrong_losses,
+             trainer->job->verify_steps, trainer->wrong_tensors, trainer->job->train.model->tensor_count);
 }

@@ -27,7 +27,9 @@ struct train_job {
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* checkpoints in it */
     bool resume, allow_nan;
-    const char *identity;    /* the options that decide the parameters, as text */
+    const char *identity; /* the options that decide the parameters, as text */
+    const char *data;     /* --data, and the rest of what says which samples */
+    struct train_samples samples;
     const char *export_path; /* NULL: none */
     const char *step_path;   /* of the first step, NULL: none */
 };
@@ -56,13 +58,25 @@ void trainer_close(void *state);
 /* Whether there is another epoch to come. */
 bool trainer_more(const void *state);
 
-/* After an epoch, untimed: tests, writes the checkpoint, and exports behind the last. */
+/* After an epoch, untimed: tests, and takes the parameters. */
 enum status trainer_finish(void *state, struct train_epoch *epoch);
 
-/* Makes job->verify_steps steps from the present state with the engine and with the oracle, and counts those
- * whose losses differ by more than 1e-4 of them, and tensors of parameters that do afterwards. The state is
- * then as it was. */
+/* After that: writes the checkpoint with the epoch's row. */
+enum status trainer_keep(void *state, const char *row);
+
+/* The row in the checkpoint that this training went on from; "" where there is none. */
+const char *trainer_kept(const void *state);
+
+/* Behind the last epoch of all: exports. `runs` epochs were made now. */
+enum status trainer_end(void *state, uint64_t runs);
+
+/* Makes job->verify_steps steps from the present state with the engine and with the oracle. Counts the losses
+ * that are more than 1e-4 off, and the tensors of parameters that went a way more than 1e-2 of its length
+ * off. The state is then as it was. STATUS_FAILED where the oracle's own loss is no finite number. */
 enum status trainer_verify(void *state, uint64_t *wrong);
+
+/* What trainer_verify() found wrong: "9 of 10 losses and 10 of 10 tensors". */
+void trainer_verdict(const void *state, char *text, size_t size);
 
 /* ---- Inference: run() number n takes batch n of the test set's whole batches, and begins anew behind them
  * ----
