@@ -13,7 +13,7 @@ passed=0 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# hwloc keeps what it read for the whole process, and so does the OpenMP runtime: their own, not ours.
+# What libraries keep for the whole process is their own, not ours.
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 
