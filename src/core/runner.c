@@ -46,7 +46,7 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
     fflush(stderr);
 }
 
-static void show_phase(const struct runner *runner, const char *phase)
+void runner_show_phase(const struct runner *runner, const char *phase)
 {
     if (runner->progress)
         fprintf(stderr, "\r\033[K%s%s%s", phase ? runner->entry->name : "", phase ? ": " : "",
@@ -67,19 +67,6 @@ static void *own_state(const struct runner *runner, void *state)
     return runner->consumer ? consumed_latest(state) : state;
 }
 
-/* The time that the work must take at the device's peak rates; 0 where they are unknown. */
-static double floor_s(const struct runner *runner, const struct work *work)
-{
-    struct peak peak = {0};
-    if (runner_on_gpu(runner))
-        peak = (struct peak){runner->device.peak_bytes_per_s, runner->device.peak_operations_per_s};
-    else
-        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, runner_cores(runner));
-    double bytes_s = peak.bytes_per_s > 0 ? work->bytes / peak.bytes_per_s : 0;
-    double operations_s = peak.operations_per_s > 0 ? work->operations / peak.operations_per_s : 0;
-    return fmax(bytes_s, operations_s);
-}
-
 /* Makes run 0, after another run, so that a result which run 0 failed to overwrite is caught; then checks it
  * where asked. Where each run is a row none is made before its time. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
@@ -94,7 +81,7 @@ static enum status make_first(struct runner *runner, void *state, struct result 
     result->runs_before = !repeats ? 0 : settings->verify ? 2 : 1;
     if (!settings->verify)
         return STATUS_OK;
-    show_phase(runner, "verifying");
+    runner_show_phase(runner, "verifying");
     TRY(settings->workload->verify(runner->input, runner->entry->variant, own_state(runner, state),
                                    &result->wrong));
     result->verified = true;
@@ -113,142 +100,6 @@ static enum status make_and_verify(struct runner *runner, void *state, struct re
     TRY(comm_agree(status));
     *wrong = result->wrong;
     return comm_sum(wrong, 1);
-}
-
-static void warn_about(const struct settings *settings, const struct result *result)
-{
-    char words[128];
-    if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
-                    "only with runs like this one",
-                    result->variant, words);
-    if (settings->workload->more)
-        return; /* a run that is not repeated has no spread */
-    if (result->bench.count < STATS_INTERVAL_MIN)
-        status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
-                    result->variant, result->bench.count, STATS_INTERVAL_MIN,
-                    settings->loops ? "loops" : "min-samples");
-    else if (!result->bench.settled)
-        status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
-                    "--%s, or quiet the machine",
-                    result->variant, result->bench.count, 100 * result->bench.time.median_error,
-                    settings->loops ? "loops" : "max-time");
-    else if (result->bench.time.outliers * 10 > result->bench.count)
-        status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
-                    result->variant, result->bench.time.outliers, result->bench.count);
-}
-
-/* NVML's readings are averages over up to a second, so a short run is hardly in them. */
-static void warn_of_few_looks(const struct runner *runner, double wall_s)
-{
-    const struct settings *settings = runner->settings;
-    size_t looks = monitor_timed_samples(runner->monitor);
-    double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
-    char remedy[64];
-    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN || settings->workload->more)
-        return;
-    if (settings->loops)
-        snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
-    else
-        snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
-                "give it longer with %s%s",
-                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
-                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
-}
-
-/* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
- * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not
- * swallow the table's line, nor a full stdout the file's rows. */
-static enum status publish(struct runner *runner, const struct result *result, const struct sample *samples)
-{
-    const struct settings *settings = runner->settings;
-    show_phase(runner, NULL);
-    enum status recorded = STATUS_OK;
-    if (settings->out)
-        recorded = csv_append(settings->out, result->rows, result->row_count);
-    if (recorded == STATUS_OK && settings->samples)
-        recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->place.ranks,
-                                         samples, result->bench.count);
-    char reason[1024];
-    snprintf(reason, sizeof reason, "%s", status_text());
-    enum status shown = report_add(runner->report, result);
-    warn_about(settings, result);
-    return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
-}
-
-/* What all ranks did together, from what each did: `total` comes with their bench. */
-static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
-{
-    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0, longest_floor_s = 0;
-    total->work = (struct work){0};
-    for (uint64_t i = 0; i < runner->place.ranks; i++) {
-        total->work.items += facts[i].items;
-        total->work.bytes += facts[i].bytes;
-        total->throttle_reasons |= facts[i].throttle_reasons;
-        slowest_s = fmax(slowest_s, facts[i].median_s);
-        mean_s += facts[i].median_s / ranks;
-        longest_floor_s = fmax(longest_floor_s, facts[i].floor_s);
-    }
-    double median_s = total->bench.time.median;
-    total->roofline_share = longest_floor_s / median_s;
-    total->imbalance = slowest_s / mean_s;
-    total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
-}
-
-/* On rank 0: adds the row of all ranks to theirs and publishes them. */
-static enum status publish_together(struct runner *runner, const struct row *rows,
-                                    const struct rank_facts *facts, const struct sample *samples,
-                                    struct result *total)
-{
-    size_t ranks = (size_t)runner->place.ranks;
-    add_up(runner, facts, total);
-    struct row all = {0};
-    struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
-    enum status status = runner_row(runner, total, NULL, &all);
-    ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
-    if (status == STATUS_OK)
-        status = row_check(&all);
-    if (status == STATUS_OK && !every)
-        status = status_set(STATUS_FAILED, "out of memory for the rows of %zu ranks", ranks);
-    if (status == STATUS_OK) {
-        memcpy(every, rows, ranks * sizeof *rows);
-        every[ranks] = all;
-        total->rows = every;
-        total->row_count = ranks + 1;
-        total->facts = facts;
-        status = publish(runner, total, samples);
-    }
-    free(every);
-    row_free(&all);
-    return status;
-}
-
-/* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
-static enum status publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 const struct bench *all)
-{
-    const struct rank_facts mine = {result->work.items,
-                                    result->work.bytes,
-                                    floor_s(runner, &result->work),
-                                    result->bench.time.median,
-                                    result->bench.time.median_error,
-                                    result->bench.settled,
-                                    result->throttle_reasons};
-    struct result total = *result;
-    total.bench = *all;
-    struct row *rows = NULL;
-    struct rank_facts *facts = NULL;
-    struct sample *samples = NULL;
-    enum status status = ranks_gather(row, &mine, &rows, &facts);
-    if (status == STATUS_OK && runner->settings->samples)
-        status = ranks_gather_samples(&result->bench, &samples);
-    if (status == STATUS_OK && runner_leads(runner))
-        status = publish_together(runner, rows, facts, samples, &total);
-    ranks_free_rows(rows);
-    free(facts);
-    free(samples);
-    return status;
 }
 
 /* The workload's own columns; with --compute first those of the steps, which end with it. */
@@ -310,7 +161,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
-    result->roofline_share = floor_s(runner, &result->work) / result->bench.time.median;
+    result->roofline_share = runner_floor_s(runner, &result->work) / result->bench.time.median;
     char measures[MEASURES_MAX][64] = {{0}};
     struct row row = {0};
     enum status status = measure(runner, state, result, measures);
@@ -320,16 +171,16 @@ static enum status record(struct runner *runner, void *state, const struct bench
         status = keep(runner, state, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->place.ranks > 1)
-        status = publish_ranks(runner, &row, result, all);
+        status = runner_publish_ranks(runner, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
         single.rows = &row;
         single.row_count = 1;
-        status = publish(runner, &single, single.bench.samples);
+        status = runner_publish(runner, &single, single.bench.samples);
     }
     row_free(&row);
     if (status == STATUS_OK)
-        warn_of_few_looks(runner, result->bench.wall_s);
+        runner_warn_of_few_looks(runner, result->bench.wall_s);
     return status;
 }
 
@@ -376,7 +227,7 @@ static enum status check(struct runner *runner, void *state, struct result *resu
     if (wrong == 0)
         return STATUS_OK;
     double items = result->work.items;
-    show_phase(runner, NULL);
+    runner_show_phase(runner, NULL);
     result->wrong = wrong;
     if (runner_leads(runner))
         TRY(report_add(runner->report, result));
@@ -396,7 +247,7 @@ static enum status check_and_time(struct runner *runner, void *state, struct res
 
 static enum status set_up(struct runner *runner, void **state)
 {
-    show_phase(runner, "setting up");
+    runner_show_phase(runner, "setting up");
     phase_enter(PHASE_SETUP);
     const struct consumed_job job = {runner->settings->workload, runner->entry->variant, runner->input,
                                      runner->consumer};
@@ -463,7 +314,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     }
     phase_enter(PHASE_IDLE);
     range_pop();
-    show_phase(runner, NULL);
+    runner_show_phase(runner, NULL);
     if (status == STATUS_OK ||
         status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
         TRY(monitor_end(runner->monitor));

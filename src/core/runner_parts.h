@@ -1,5 +1,5 @@
-/* What the parts of the runner share: runner.c (the life of a variant), runner_rows.c (what is written of it)
- * and runner_ranks.c (where each rank runs). Nothing else includes this. */
+/* What the parts of the runner share: runner.c (the life of a variant), runner_rows.c (what is written of
+ * it), runner_publish.c (to whom) and runner_ranks.c (where each rank runs). Nothing else includes this. */
 #ifndef FDSL_CORE_RUNNER_PARTS_H
 #define FDSL_CORE_RUNNER_PARTS_H
 
@@ -65,6 +65,29 @@ enum status runner_sample_row(const struct row *whole, const struct sample *samp
 /* Appends `count` samples of each of the `rank_count` rows, which follow each other. */
 enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
                                   const struct sample *samples, size_t count);
+
+/* ---- runner.c ---- */
+
+/* Shows on a terminal what the variant under way is doing; NULL clears the line. */
+void runner_show_phase(const struct runner *runner, const char *phase);
+
+/* ---- runner_publish.c ---- */
+
+/* The time that the work must take at the device's peak rates; 0 where they are unknown. */
+double runner_floor_s(const struct runner *runner, const struct work *work);
+
+/* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
+ * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not
+ * swallow the table's line, nor a full stdout the file's rows. */
+enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples);
+
+/* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
+enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
+                                 const struct bench *all);
+
+/* Warns where --monitor saw too little of `wall_s`, the time of the timed runs. NVML's readings are averages
+ * over up to a second, so a short run is hardly in them. */
+void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_ranks.c; those that agree are called by all ranks ---- */
 

@@ -11,18 +11,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "load/dataset_parts.h"
 #include "load/key.h"
 #include "load/md5.h"
 #include "load/plain.h"
 #include "load/tally.h"
-#include "load/tar.h"
 
-#define WARNINGS_MAX 8    /* about what is left out, one by one */
-#define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+#define WARNINGS_MAX 8 /* about what is left out, one by one */
 #define MD5_BYTES    ((size_t)1 << 20)
-#define NOT_KNOWN    UINT64_MAX /* how many samples were lost */
 
-static enum status out_of_memory(void)
+enum status dataset_out_of_memory(void)
 {
     return status_set(STATUS_FAILED, "out of memory for the list of samples");
 }
@@ -38,45 +36,45 @@ static enum status grow(void *array, uint32_t count, uint32_t *capacity, size_t 
     uint32_t wanted = *capacity ? 2 * *capacity : 1024;
     void *larger = realloc(*place, wanted * size);
     if (!larger)
-        return out_of_memory();
+        return dataset_out_of_memory();
     *place = larger;
     *capacity = wanted;
     return STATUS_OK;
 }
 
-static enum status keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
+enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
 {
     if (dataset->name_count == dataset->name_capacity) {
         size_t wanted = dataset->name_capacity ? 2 * dataset->name_capacity : 1024;
         char **larger = realloc(dataset->names, wanted * sizeof *larger);
         if (!larger)
-            return out_of_memory();
+            return dataset_out_of_memory();
         dataset->names = larger;
         dataset->name_capacity = wanted;
     }
     char *copy = strndup(name, length);
     if (!copy)
-        return out_of_memory();
+        return dataset_out_of_memory();
     dataset->names[dataset->name_count++] = copy;
     *kept = copy;
     return STATUS_OK;
 }
 
-static enum status add_file(struct dataset *dataset, const char *name, uint64_t bytes)
+enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes)
 {
     TRY(grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
     dataset->files[dataset->file_count++] = (struct dataset_file){.name = name, .bytes = bytes};
     return STATUS_OK;
 }
 
-static enum status add_member(struct dataset *dataset, struct dataset_member member)
+enum status dataset_add_member(struct dataset *dataset, struct dataset_member member)
 {
     TRY(grow(&dataset->members, dataset->member_count, &dataset->member_capacity, sizeof *dataset->members));
     dataset->members[dataset->member_count++] = member;
     return STATUS_OK;
 }
 
-static enum status add_sample(struct dataset *dataset, const char *key)
+enum status dataset_add_sample(struct dataset *dataset, const char *key)
 {
     TRY(grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity, sizeof *dataset->samples));
     dataset->samples[dataset->sample_count++] =
@@ -84,16 +82,15 @@ static enum status add_sample(struct dataset *dataset, const char *key)
     return STATUS_OK;
 }
 
-/* What was just recorded as a failure leaves `samples` samples out, which may be NOT_KNOWN, or ends
- * everything. */
-static enum status leave_out(struct dataset *dataset, enum status status, uint64_t samples)
+enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples)
 {
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < WARNINGS_MAX)
-        status_warn("left out%s: %s", samples == NOT_KNOWN ? ", and all behind it" : "", status_text());
-    dataset->uncounted |= samples == NOT_KNOWN;
-    dataset->skipped += samples == NOT_KNOWN ? 0 : samples;
+        status_warn("left out%s: %s", samples == DATASET_NOT_KNOWN ? ", and all behind it" : "",
+                    status_text());
+    dataset->uncounted |= samples == DATASET_NOT_KNOWN;
+    dataset->skipped += samples == DATASET_NOT_KNOWN ? 0 : samples;
     return STATUS_OK;
 }
 
@@ -117,146 +114,6 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
         close(fd);
     errno = failure;
     return failure ? -1 : fd;
-}
-
-/* ---- Shards without an index: their headers ---- */
-
-/* One shard under the scanner. */
-struct scan {
-    struct dataset *dataset;
-    int fd;
-    uint8_t window[WINDOW_BYTES];
-    uint8_t *large; /* for what needs more than the window; owned */
-    struct tar_parser parser;
-};
-
-/* Adds a member that the parser found to its sample: the latest, or a new one. */
-static enum status scan_member(struct scan *scan, const struct tar_member *found)
-{
-    struct dataset *dataset = scan->dataset;
-    uint32_t file = dataset->file_count - 1;
-    size_t length;
-    const char *extension;
-    if (!key_split(found->name, &length, &extension))
-        return STATUS_OK;
-    struct dataset_sample *sample = dataset->sample_count > dataset->shard_first[file]
-                                        ? &dataset->samples[dataset->sample_count - 1]
-                                        : NULL;
-    if (!sample || strlen(sample->key) != length || memcmp(sample->key, found->name, length) != 0) {
-        const char *key = NULL;
-        TRY(keep_name(dataset, found->name, length, &key));
-        TRY(add_sample(dataset, key));
-        sample = &dataset->samples[dataset->sample_count - 1];
-    }
-    struct dataset_member member = {.offset = found->data, .size = found->size, .file = file};
-    TRY(keep_name(dataset, extension, strlen(extension), &member.extension));
-    TRY(add_member(dataset, member));
-    sample->members++;
-    return STATUS_OK;
-}
-
-/* Bytes of the shard from the parser's position on, at least `need` where there are as many. */
-static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
-                              size_t *available)
-{
-    uint64_t left = scan->parser.position < shard_bytes ? shard_bytes - scan->parser.position : 0;
-    uint8_t *place = scan->window;
-    size_t wanted = need > sizeof scan->window ? need : sizeof scan->window;
-    if (wanted > left)
-        wanted = (size_t)left;
-    if (wanted > sizeof scan->window) {
-        free(scan->large);
-        place = scan->large = malloc(wanted);
-        if (!place)
-            return out_of_memory();
-    }
-    ssize_t count = pread(scan->fd, place, wanted, (off_t)scan->parser.position);
-    if (count < 0 || (size_t)count < wanted)
-        return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
-                          (unsigned long long)scan->parser.position,
-                          count < 0 ? strerror(errno) : "the file has become shorter");
-    *bytes = place;
-    *available = wanted;
-    return STATUS_OK;
-}
-
-static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
-{
-    size_t need = TAR_BLOCK_BYTES;
-    uint64_t at = 0; /* where `bytes` begin */
-    const uint8_t *bytes = NULL;
-    size_t available = 0;
-    tar_open(&scan->parser, shard_bytes);
-    for (;;) {
-        struct tar_member member;
-        enum tar_step step;
-        uint64_t skipped = scan->parser.position - at;
-        if (!bytes || skipped + need > available) {
-            TRY(scan_bytes(scan, shard_bytes, need, &bytes, &available));
-            at = scan->parser.position;
-            skipped = 0;
-        }
-        TRY(tar_next(&scan->parser, bytes + skipped, available - (size_t)skipped,
-                     at + available >= shard_bytes, &member, &step, &need));
-        if (step == TAR_END)
-            return STATUS_OK;
-        if (step == TAR_MEMBER) {
-            TRY(scan_member(scan, &member));
-            need = TAR_BLOCK_BYTES;
-        }
-    }
-}
-
-static enum status scan_file(struct scan *scan, uint32_t file)
-{
-    struct stat status_;
-    struct dataset *dataset = scan->dataset;
-    uint32_t first = dataset->sample_count;
-    if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        return status_set(STATUS_FAILED, "it is no regular file");
-    dataset->files[file].bytes = (uint64_t)status_.st_size;
-    enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
-    dataset->files[file].global = scan->parser.has_global;
-    if (status == STATUS_OK && dataset->sample_count == first)
-        status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
-    if (status != STATUS_OK && dataset->sample_count > first)
-        dataset->sample_count--; /* the break may have cut it */
-    return status;
-}
-
-/* Whether a shard that was read to its end is the one that a list of wids means. */
-static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
-{
-    if (samples != told->samples)
-        return status_set(STATUS_FAILED, "the shard holds %llu samples and its wids index says %llu",
-                          (unsigned long long)samples, (unsigned long long)told->samples);
-    if (told->bytes && bytes != told->bytes)
-        return status_set(STATUS_FAILED, "the shard has %llu bytes and its wids index says %llu",
-                          (unsigned long long)bytes, (unsigned long long)told->bytes);
-    return STATUS_OK;
-}
-
-/* The samples of one shard, of which a list of wids may tell (else NULL). A broken one keeps what stands
- * before the break. */
-static enum status scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told)
-{
-    TRY(add_file(dataset, name, 0));
-    uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
-    dataset->shard_first[file] = first;
-    struct scan scan = {.dataset = dataset, .fd = dataset_file_open(dataset, file, 0)};
-    enum status status = scan.fd < 0 ? STATUS_FAILED : scan_file(&scan, file);
-    uint64_t found = dataset->sample_count - first;
-    if (status == STATUS_OK && told)
-        status = check_told(told, found, dataset->files[file].bytes);
-    if (status != STATUS_OK && scan.fd >= 0)
-        status_prefix(status, "%s/%s", dataset->path, name);
-    if (scan.fd >= 0)
-        close(scan.fd);
-    free(scan.large);
-    if (status == STATUS_OK)
-        return STATUS_OK;
-    uint64_t left = told && told->samples > found ? told->samples - found : 0;
-    return leave_out(dataset, status, told ? left : NOT_KNOWN);
 }
 
 /* ---- Names in the directory ---- */
@@ -304,7 +161,7 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
     if (!stream) {
         status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
                    strerror(errno));
-        return *folder ? leave_out(dataset, STATUS_FAILED, NOT_KNOWN) : STATUS_FAILED;
+        return *folder ? dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN) : STATUS_FAILED;
     }
     enum status status = STATUS_OK;
     if (fstat(fd, &self) != 0)
@@ -321,13 +178,13 @@ static enum status list_folder(struct dataset *dataset, const char *folder, bool
         if (snprintf(path, sizeof path - 1, "%s%s", folder, entry->d_name) >= (int)sizeof path - 1 ||
             fstatat(dirfd(stream), entry->d_name, &status_, 0) != 0) {
             status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name, strerror(errno));
-            status = leave_out(dataset, STATUS_FAILED, NOT_KNOWN);
+            status = dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN);
         } else if (S_ISDIR(status_.st_mode) && deep)
             status = list_folder(dataset, strcat(path, "/"), true, &nest, names);
         else if (S_ISREG(status_.st_mode)) {
             status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
             if (status == STATUS_OK)
-                status = keep_name(dataset, path, strlen(path), &names->items[names->count++]);
+                status = dataset_keep_name(dataset, path, strlen(path), &names->items[names->count++]);
         } else if (!deep && !S_ISDIR(status_.st_mode) && ends_in(path, ".tar"))
             status_warn("%s/%s is no regular file, and is not read", dataset->path, path);
     }
@@ -361,7 +218,7 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
 {
     dataset->shards = true;
     dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
-    return dataset->shard_first ? STATUS_OK : out_of_memory();
+    return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
 }
 
 static enum status open_shards(struct dataset *dataset, const struct names *names)
@@ -369,7 +226,7 @@ static enum status open_shards(struct dataset *dataset, const struct names *name
     TRY(shards_room(dataset, names->count));
     for (uint32_t i = 0; i < names->count; i++)
         if (ends_in(names->items[i], ".tar"))
-            TRY(scan_shard(dataset, names->items[i], NULL));
+            TRY(dataset_scan_shard(dataset, names->items[i], NULL));
     dataset->shard_first[dataset->file_count] = dataset->sample_count;
     return STATUS_OK;
 }
@@ -393,10 +250,10 @@ static enum status open_told(struct dataset *dataset, const char *list, const st
         return status_set(STATUS_FAILED,
                           "%s/%s: '%.200s' leads out of the folder; keep shards beside their list",
                           dataset->path, list, told->url);
-    TRY(keep_name(dataset, told->url, strlen(told->url), &name));
+    TRY(dataset_keep_name(dataset, told->url, strlen(told->url), &name));
     if (*told->md5)
-        TRY(keep_name(dataset, told->md5, strlen(told->md5), &md5));
-    TRY(scan_shard(dataset, name, told));
+        TRY(dataset_keep_name(dataset, told->md5, strlen(told->md5), &md5));
+    TRY(dataset_scan_shard(dataset, name, told));
     dataset->files[dataset->file_count - 1].md5 = md5;
     return STATUS_OK;
 }
@@ -427,15 +284,16 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
     struct dataset_sample *sample =
         dataset->sample_count ? &dataset->samples[dataset->sample_count - 1] : NULL;
     if (!sample || strlen(sample->key) != length || memcmp(sample->key, name, length) != 0) {
-        TRY(keep_name(dataset, name, length, &key));
-        TRY(add_sample(dataset, key));
+        TRY(dataset_keep_name(dataset, name, length, &key));
+        TRY(dataset_add_sample(dataset, key));
         sample = &dataset->samples[dataset->sample_count - 1];
     }
-    TRY(add_file(dataset, name, 0));
+    TRY(dataset_add_file(dataset, name, 0));
     sample->members++;
-    return add_member(dataset, (struct dataset_member){.extension = extension,
-                                                       .size = UINT64_MAX, /* the file's, once it is open */
-                                                       .file = dataset->file_count - 1});
+    return dataset_add_member(dataset,
+                              (struct dataset_member){.extension = extension,
+                                                      .size = UINT64_MAX, /* the file's, once it is open */
+                                                      .file = dataset->file_count - 1});
 }
 
 /* Archives among files are read as files of one sample each, which is rarely what was wanted. */
@@ -473,7 +331,7 @@ static enum status open_files(struct dataset *dataset)
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;
-    TRY(add_sample(dataset, sample->key));
+    TRY(dataset_add_sample(dataset, sample->key));
     for (uint64_t m = 0; m < sample->count; m++) {
         const struct index_member *from = &index->members[sample->first + m];
         struct dataset_member member = {.extension = from->extension,
@@ -486,11 +344,11 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
             const char *kept = NULL;
             snprintf(path, sizeof path, "%s/%s.%s", index->places[sample->place].name, sample->key,
                      from->extension);
-            TRY(keep_name(dataset, path, strlen(path), &kept));
-            TRY(add_file(dataset, kept, from->size));
+            TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
+            TRY(dataset_add_file(dataset, kept, from->size));
             member.file = dataset->file_count - 1;
         }
-        TRY(add_member(dataset, member));
+        TRY(dataset_add_member(dataset, member));
         dataset->samples[dataset->sample_count - 1].members++;
     }
     return STATUS_OK;
@@ -531,7 +389,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     if (index->layout == INDEX_SHARDS)
         TRY(shards_room(dataset, index->place_count));
     for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
-        TRY(add_file(dataset, index->places[p].name, index->places[p].bytes));
+        TRY(dataset_add_file(dataset, index->places[p].name, index->places[p].bytes));
         if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
             if (!dataset->skip)
                 return STATUS_FAILED;
@@ -570,7 +428,7 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
             continue;
         }
         if (status != STATUS_OK) {
-            status = leave_out(dataset, status, 1);
+            status = dataset_leave_out(dataset, status, 1);
             continue;
         }
         dataset->bytes += sample->bytes;
@@ -627,7 +485,8 @@ static enum status check_sums(const struct dataset *dataset)
     enum status status = STATUS_OK;
     for (uint32_t f = 0; status == STATUS_OK && f < dataset->file_count; f++)
         if (dataset->files[f].md5)
-            status = buffer || (buffer = malloc(MD5_BYTES)) ? check_md5(dataset, f, buffer) : out_of_memory();
+            status = buffer || (buffer = malloc(MD5_BYTES)) ? check_md5(dataset, f, buffer)
+                                                            : dataset_out_of_memory();
     free(buffer);
     return status;
 }
@@ -689,7 +548,7 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
 {
     *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
     if (!dataset->path)
-        return out_of_memory();
+        return dataset_out_of_memory();
     dataset->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory < 0)
         return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));

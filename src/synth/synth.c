@@ -1,32 +1,28 @@
 /* The workload `synth`: its options, its input, and what is done with its images. */
 #include "synth/synth.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
 
 #include "core/consumed.h"
 #include "core/env.h"
-#include "core/file.h"
 #include "core/workload.h"
 #include "synth/class.h"
-#include "synth/npy.h"
+#include "synth/deliver.h"
 #include "synth/oracle.h"
-#include "synth/picture.h"
 
 struct parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y, compute_ms;
     uint64_t channels, out_res;
     int formula, output, layout, fit;
-    const char *preset, *preset_file, *class_file, *mean, *std, *write_classes, *png, *sheet, *npy;
+    const char *preset, *preset_file, *class_file, *mean, *std;
+    struct deliver_files files;
 };
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
@@ -84,13 +80,13 @@ static const struct option_spec options[] = {
      "consume every batch by a training step of so many milliseconds on the GPU, beside which the next one "
      "is "
      "made"},
-    {"write-classes", "FILE", OPTION_OUTPUT, AT(write_classes), NULL, 0, 0, NULL, false,
+    {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
-    {"png", "DIR", OPTION_TEXT, AT(png), NULL, 0, 0, NULL, false,
+    {"png", "DIR", OPTION_TEXT, AT(files.png), NULL, 0, 0, NULL, false,
      "write the images of the batch as PNG files, and index.tsv; u8, one channel; makes DIR"},
-    {"sheet", "FILE", OPTION_OUTPUT, AT(sheet), NULL, 0, 0, NULL, false,
+    {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
-    {"npy", "FILE", OPTION_OUTPUT, AT(npy), NULL, 0, 0, NULL, false,
+    {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
      "write the batch as a NumPy array, its labels beside it: x.npy, x.labels.npy"},
 };
 
@@ -154,7 +150,7 @@ static enum status check_combination(const struct options *given, const struct p
 static enum status check_output(const struct options *given, const struct parameters *parameters)
 {
     static const char *const float_options[] = {"mean", "std"};
-    bool shows = parameters->png || parameters->sheet;
+    bool shows = parameters->files.png || parameters->files.sheet;
     for (size_t i = 0; parameters->output == OUTPUT_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_set(STATUS_USAGE,
@@ -171,17 +167,17 @@ static enum status check_output(const struct options *given, const struct parame
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->output != OUTPUT_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE, "--%s shows u8 images of one channel; write others with --npy FILE",
-                          parameters->png ? "png" : "sheet");
+                          parameters->files.png ? "png" : "sheet");
     return STATUS_OK;
 }
 
 /* What ranks make together one of them makes too, bit for bit; so files of images are left to it. */
 static enum status check_alone(const struct parameters *parameters, const struct place *place)
 {
-    const char *option = parameters->png     ? "png"
-                         : parameters->sheet ? "sheet"
-                         : parameters->npy   ? "npy"
-                                             : NULL;
+    const char *option = parameters->files.png     ? "png"
+                         : parameters->files.sheet ? "sheet"
+                         : parameters->files.npy   ? "npy"
+                                                   : NULL;
     if (!option || place->ranks == 1)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
@@ -314,75 +310,6 @@ static enum status fill_tables(struct synth *synth)
     return STATUS_OK;
 }
 
-/* The folder of a file, "" or with its slash, into a buffer of PATH_MAX. */
-static const char *folder_of(const char *file, char *folder)
-{
-    const char *slash = strrchr(file, '/');
-    snprintf(folder, PATH_MAX, "%.*s", slash ? (int)(slash - file + 1) : 0, file);
-    return folder;
-}
-
-/* The index.tsv that pictures in `folder` get, into a buffer of PATH_MAX. One that something else wrote is
- * not overwritten. */
-static enum status check_index(const char *folder, char *path)
-{
-    static const char header[] = "file\tclass\tinstance\tseed";
-    char begin[sizeof header] = "";
-    bool slash = *folder && folder[strlen(folder) - 1] != '/';
-    if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
-        return status_set(STATUS_USAGE, "the name of folder '%.80s...' is too long", folder);
-    FILE *stream = fopen(path, "r");
-    if (!stream)
-        return STATUS_OK;
-    size_t length = fread(begin, 1, sizeof header - 1, stream);
-    fclose(stream);
-    if (length == 0 || strcmp(begin, header) == 0)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s is there and is no index of pictures; name another folder", path);
-}
-
-/* Whether the files of --npy can be written, and the labels' is none that another option names. */
-static enum status check_npy(const struct options *given, const char *path)
-{
-    char labels_path[PATH_MAX];
-    TRY(file_check(path));
-    TRY(npy_labels_path(path, labels_path));
-    TRY(file_check(labels_path));
-    for (size_t t = 0; t < given->table_count; t++)
-        for (size_t i = 0; i < given->tables[t].count; i++) {
-            const struct option_spec *spec = &given->tables[t].specs[i];
-            const char *other = NULL;
-            if (spec->kind == OPTION_OUTPUT)
-                other = *(const char **)((char *)given->tables[t].values + spec->offset);
-            if (other && file_same(other, labels_path))
-                return status_set(STATUS_USAGE, "--npy and --%s would both write %s; name another file",
-                                  spec->name, labels_path);
-        }
-    return STATUS_OK;
-}
-
-/* Whether the files asked for can be written, found out before anything is made. */
-static enum status check_files(const struct options *given, const struct parameters *parameters)
-{
-    char folder[PATH_MAX], sheet_index[PATH_MAX], png_index[PATH_MAX];
-    if (parameters->png || parameters->sheet)
-        TRY(picture_available());
-    if (parameters->sheet) {
-        TRY(file_check(parameters->sheet));
-        TRY(check_index(folder_of(parameters->sheet, folder), sheet_index));
-    }
-    if (parameters->png) {
-        TRY(picture_check_folder(parameters->png));
-        TRY(check_index(parameters->png, png_index));
-    }
-    if (parameters->png && parameters->sheet && file_same(sheet_index, png_index))
-        return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
-                          png_index);
-    if (parameters->npy)
-        TRY(check_npy(given, parameters->npy));
-    return parameters->write_classes ? file_check(parameters->write_classes) : STATUS_OK;
-}
-
 static void synth_close(void *input)
 {
     struct synth_job *job = input;
@@ -423,7 +350,7 @@ static enum status fill_job(const struct options *given, const struct place *pla
     synth->seed = parameters->seed;
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
-    TRY(check_files(given, parameters));
+    TRY(deliver_check(given, &parameters->files));
     return get_output(parameters, synth); /* last, as it may warn: an error is one line */
 }
 
@@ -596,93 +523,14 @@ static enum status synth_measure(const void *input, const struct variant *varian
     return digest(synth, variant, state, texts[4]);
 }
 
-/* ---- Pictures ---- */
-
-/* `path` with the variant's name in it where several variants write: DIR/name, and DIR/name/FILE. */
-static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
-{
-    char parent[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    if (!name)
-        snprintf(result, size, "%s", path);
-    else if (folder)
-        snprintf(result, size, "%s/%s", path, name);
-    else
-        snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
-}
-
-/* Makes the folder that a variant's file goes into. */
-static enum status make_parent(const char *file)
-{
-    char folder[PATH_MAX];
-    if (mkdir(folder_of(file, folder), 0777) == 0 || errno == EEXIST)
-        return STATUS_OK;
-    return status_set(STATUS_FAILED, "cannot make folder '%s': %s", folder, strerror(errno));
-}
-
-static enum status write_pictures(const struct synth_job *job, const char *name,
-                                  const struct picture *pictures)
-{
-    char path[2 * PATH_MAX];
-    if (job->parameters.png) {
-        picture_path(path, sizeof path, job->parameters.png, name, true);
-        TRY(picture_write_folder(path, pictures, job->synth.batch));
-    }
-    if (job->parameters.sheet) {
-        picture_path(path, sizeof path, job->parameters.sheet, name, false);
-        if (name)
-            TRY(make_parent(path));
-        TRY(picture_write_sheet(path, pictures, job->synth.batch));
-    }
-    return STATUS_OK;
-}
-
-/* The images as pictures: all of them in memory, as threads write them. */
-static enum status deliver_pictures(const struct synth_job *job, const char *name,
-                                    const struct variant *variant, void *state)
-{
-    const struct synth *synth = &job->synth;
-    size_t bytes = synth_output_bytes(synth);
-    TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch", "--batch or --res"));
-    uint8_t *pixels = malloc(synth->batch * bytes);
-    struct picture *pictures = calloc(synth->batch, sizeof *pictures);
-    enum status status = STATUS_OK;
-    if (!pixels || !pictures)
-        status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
-    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
-        struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
-        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
-                                       synth->classes[image.class_index].id, image.instance, synth->seed};
-        status = variant->fetch(state, &fetch);
-    }
-    if (status == STATUS_OK)
-        status = write_pictures(job, name, pictures);
-    free(pictures);
-    free(pixels);
-    return status;
-}
-
-static enum status deliver_npy(const struct synth_job *job, const char *name, const struct variant *variant,
-                               void *state)
-{
-    char path[2 * PATH_MAX];
-    picture_path(path, sizeof path, job->parameters.npy, name, false);
-    if (name)
-        TRY(make_parent(path));
-    return npy_write_batch(path, &job->synth, variant, state);
-}
-
 static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
                                  void *state)
 {
     const struct synth_job *job = input;
-    const struct parameters *parameters = &job->parameters;
-    if (parameters->write_classes && job->leads)
-        TRY(class_write_csv(parameters->write_classes, job->synth.classes, job->synth.class_count));
-    if (parameters->png || parameters->sheet)
-        TRY(deliver_pictures(job, name, variant, state));
-    return parameters->npy ? deliver_npy(job, name, variant, state) : STATUS_OK;
+    const struct deliver_files *files = &job->parameters.files;
+    if (files->write_classes && job->leads)
+        TRY(class_write_csv(files->write_classes, job->synth.classes, job->synth.class_count));
+    return deliver_write(&job->synth, files, name, variant, state);
 }
 
 const struct workload workload_synth = {

@@ -1,0 +1,162 @@
+#include "synth/deliver.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/file.h"
+#include "synth/npy.h"
+#include "synth/picture.h"
+
+/* The folder of a file, "" or with its slash, into a buffer of PATH_MAX. */
+static const char *folder_of(const char *file, char *folder)
+{
+    const char *slash = strrchr(file, '/');
+    snprintf(folder, PATH_MAX, "%.*s", slash ? (int)(slash - file + 1) : 0, file);
+    return folder;
+}
+
+/* The index.tsv that pictures in `folder` get, into a buffer of PATH_MAX. One that something else wrote is
+ * not overwritten. */
+static enum status check_index(const char *folder, char *path)
+{
+    static const char header[] = "file\tclass\tinstance\tseed";
+    char begin[sizeof header] = "";
+    bool slash = *folder && folder[strlen(folder) - 1] != '/';
+    if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
+        return status_set(STATUS_USAGE, "the name of folder '%.80s...' is too long", folder);
+    FILE *stream = fopen(path, "r");
+    if (!stream)
+        return STATUS_OK;
+    size_t length = fread(begin, 1, sizeof header - 1, stream);
+    fclose(stream);
+    if (length == 0 || strcmp(begin, header) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s is there and is no index of pictures; name another folder", path);
+}
+
+/* Whether the files of --npy can be written, and the labels' is none that another option names. */
+static enum status check_npy(const struct options *given, const char *path)
+{
+    char labels_path[PATH_MAX];
+    TRY(file_check(path));
+    TRY(npy_labels_path(path, labels_path));
+    TRY(file_check(labels_path));
+    for (size_t t = 0; t < given->table_count; t++)
+        for (size_t i = 0; i < given->tables[t].count; i++) {
+            const struct option_spec *spec = &given->tables[t].specs[i];
+            const char *other = NULL;
+            if (spec->kind == OPTION_OUTPUT)
+                other = *(const char **)((char *)given->tables[t].values + spec->offset);
+            if (other && file_same(other, labels_path))
+                return status_set(STATUS_USAGE, "--npy and --%s would both write %s; name another file",
+                                  spec->name, labels_path);
+        }
+    return STATUS_OK;
+}
+
+enum status deliver_check(const struct options *given, const struct deliver_files *files)
+{
+    char folder[PATH_MAX], sheet_index[PATH_MAX], png_index[PATH_MAX];
+    if (files->png || files->sheet)
+        TRY(picture_available());
+    if (files->sheet) {
+        TRY(file_check(files->sheet));
+        TRY(check_index(folder_of(files->sheet, folder), sheet_index));
+    }
+    if (files->png) {
+        TRY(picture_check_folder(files->png));
+        TRY(check_index(files->png, png_index));
+    }
+    if (files->png && files->sheet && file_same(sheet_index, png_index))
+        return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
+                          png_index);
+    if (files->npy)
+        TRY(check_npy(given, files->npy));
+    return files->write_classes ? file_check(files->write_classes) : STATUS_OK;
+}
+
+/* `path` with the variant's name in it where several variants write: DIR/name, and DIR/name/FILE. */
+static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
+{
+    char parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    if (!name)
+        snprintf(result, size, "%s", path);
+    else if (folder)
+        snprintf(result, size, "%s/%s", path, name);
+    else
+        snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
+}
+
+/* Makes the folder that a variant's file goes into. */
+static enum status make_parent(const char *file)
+{
+    char folder[PATH_MAX];
+    if (mkdir(folder_of(file, folder), 0777) == 0 || errno == EEXIST)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "cannot make folder '%s': %s", folder, strerror(errno));
+}
+
+static enum status write_pictures(const struct synth *synth, const struct deliver_files *files,
+                                  const char *name, const struct picture *pictures)
+{
+    char path[2 * PATH_MAX];
+    if (files->png) {
+        picture_path(path, sizeof path, files->png, name, true);
+        TRY(picture_write_folder(path, pictures, synth->batch));
+    }
+    if (files->sheet) {
+        picture_path(path, sizeof path, files->sheet, name, false);
+        if (name)
+            TRY(make_parent(path));
+        TRY(picture_write_sheet(path, pictures, synth->batch));
+    }
+    return STATUS_OK;
+}
+
+/* The images as pictures: all of them in memory, as threads write them. */
+static enum status deliver_pictures(const struct synth *synth, const struct deliver_files *files,
+                                    const char *name, const struct variant *variant, void *state)
+{
+    size_t bytes = synth_output_bytes(synth);
+    TRY(synth_check_host_memory(synth->batch * bytes, "writing pictures of the batch", "--batch or --res"));
+    uint8_t *pixels = malloc(synth->batch * bytes);
+    struct picture *pictures = calloc(synth->batch, sizeof *pictures);
+    enum status status = STATUS_OK;
+    if (!pixels || !pictures)
+        status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
+    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
+        struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
+        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
+                                       synth->classes[image.class_index].id, image.instance, synth->seed};
+        status = variant->fetch(state, &fetch);
+    }
+    if (status == STATUS_OK)
+        status = write_pictures(synth, files, name, pictures);
+    free(pictures);
+    free(pixels);
+    return status;
+}
+
+static enum status deliver_npy(const struct synth *synth, const char *file, const char *name,
+                               const struct variant *variant, void *state)
+{
+    char path[2 * PATH_MAX];
+    picture_path(path, sizeof path, file, name, false);
+    if (name)
+        TRY(make_parent(path));
+    return npy_write_batch(path, synth, variant, state);
+}
+
+enum status deliver_write(const struct synth *synth, const struct deliver_files *files, const char *name,
+                          const struct variant *variant, void *state)
+{
+    if (files->png || files->sheet)
+        TRY(deliver_pictures(synth, files, name, variant, state));
+    return files->npy ? deliver_npy(synth, files->npy, name, variant, state) : STATUS_OK;
+}
