@@ -542,8 +542,10 @@ const struct engine
     = {
 #ifdef FDSL_DOUBLE
         .name = "the oracle",
+        .bounds = ENGINE_BOUNDS_FLOAT,
 #else
         .name = "naive",
+        .bounds = ENGINE_BOUNDS_FLOAT,
 #endif
         .open = naive_open,
         .close = naive_close,

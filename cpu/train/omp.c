@@ -463,11 +463,11 @@ static uint64_t omp_memory_bytes(const void *state)
     return ((const struct net *)state)->bytes;
 }
 
-#define ENGINE(name_, open_)                                                                            \
-    {                                                                                                   \
-        .name = name_, .open = open_, .close = omp_close, .set = omp_set, .get = omp_get,               \
-        .steps = omp_steps, .totals = omp_totals, .gradients = omp_gradients, .evaluate = omp_evaluate, \
-        .memory_bytes = omp_memory_bytes                                                                \
+#define ENGINE(name_, open_)                                                                             \
+    {                                                                                                    \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .open = open_, .close = omp_close, .set = omp_set, \
+        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .gradients = omp_gradients,            \
+        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes                                       \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

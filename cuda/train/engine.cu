@@ -422,6 +422,7 @@ extern "C" {
 extern const struct engine engine_cuda;
 const struct engine engine_cuda = {
     .name = "cuda",
+    .bounds = ENGINE_BOUNDS_FLOAT,
     .open = cuda_open,
     .close = cuda_close,
     .set = cuda_set,

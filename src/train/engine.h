@@ -86,8 +86,22 @@ struct train_totals {
     uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
 };
 
+/* How far from the oracle an engine may be and count as right: what rounding explains in its number formats,
+ * and a wrong kernel does not. */
+struct engine_bounds {
+    double loss;   /* of the oracle's loss of a step */
+    double drift;  /* of the way that a tensor of parameters went, in Euclidean norm */
+    double logits; /* of the largest of a batch's */
+};
+
+#define ENGINE_BOUNDS_FLOAT                         \
+    {                                               \
+        .loss = 1e-4, .drift = 1e-2, .logits = 1e-4 \
+    }
+
 struct engine {
     const char *name; /* for messages */
+    struct engine_bounds bounds;
 
     /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);

@@ -11,8 +11,6 @@
 #include "train/job.h"
 #include "train/trainer.h"
 
-#define LOGITS_OFF_MAX 1e-4 /* of the largest of a batch, in float */
-
 struct parameters {
     struct job_parameters job; /* first */
     const char *checkpoint;
@@ -226,13 +224,6 @@ static enum status infer_open(const struct options *given, void *parameters, con
     return STATUS_OK;
 }
 
-/* There is one rank, so there is nowhere to move to. */
-static enum status infer_move(void *input, void *parameters, const struct place *place)
-{
-    (void)input, (void)parameters, (void)place;
-    return STATUS_OK;
-}
-
 static bool infer_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct parameters *parameters = parameters_;
@@ -259,6 +250,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
     const struct opened *opened = input;
     const struct train *train = &opened->job.train;
     const struct resources one = {.threads = 1};
+    double bound = ((const struct inferrer *)state)->engine->bounds.logits;
     size_t classes = train->model->classes, count = train->batch * classes;
     struct infer_result mine = {.logits = malloc(count * sizeof(float))}, exact = mine;
     exact.logits = malloc(count * sizeof(float));
@@ -281,7 +273,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
         bool off = false;
         for (size_t k = 0; k < classes; k++)
             off |= !(fabs((double)mine.logits[i * classes + k] - exact.logits[i * classes + k]) <=
-                     LOGITS_OFF_MAX * largest);
+                     bound * largest);
         *wrong += off;
     }
     if (oracle)
@@ -338,7 +330,7 @@ const struct workload workload_infer = {
     .shown = shown,
     .open = infer_open,
     .close = infer_close,
-    .move = infer_move,
+    .move = job_stay,
     .applies = infer_applies,
     .work = infer_work,
     .verify = infer_verify,

@@ -35,4 +35,7 @@ struct job_parameters {
 enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
                           enum data_part part, struct data *data);
 
+/* move() of both workloads: there is one rank, so there is nowhere to move to. */
+enum status job_stay(void *input, void *parameters, const struct place *place);
+
 #endif

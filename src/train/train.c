@@ -285,13 +285,6 @@ static enum status train_open(const struct options *given, void *parameters, con
     return STATUS_OK;
 }
 
-/* There is one rank, so there is nowhere to move to. */
-static enum status train_move(void *input, void *parameters, const struct place *place)
-{
-    (void)input, (void)parameters, (void)place;
-    return STATUS_OK;
-}
-
 /* ---- Runs and rows ---- */
 
 static struct work train_work(const void *input, const struct variant *variant)
@@ -395,7 +388,7 @@ const struct workload workload_train = {
     .shown = shown,
     .open = train_open,
     .close = train_close,
-    .move = train_move,
+    .move = job_stay,
     .applies = train_applies,
     .more = train_more,
     .work = train_work,

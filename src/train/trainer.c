@@ -9,10 +9,8 @@
 #include "core/timer.h"
 #include "train/export.h"
 
-#define PROGRESS_S    0.25 /* of work at a time where somebody is looking on */
-#define LOSS_OFF_MAX  1e-4 /* of the oracle's loss, in float */
-#define LOSS_FLOOR    0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
-#define DRIFT_OFF_MAX 1e-2 /* of the way that a tensor went: Adam makes much of little gradients */
+#define PROGRESS_S 0.25 /* of work at a time where somebody is looking on */
+#define LOSS_FLOOR 0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
 
 struct trainer {
     const struct train_job *job;
@@ -389,8 +387,9 @@ enum status trainer_end(void *state, uint64_t runs)
 
 /* ---- Against the oracle ---- */
 
-/* Whether a tensor went another way than the oracle's from where both began. */
-static bool went_astray(const struct model_tensor *tensor, const float *begin, const float *mine,
+/* Whether a tensor went another way than the oracle's from where both began, by more than `most` of it. Adam
+ * makes much of little gradients, so this is wider than the bound of losses. */
+static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
                         const float *theirs)
 {
     double off = 0, way = 0;
@@ -398,7 +397,7 @@ static bool went_astray(const struct model_tensor *tensor, const float *begin, c
         off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
         way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
     }
-    return !(sqrt(off) <= DRIFT_OFF_MAX * sqrt(way)); /* a NaN does */
+    return !(sqrt(off) <= most * sqrt(way)); /* a NaN does */
 }
 
 /* Both engines side by side, step by step. */
@@ -422,14 +421,14 @@ static enum status compare(struct trainer *trainer, void *oracle, struct train_s
                               "--verify-steps",
                               i + 1);
         double scale = fmax(exact.loss, LOSS_FLOOR * (double)exact.samples);
-        trainer->wrong_losses +=
-            own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= LOSS_OFF_MAX * scale);
+        trainer->wrong_losses += own.samples != exact.samples ||
+                                 !(fabs(own.loss - exact.loss) <= trainer->engine->bounds.loss * scale);
     }
     TRY(trainer->engine->get(trainer->state, mine));
     TRY(engine_oracle.get(oracle, theirs));
     for (uint32_t t = 0; t < train->model->tensor_count; t++)
-        trainer->wrong_tensors +=
-            went_astray(&train->model->tensors[t], begin->parameters, mine->parameters, theirs->parameters);
+        trainer->wrong_tensors += went_astray(&train->model->tensors[t], trainer->engine->bounds.drift,
+                                              begin->parameters, mine->parameters, theirs->parameters);
     return STATUS_OK;
 }
 

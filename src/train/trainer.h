@@ -71,8 +71,8 @@ const char *trainer_kept(const void *state);
 enum status trainer_end(void *state, uint64_t runs);
 
 /* Makes job->verify_steps steps from the present state with the engine and with the oracle. Counts the losses
- * that are more than 1e-4 off, and the tensors of parameters that went a way more than 1e-2 of its length
- * off. The state is then as it was. STATUS_FAILED where the oracle's own loss is no finite number. */
+ * and the tensors of parameters that are off by more than engine->bounds. The state is then as it was.
+ * STATUS_FAILED where the oracle's own loss is no finite number. */
 enum status trainer_verify(void *state, uint64_t *wrong);
 
 /* What trainer_verify() found wrong: "9 of 10 losses and 10 of 10 tensors". */

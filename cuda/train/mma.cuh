@@ -1,0 +1,96 @@
+/* Tensor cores and their supply, as thin names for PTX: m16n8k16 for halves and bfloat16s, m16n8k8 for TF32
+ * (sm_80 and later), fragments from shared memory by ldmatrix, and copies past the registers by cp.async.
+ *
+ * D = A B + C with A (16, k) by rows, B (k, 8) by columns and C, D (16, 8) in fp32. Lane l of a warp holds,
+ * with g = l / 4 and t = l % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "... m16n8k8"):
+ *   C, D  c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
+ *   A of 16 bits, two values a word, the lower column in the lower half
+ *         a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8;  a[2]: row g, columns 2t + 8, + 9;  a[3]: row g
+ * + 8 B of 16 bits, two values a word: b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, + 9 A of TF32,
+ * a value a word: a[0]: (g, t)  a[1]: (g + 8, t)  a[2]: (g, t + 4)  a[3]: (g + 8, t + 4) B of TF32: b[0]: (t,
+ * g)  b[1]: (t + 4, g) Sums are in fp32, in an order that is the hardware's own but always the same. */
+#ifndef FDSL_CUDA_TRAIN_MMA_CUH
+#define FDSL_CUDA_TRAIN_MMA_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+/* ---- Products: c += a b ---- */
+
+static __device__ __forceinline__ void mma_16816(float c[4], const uint32_t a[4], const uint32_t b[2], __half)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+static __device__ __forceinline__ void mma_16816(float c[4], const uint32_t a[4], const uint32_t b[2],
+                                                 __nv_bfloat16)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+static __device__ __forceinline__ void mma_1688_tf32(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* The nearest TF32, ties away from zero, as a word for mma_1688_tf32(). */
+static __device__ __forceinline__ uint32_t mma_tf32(float value)
+{
+    uint32_t word;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
+    return word;
+}
+
+/* ---- Fragments from shared memory ---- */
+
+/* Four matrices of 8 x 8 values of 16 bits: lanes 8i .. 8i + 7 name the rows (16 bytes each, aligned to 16)
+ * of matrix i, and word[i] of lane l then holds row l / 4, columns 2 (l % 4) and the next of it; transposed,
+ * column l / 4, rows 2 (l % 4) and the next. */
+static __device__ __forceinline__ void mma_load4(uint32_t word[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+
+static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+
+/* ---- Copies from global to shared memory that do not wait ---- */
+
+/* 16 bytes, both sides aligned to 16; zeros where `inside` is false (`from` must be an address all the same).
+ */
+static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool inside = true)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(inside ? 16 : 0));
+}
+
+/* Closes a group of copies. */
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+/* Waits for all but this thread's latest LEFT groups. Others' copies are seen behind a barrier. */
+template <int LEFT> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
+}
+
+#endif
