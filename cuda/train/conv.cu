@@ -5,8 +5,7 @@
  * - backward, in_delta[c][place]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, place + tap];
  * - gradient[o][c, tap] of the weights: over (sample, place), out_delta[o][place] * in[c, place + tap].
  */
-#include "train/multiply.cuh"
-#include "train/network.cuh"
+#include "train/product.cuh"
 
 /* ---- Where windows lie ---- */
 
@@ -120,8 +119,8 @@ static enum status convolve(const struct pass *pass, const Weights &weights, con
                                  .slice = 0};
     const window_rows<PADDED> matrix = {from, windows};
     if (into.channels > WARP_ROWS)
-        return multiply<2, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
-    return multiply<1, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
+        return multiply_layer<2, 2>(pass, weights, matrix, into, size);
+    return multiply_layer<1, 2>(pass, weights, matrix, into, size);
 }
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
@@ -175,8 +174,8 @@ static enum status weights_backward(const struct device_layer *layer, const stru
                                  .depth = pass->count * windows.place_count.by,
                                  .slice = 0};
     if (size.rows > WARP_ROWS)
-        return multiply<2, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
-    return multiply<1, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
+        return multiply_layer<2, 1>(pass, deltas, matrix, into, size);
+    return multiply_layer<1, 1>(pass, deltas, matrix, into, size);
 }
 
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)

@@ -78,7 +78,8 @@ static const struct measure measures[] = {
     {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
     {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
     {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
+    {"memory_bytes", COMBINE_SAME}, {"skipped_steps", COMBINE_SAME}, {"loss_scale", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -96,7 +97,9 @@ enum measure_place {
     TO_98_S,
     TO_99_S,
     DATA_SHARE,
-    MEMORY_BYTES
+    MEMORY_BYTES,
+    SKIPPED_STEPS,
+    LOSS_SCALE
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 
@@ -360,6 +363,10 @@ static enum status train_measure(const void *input, const struct variant *varian
     put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
     put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    if (epoch.scales_loss) {
+        snprintf(texts[SKIPPED_STEPS], 64, "%" PRIu64, epoch.skipped);
+        put(texts[LOSS_SCALE], epoch.loss_scale, 9);
+    }
     return STATUS_OK;
 }
 
@@ -378,7 +385,7 @@ static enum status train_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/1",
+    .schema = "train/2",
     .summary = "networks that learn to classify, epoch by epoch",
     .item = "samples",
     .options = options,
