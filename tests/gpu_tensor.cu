@@ -3,7 +3,7 @@
  * barrier or a tile's edge, and no bound can hide it. Forward, back to the input and to the weights, of
  * convolutions and linear layers over odd sizes. make check-gpu runs it.
  *
- *   gpu_tensor
+ *   gpu_tensor [--short]   --short: small batches alone
  *
  * A line a case and precision; exit status 3 when one finds a difference, 4 without a GPU. */
 #include <stdio.h>
@@ -16,7 +16,8 @@
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
-#define LARGEST 3
+#define LARGEST     3
+#define SHORT_BATCH 9
 
 /* ---- Cases ---- */
 
@@ -47,6 +48,10 @@ static const struct trial trials[] = {
     {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* of cnn3d */
     {LAYER_CONV, {5, 5, 9, 8}, 70, {2, 3, 1}, {1, 0, 0}, 7, false, true},
     {LAYER_CONV, {128, 1, 8, 8}, 130, {1, 3, 3}, {0, 1, 1}, 9, true, true},
+    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true}, /* from here on packed in 16 bits */
+    {LAYER_CONV, {40, 1, 9, 10}, 72, {1, 1, 1}, {0, 1, 1}, 5, true, false},
+    {LAYER_CONV, {16, 5, 4, 3}, 8, {2, 3, 1}, {1, 0, 0}, 7, false, true},
+    {LAYER_CONV, {128, 1, 9, 7}, 128, {1, 3, 3}, {0, 1, 1}, 33, true, true},
 };
 
 static const struct {
@@ -151,6 +156,8 @@ static float *results(struct bench *bench, enum precision precision)
     if (!values)
         exit(1);
     bench->pass.precision = precision;
+    bench->layer.packed = {};
+    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->holding));
     must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
     must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
     check(cudaDeviceSynchronize());
@@ -198,15 +205,17 @@ static int run(const struct trial *trial)
     return failures;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     int failures = 0;
+    bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
     setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_tensor: %s\n", status_text());
         return 4;
     }
     for (const struct trial &trial : trials)
-        failures += run(&trial);
+        if (!brief || trial.batch <= SHORT_BATCH)
+            failures += run(&trial);
     return failures ? 3 : 0;
 }

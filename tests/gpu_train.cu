@@ -96,6 +96,7 @@ struct trial {
     enum data_type type;
     float smoothing;
     struct augment augment;
+    bool overflows; /* try that too, where the loss is scaled */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
@@ -108,7 +109,7 @@ static const struct augment still = {0, false}, moved = {2, true};
 static const struct trial trials[] = {
     {"linear", small, 4, 1, 3, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
     {"linear", gray, 1000, 257, 600, 50, OPTIMIZER_ADAM, DATA_U8, 0.1f, still},
-    {"relu", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
+    {"relu", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved, true},
     {"relu", gray, 1, 3, 5, 10, OPTIMIZER_SGD, DATA_U8, 0.1f, moved},
     {"conv", small, 4, 1, 1, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
     {"conv", gray, 3, 7, 17, 50, OPTIMIZER_ADAMW, DATA_U8, 0.1f, moved},
@@ -288,6 +289,13 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
+static bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
+{
+    return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
+           memcmp(one->first, other->first, values * sizeof(float)) == 0 &&
+           memcmp(one->second, other->second, values * sizeof(float)) == 0;
+}
+
 /* Whether another engine that goes on behind half of the steps comes to the same bits as `end`. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps,
                     const struct train_state *end)
@@ -299,15 +307,84 @@ static bool goes_on(const struct train *train, const struct train_state *begin, 
     struct learner two = learner_open(contender->engine, train, &middle);
     take_steps(&two, train, steps / 2, steps - steps / 2);
     struct train_state last = state_of(&two, values);
-    bool same = memcmp(last.parameters, end->parameters, values * sizeof(float)) == 0 &&
-                memcmp(last.first, end->first, values * sizeof(float)) == 0 &&
-                memcmp(last.second, end->second, values * sizeof(float)) == 0 &&
-                memcmp(&last.scale, &end->scale, sizeof last.scale) == 0;
+    bool same = same_arenas(&last, end, values) && memcmp(&last.scale, &end->scale, sizeof last.scale) == 0;
     one.engine->close(one.state);
     two.engine->close(two.state);
     train_state_free(&middle);
     train_state_free(&last);
     return same;
+}
+
+/* ---- Overflow, of an engine that scales its loss ---- */
+
+#define HUGE_SCALE     0x1p120f /* makes an Inf of any gradient */
+#define RECOVERY_STEPS 200      /* more than halve it to what is fit */
+
+static struct train_totals step_from(const struct learner *learner, const struct train_state *from)
+{
+    struct train_totals totals;
+    must(learner->engine->set(learner->state, from));
+    must(learner->engine->steps(learner->state, 0, 1, 1));
+    must(learner->engine->totals(learner->state, &totals));
+    return totals;
+}
+
+/* An Inf put into the loss's gradient skips that step, bit for bit, and halves the scale; steps are taken
+ * again when it is fit. */
+static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
+{
+    state->scale.scale = HUGE_SCALE;
+    struct train_totals totals = step_from(learner, state);
+    struct train_state after = state_of(learner, values);
+    bool well = totals.skipped == 1 && totals.bad_step == TRAIN_FINE && same_arenas(&after, state, values) &&
+                after.scale.scale == HUGE_SCALE / 2 && after.scale.good_steps == 0;
+    train_state_free(&after);
+    uint32_t skipped = 1;
+    for (int i = 0; i < RECOVERY_STEPS; i++) {
+        must(learner->engine->steps(learner->state, 0, 1, 1));
+        must(learner->engine->totals(learner->state, &totals));
+        skipped += (uint32_t)totals.skipped;
+    }
+    after = state_of(learner, values);
+    well = well && totals.skipped == 0 && totals.bad_step == TRAIN_FINE &&
+           !same_arenas(&after, state, values) && ldexpf(after.scale.scale, (int)skipped) == HUGE_SCALE;
+    printf("%s  amp overflow: skipped %u steps, then went on with a scale of %g\n",
+           well ? "ok    " : "FAILED", skipped, after.scale.scale);
+    train_state_free(&after);
+    return well;
+}
+
+/* Where every step overflows the scale comes to its floor and stays there, nothing is learnt, and the loss is
+ * reported, as it is a NaN. */
+static bool stays_above_zero(const struct learner *learner, struct train_state *state, size_t values)
+{
+    struct train_totals totals;
+    for (size_t i = 0; i < values; i++)
+        state->parameters[i] = 1e30f;
+    state->scale = loss_scale_begin();
+    must(learner->engine->set(learner->state, state));
+    for (int i = 0; i < RECOVERY_STEPS; i++)
+        must(learner->engine->steps(learner->state, 0, 1, 1));
+    must(learner->engine->totals(learner->state, &totals));
+    struct train_state after = state_of(learner, values);
+    bool well = totals.skipped == RECOVERY_STEPS && totals.bad_step == 1 &&
+                after.scale.scale == LOSS_SCALE_LEAST && same_arenas(&after, state, values);
+    printf("%s  amp overflow without end: %u of %d steps skipped, the scale is %g\n",
+           well ? "ok    " : "FAILED", (uint32_t)totals.skipped, RECOVERY_STEPS, after.scale.scale);
+    train_state_free(&after);
+    return well;
+}
+
+static bool overflows(const struct train *train, const struct train_state *begin)
+{
+    size_t values = train->model->arena_values;
+    struct learner learner = learner_open(&engine_amp, train, begin);
+    take_step(&learner, train, 0);
+    struct train_state state = state_of(&learner, values);
+    bool well = recovers(&learner, &state, values) && stays_above_zero(&learner, &state, values);
+    learner.engine->close(learner.state);
+    train_state_free(&state);
+    return well;
 }
 
 /* Prints a line; whether all is well. */
@@ -359,6 +436,8 @@ static bool run(const struct trial *trial)
     train.schedule = {SCHEDULE_COSINE, trial->optimizer == OPTIMIZER_SGD ? 0.01 : 0.001, 5, 1000, 0, 0};
     train.smoothing = trial->smoothing;
     bool well = compare(trial, &train, &begin);
+    if (contender->engine->scales_loss && trial->overflows)
+        well = overflows(&train, &begin) && well;
     train_state_free(&begin);
     data_close(&data);
     return well;

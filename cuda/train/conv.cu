@@ -125,6 +125,8 @@ static enum status convolve(const struct pass *pass, const Weights &weights, con
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
 {
+    if (layer->packed.in)
+        return packed_forward(layer, pass);
     const struct layer *conv = layer->layer;
     const struct windows &windows = layer->forward;
     const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
@@ -181,6 +183,8 @@ static enum status weights_backward(const struct device_layer *layer, const stru
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
 {
     TRY(bias_backward(layer, pass));
+    if (layer->packed.in)
+        return packed_backward(layer, pass);
     TRY(layer->forward.padded ? weights_backward<true>(layer, pass) : weights_backward<false>(layer, pass));
     return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
 }

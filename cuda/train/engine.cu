@@ -210,6 +210,9 @@ static enum status open_all(struct network *network)
     }
     for (uint32_t i = 0; i < train->model->layer_count; i++)
         TRY(open_layer(network, i));
+    for (uint32_t i = 0; i < train->model->layer_count; i++)
+        TRY(packed_prepare(&network->layers[i], network->precision, train->batch, !train->forward_only,
+                           &network->holding));
     for (uint32_t i = 1; i < train->model->layer_count; i++)
         share_relu(&network->layers[i - 1], &network->layers[i],
                    i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);

@@ -27,6 +27,10 @@ struct device_layer {
     bool forward_done, backward_done; /* of a ReLU: a neighbour does */
     struct windows forward, backward; /* of a convolution: over `in`, and over `out_delta` */
     uint32_t *largest;                /* of a pool: which element of the sample each output was */
+    struct {                          /* of a convolution that packed_conv.cu makes; else NULL: */
+        uint16_t *in, *deltas;        /* copies in 16 bits, (sample, place, channel) */
+        uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
+    } packed;
 };
 
 /* What all layers must know of a batch on its way. */
@@ -64,6 +68,12 @@ template <class T> static inline enum status hold(struct holding *holding, T **p
 enum status conv_prepare(struct device_layer *layer, struct holding *holding, cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
+/* The same in 16 bits, of layers that packed_prepare() has given copies: it takes convolutions whose channels
+ * allow it, in precisions that have 16 bits, and leaves all other layers. `learns`: there is a way back. */
+enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
+                           struct holding *holding);
+enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
+enum status packed_backward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass);
 enum status relu_forward(const struct device_layer *layer, const struct pass *pass);
