@@ -72,7 +72,7 @@ done
 # must not be learnt by heart: what is left of their losses then is rounding.
 grid='logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
-lenet digits 1 60
+lenet digits 1 60 --optimizer sgd --lr 0.001
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
 lenet digits 257 600 --shift 2 --flip
 cnn digits 1 60 --optimizer sgd --lr 0.001

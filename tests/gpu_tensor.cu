@@ -42,7 +42,7 @@ static const struct trial trials[] = {
     {LAYER_CONV, {6, 1, 14, 14}, 16, {1, 5, 5}, {0, 0, 0}, 257, false, true},
     {LAYER_CONV, {1, 1, 28, 28}, 32, {1, 3, 3}, {0, 0, 0}, 65, true, false}, /* of cnn */
     {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 1, true, true},
-    {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 64, true, true},
+    {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 256, true, true},
     {LAYER_CONV, {33, 1, 13, 11}, 67, {1, 3, 3}, {0, 2, 2}, 17, false, true},
     {LAYER_CONV, {70, 1, 9, 10}, 31, {1, 1, 1}, {0, 1, 1}, 5, false, false},
     {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* of cnn3d */

@@ -478,9 +478,9 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
 extern "C" {
 const struct engine engine_cuda = engine_of<PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
-    engine_of<PRECISION_TF32>("tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
+    engine_of<PRECISION_TF32>("tf32", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 const struct engine engine_bf16 =
-    engine_of<PRECISION_BF16>("bf16", {.loss = 5e-2, .drift = 0.5, .logits = 5e-2});
+    engine_of<PRECISION_BF16>("bf16", {.loss = 0.15, .drift = 0.5, .logits = 5e-2});
 const struct engine engine_amp =
-    engine_of<PRECISION_FP16>("amp", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
+    engine_of<PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 }
