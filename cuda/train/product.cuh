@@ -14,14 +14,14 @@ static enum status multiply_layer(const struct pass *pass, const Left &left, con
     constexpr int ROWS = WARP_ROWS * DOWN, COLUMNS = WARP_SUMS * ACROSS;
     switch (pass->precision) {
     case PRECISION_TF32:
-        return tensor_multiply<as_tf32, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right,
-                                                       shortened(into), size);
+        return tensor_multiply<as_tf32, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
+                                                       size);
     case PRECISION_BF16:
-        return tensor_multiply<as_bf16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right,
-                                                       shortened(into), size);
+        return tensor_multiply<as_bf16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
+                                                       size);
     case PRECISION_FP16:
-        return tensor_multiply<as_fp16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right,
-                                                       shortened(into), size);
+        return tensor_multiply<as_fp16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
+                                                       size);
     case PRECISION_FP32:
         break;
     }

@@ -13,9 +13,7 @@
 #define PACKED_ROWS                                                                         \
     (TENSOR_THREADS / TENSOR_UNITS) /* of a tile that threads copy at once, four units each \
                                      */
-#ifndef PACKED_STAGES
-#define PACKED_STAGES 3 /* tiles on their way or in use */
-#endif
+#define PACKED_STAGES 3             /* tiles on their way or in use */
 
 /* ---- Operands: rows of memory, and units along them ---- */
 
@@ -67,33 +65,23 @@ struct packed_windows {
     }
 };
 
-/* Copies 16 bytes, or zeros where they are not inside, without a branch: what is not read may have any
- * address. Through L1, as the taps of a window read a place again and again, and neighbouring blocks the same
- * weights. */
+/* Copies 16 bytes, or zeros where they are not inside; `valid` is any address of the tensor. Through L1, as
+ * the taps of a window read a place again and again, and neighbouring blocks the same weights. */
 static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
-                                                 const struct packed_unit &unit, bool inside)
+                                                 const struct packed_unit &unit, const uint16_t *valid,
+                                                 bool inside)
 {
-    uint32_t bytes = inside && (~row.bits & unit.bits) == 0 ? 16 : 0;
+    inside = inside && (~row.bits & unit.bits) == 0;
     asm volatile(
         "cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(row.values + unit.offset), "r"(bytes));
+        "l"(inside ? row.values + unit.offset : valid), "r"(inside ? 16 : 0));
 }
 
 /* ---- From memory into tiles ---- */
 
-/* A thread's part: of each 32 rows by four units, one of each. Eight neighbours take the same unit of eight
- * rows, which lie in different banks. By lines, memory's rows are lines and units go along the depth; by
- * depth the other way round. What does not change from tile to tile is kept. */
-static __device__ __forceinline__ uint32_t own_row(void)
-{
-    return threadIdx.x / 32 * 8 + threadIdx.x % 8;
-}
-
-static __device__ __forceinline__ uint32_t own_unit(void)
-{
-    return threadIdx.x / 8 % TENSOR_UNITS;
-}
-
+/* A thread's part: unit threadIdx.x % 4 of each four, in row threadIdx.x / 4 of each 32. By lines, memory's
+ * rows are lines and units go along the depth; by depth the other way round. What does not change from tile
+ * to tile is kept. */
 template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;
 
 template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT> {
@@ -107,17 +95,18 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT
     {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            rows[i] = operand.row(min(first + own_row() + i * PACKED_ROWS, count - 1));
+            rows[i] = operand.row(min(first + threadIdx.x / TENSOR_UNITS + i * PACKED_ROWS, count - 1));
     }
 
     __device__ __forceinline__ void copy(uint4 *to, uint32_t k, uint32_t end) const
     {
-        uint32_t u = k / PACKED_UNIT + own_unit();
+        uint32_t own = threadIdx.x % TENSOR_UNITS, u = k / PACKED_UNIT + own;
         bool inside = u * PACKED_UNIT < end;
         const struct packed_unit unit = operand.unit(inside ? u : 0);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            copy_unit(to + (own_row() + i * PACKED_ROWS) * tile::ROW + own_unit(), rows[i], unit, inside);
+            copy_unit(to + (threadIdx.x / TENSOR_UNITS + i * PACKED_ROWS) * tile::ROW + own, rows[i], unit,
+                      operand.values, inside);
     }
 };
 
@@ -133,17 +122,19 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT>
     {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            units[i] = operand.unit(
-                min(first / PACKED_UNIT + own_unit() + i * TENSOR_UNITS, (count - 1) / PACKED_UNIT));
+            units[i] = operand.unit(min(first / PACKED_UNIT + threadIdx.x % TENSOR_UNITS + i * TENSOR_UNITS,
+                                        (count - 1) / PACKED_UNIT));
     }
 
     __device__ __forceinline__ void copy(uint4 *to, uint32_t k, uint32_t end) const
     {
-        bool inside = k + own_row() < end;
-        const struct packed_row row = operand.row(inside ? k + own_row() : k);
+        uint32_t own = threadIdx.x / TENSOR_UNITS;
+        bool inside = k + own < end;
+        const struct packed_row row = operand.row(inside ? k + own : k);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            copy_unit(to + own_row() * tile::ROW + own_unit() + i * TENSOR_UNITS, row, units[i], inside);
+            copy_unit(to + own * tile::ROW + threadIdx.x % TENSOR_UNITS + i * TENSOR_UNITS, row, units[i],
+                      operand.values, inside);
     }
 };
 

@@ -23,84 +23,26 @@ template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
     static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */
     static constexpr int SIZE = (BY_DEPTH ? DEPTH : EXTENT) * ROW;
 
-    /* What one mma wants of 16 lines from `line` on and two units of depth from `unit` on, in four words of
-     * eight lines and a unit each. Of rows (an A) the lines change first: lines 0 to 7 and 8 to 15 of the
-     * first unit, then of the second. Of columns (two Bs) the units do, as a B wants both of its words side
-     * by side.
-     */
-    template <bool COLUMNS>
+    /* What one mma wants of 16 lines from `line` on and two units of depth from `unit` on: word 0 of lines 0
+     * to 7 and the first unit, word 1 of lines 8 to 15, words 2 and 3 of the second unit. Such are all of an
+     * A, and B of eight columns twice. */
     static __device__ __forceinline__ void fragment(uint32_t word[4], const uint4 *tile, int line, int unit)
     {
-        int lane = (int)threadIdx.x % 32, word_of_lane = lane / 8;
-        int eight = COLUMNS ? word_of_lane / 2 : word_of_lane % 2; /* of lines */
-        int part = COLUMNS ? word_of_lane % 2 : word_of_lane / 2;  /* of the units */
+        int lane = (int)threadIdx.x % 32;
         if constexpr (!BY_DEPTH)
-            mma_load4(word, tile + (line + lane % 8 + eight * 8) * ROW + unit + part);
+            mma_load4(word, tile + (line + lane % 16) * ROW + unit + lane / 16);
         else if constexpr (UNIT == 8)
-            mma_load4_transposed(word, tile + (unit * 8 + lane % 8 + part * 8) * ROW + line / 8 + eight);
+            mma_load4_transposed(word, tile + (unit * 8 + lane % 8 + lane / 16 * 8) * ROW + line / 8 +
+                                           lane / 8 % 2);
         else
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint4 *row = tile + (unit * 4 + lane % 4 + (COLUMNS ? i % 2 : i / 2) * 4) * ROW;
-                word[i] =
-                    reinterpret_cast<const uint32_t *>(row)[line + lane / 4 + (COLUMNS ? i / 2 : i % 2) * 8];
-            }
+            for (int i = 0; i < 4; i++)
+                word[i] = reinterpret_cast<const uint32_t *>(tile + (unit * 4 + lane % 4 + i / 2 * 4) *
+                                                                        ROW)[line + lane / 4 + i % 2 * 8];
     }
 };
 
 /* ---- Sums ---- */
-
-/* A channel_out that is written out for each of a thread's sums in few instructions: four of a sample at once
- * where its places are a multiple of 4, else one after the other in a loop that stays one. */
-struct short_channel_out {
-    struct channel_out out;
-
-    __device__ __forceinline__ void put(uint32_t channel, uint32_t column, uint32_t columns,
-                                        const float sums[4]) const
-    {
-        if (out.places.by % 4 == 0) {
-            if (column < columns) /* columns are a multiple of 4 too */
-                put_together(channel, column, sums);
-            return;
-        }
-#pragma unroll 1
-        for (uint32_t j = 0; j < 4 && column + j < columns; j++)
-            out.put_one(channel, column + j,
-                        j == 0   ? sums[0]
-                        : j == 1 ? sums[1]
-                        : j == 2 ? sums[2]
-                                 : sums[3]);
-    }
-    __device__ __forceinline__ void put_together(uint32_t channel, uint32_t column, const float sums[4]) const
-    {
-        size_t at = out.place(channel, column);
-        float bias = out.bias ? __ldg(out.bias + channel) : 0;
-        float4 above = make_float4(1, 1, 1, 1);
-        if (out.above)
-            above = *reinterpret_cast<const float4 *>(out.above + at);
-        *reinterpret_cast<float4 *>(out.values + at) =
-            make_float4(finished(sums[0] + bias, above.x), finished(sums[1] + bias, above.y),
-                        finished(sums[2] + bias, above.z), finished(sums[3] + bias, above.w));
-    }
-    __device__ __forceinline__ float finished(float value, float above) const
-    {
-        return (out.relu && value <= 0) || above <= 0 ? 0 : value;
-    }
-    __device__ __forceinline__ void put_one(uint32_t channel, uint32_t column, float sum) const
-    {
-        out.put_one(channel, column, sum);
-    }
-};
-
-static inline struct short_channel_out shortened(const struct channel_out &into)
-{
-    return {into};
-}
-
-template <class Into> static inline const Into &shortened(const Into &into)
-{
-    return into;
-}
 
 /* How warps share a tile: two by two, or side by side where it is low, as squares are read most seldom from
  * shared memory. */
@@ -129,15 +71,16 @@ static __device__ __forceinline__ void add_units(struct tensor_sums<DOWN, ACROSS
     uint32_t a[DOWN][4];
 #pragma unroll
     for (int i = 0; i < DOWN; i++)
-        LeftTile::template fragment<false>(a[i], left, row + 16 * i, unit);
+        LeftTile::fragment(a[i], left, row + 16 * i, unit);
 #pragma unroll
     for (int j = 0; j < ACROSS; j += 2) {
         uint32_t word[4];
-        RightTile::template fragment<true>(word, right, column + 8 * j, unit);
+        RightTile::fragment(word, right, column + 8 * j, unit);
+        const uint32_t b[2][2] = {{word[0], word[2]}, {word[1], word[3]}};
 #pragma unroll
         for (int i = 0; i < DOWN; i++) {
-            Format::mma(sums.values[i][j], a[i], word);
-            Format::mma(sums.values[i][j + 1], a[i], word + 2);
+            Format::mma(sums.values[i][j], a[i], b[0]);
+            Format::mma(sums.values[i][j + 1], a[i], b[1]);
         }
     }
 }
