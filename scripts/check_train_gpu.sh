@@ -43,7 +43,7 @@ trap 'rm -rf "$work"' EXIT
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
-        for net in relu conv conv_deep pool pool_deep dropout cnn3d; do
+        for net in relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool; do
             check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --short $net
         done
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -57,7 +57,7 @@ if ((sanitize)); then
     exit $((failed > 0))
 fi
 
-nets='linear relu conv conv_deep pool pool_deep dropout logreg lenet cnn cnn3d'
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 for net in $nets; do
     check "against the oracle: $net" "$kernels" "$net"
 done
@@ -70,6 +70,7 @@ lenet digits 1 60
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
 lenet digits 257 600 --shift 2 --flip
 cnn digits 1 60 --optimizer sgd --lr 0.001
+cnn-fdsl digits 7 20 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
