@@ -11,7 +11,7 @@ JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "d
 
 
 def job_of(row):
-    return tuple(row[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+    return tuple(row[column] for column in JOB) + (row["train_samples"], row["test_samples"], row.get("init", ""))
 
 
 def line_of(row):

@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4", "train/1", "infer/1")
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4", "train/1", "train/2", "infer/1")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -207,8 +207,8 @@ def read_file(path):
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
-        elif schema in ("train/1", "infer/1"):
-            numbers, needed, parameters = ((TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS) if schema == "train/1" else
+        elif schema in ("train/1", "train/2", "infer/1"):
+            numbers, needed, parameters = ((TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS) if schema.startswith("train/") else
                                            (INFER_NUMBERS, INFER_NEEDED, ("data", "checkpoint")))
             need_columns(path, header, IDENTITY + ("rank", "verified") + numbers + parameters, schema)
             rows.append(measured_row(path, line, fields, numbers, needed))

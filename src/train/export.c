@@ -169,16 +169,13 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     return 2;
 }
 
-enum status export_data(const struct train *train, const char *identity, const char *path)
+enum status export_data(const struct train *train, const float *initial, const char *identity,
+                        const char *path)
 {
     const struct data *data = train->data;
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    float *initial = malloc(model->arena_values * sizeof *initial);
-    if (!initial)
-        return status_set(STATUS_FAILED, "--export-data: out of memory");
-    model_initialise(model, train->seed, initial);
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};
@@ -191,9 +188,7 @@ enum status export_data(const struct train *train, const char *identity, const c
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
     safetensors_of_arena(model, "initial.", initial, tensors + count);
-    enum status status = safetensors_write(path, identity, tensors, count + model->tensor_count);
-    free(initial);
-    return status;
+    return safetensors_write(path, identity, tensors, count + model->tensor_count);
 }
 
 /* ---- The parameters ---- */

@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/workload.h"
 #include "train/export.h"
+#include "train/init.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -17,7 +18,7 @@ struct parameters {
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *checkpoint, *export_path, *step_path, *data_path;
+    const char *init, *checkpoint, *export_path, *step_path, *data_path;
     bool flip, raw, resume, allow_nan;
 };
 
@@ -55,6 +56,10 @@ static const struct option_spec options[] = {
      "do not normalise samples by the training set's mean and deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of parameters, order, dropout and shifts"},
+    {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
+     "begin with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
+     "begins "
+     "anew where classes differ"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
@@ -78,7 +83,7 @@ static const struct measure measures[] = {
     {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
     {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
     {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
+    {"memory_bytes", COMBINE_SAME}, {"init", COMBINE_FIRST},         {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -96,7 +101,8 @@ enum measure_place {
     TO_98_S,
     TO_99_S,
     DATA_SHARE,
-    MEMORY_BYTES
+    MEMORY_BYTES,
+    INIT
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 
@@ -106,6 +112,8 @@ struct opened {
     struct model model;
     struct data data;
     char *identity;
+    float *initial; /* parameters */
+    char init[17];  /* the hash of those of --init; "" without */
 };
 
 static void train_close(void *input)
@@ -113,6 +121,7 @@ static void train_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     free(opened->identity);
+    free(opened->initial);
     free(opened);
 }
 
@@ -202,6 +211,8 @@ static enum status identify(const struct parameters *parameters, struct opened *
             !lacking(parameters, options[i].name))
             fprintf(stream, "%s=%s ", options[i].name, text);
     }
+    if (*opened->init)
+        fprintf(stream, "init=%s ", opened->init);
     fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
             opened->data.hashes[DATA_TEST]);
     bool whole = !ferror(stream);
@@ -232,6 +243,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
                           .total_steps = parameters->epochs * steps,
                           .decay_steps = parameters->lr_step * steps,
                           .gamma = parameters->lr_gamma};
+    opened->job.initial = opened->initial;
     opened->job.epochs = (uint32_t)parameters->epochs;
     opened->job.verify_steps = (uint32_t)parameters->verify_steps;
     opened->job.checkpoints = parameters->checkpoint;
@@ -251,6 +263,21 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
+/* The parameters that training begins with. */
+static enum status begin(const struct parameters *parameters, struct opened *opened)
+{
+    uint64_t hash;
+    opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
+    if (!opened->initial)
+        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    model_initialise(&opened->model, parameters->seed, opened->initial);
+    if (!parameters->init)
+        return STATUS_OK;
+    TRY(init_take(parameters->init, &opened->model, opened->initial, &hash));
+    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, hash);
+    return STATUS_OK;
+}
+
 static enum status fill(const struct options *given, const struct parameters *parameters,
                         const struct place *place, struct opened *opened)
 {
@@ -260,14 +287,16 @@ static enum status fill(const struct options *given, const struct parameters *pa
     data_normalise(&opened->data, !parameters->raw);
     TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
                     &opened->model));
+    TRY(begin(parameters, opened));
     TRY(identify(parameters, opened));
     fill_job(parameters, opened);
     if (parameters->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
                           parameters->lr_warmup, parameters->epochs);
-    return parameters->data_path ? export_data(&opened->job.train, opened->identity, parameters->data_path)
-                                 : STATUS_OK;
+    return parameters->data_path
+               ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
+               : STATUS_OK;
 }
 
 static enum status train_open(const struct options *given, void *parameters, const struct place *place,
@@ -360,6 +389,7 @@ static enum status train_measure(const void *input, const struct variant *varian
     put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
     put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    snprintf(texts[INIT], 64, "%s", opened->init);
     return STATUS_OK;
 }
 
@@ -378,7 +408,7 @@ static enum status train_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/1",
+    .schema = "train/2",
     .summary = "networks that learn to classify, epoch by epoch",
     .item = "samples",
     .options = options,
