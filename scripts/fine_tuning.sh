@@ -4,9 +4,9 @@
 #
 #   scripts/fine_tuning.sh DIR FILE     DIR: the four files of MNIST; FILE: the CSV that rows are appended to
 #
-# VARIANT (train-cuda), CLASSES (1000) and IMAGES (200 a class) of the pre-training, its EPOCHS (10); SIZES of the
-# training set (100 1000 60000) and SEEDS (0 1 2) of fine-tuning; PRE: a folder whose checkpoint is taken in place of a
-# pre-training. Both ways have the same epochs, batch, rate and seeds.
+# VARIANT (train-cuda), CLASSES (1000) and IMAGES (a class: 110, of which a tenth is for tests) of the pre-training, its
+# EPOCHS (10); SIZES of the training set (100 1000 60000) and SEEDS (0 1 2) of fine-tuning; PRE: a folder whose
+# checkpoint is taken in place of a pre-training. Both ways have the same epochs, batch, rate and seeds.
 set -euo pipefail
 data=${1:?usage: scripts/fine_tuning.sh DIR FILE} out=${2:?usage: scripts/fine_tuning.sh DIR FILE}
 bench=${FDSL_BENCH:-$(dirname "$0")/../fdsl-bench}
@@ -18,15 +18,15 @@ train() {
     "$bench" --variant "$variant" --model cnn-fdsl --lr-schedule cosine --lr-warmup 0.5 --out "$out" "$@"
 }
 
-# Checkpoints hold the identity of rows: --init takes the latest of the folder.
+# Lengths of an atom are pixels: at 64 x 64 most of it would be outside. So it is drawn at 224 x 224, and made smaller.
 if [[ ! ${PRE-} ]]; then
     PRE=$work/pre
-    train --data synth --res 64 --classes "$classes" --train-size $((classes * ${IMAGES:-200})) --test-size 5000 \
-        --batch 256 --epochs "${EPOCHS:-10}" --lr 0.002 --checkpoint "$PRE"
+    "$bench" --prepare "$work/atoms" --from synth --classes "$classes" --samples $((classes * ${IMAGES:-110})) \
+        --res 224 --out-res 64 --encode npy
+    train --data "$work/atoms" --batch 256 --epochs "${EPOCHS:-10}" --lr 0.002 --checkpoint "$PRE"
 fi
 for size in ${SIZES:-100 1000 60000}; do
-    # So many steps of 50, or three epochs: enough for either way to end.
-    epochs=$((size < 20000 ? (size < 1000 ? 100 : 40) : 5))
+    epochs=$((size < 20000 ? 40 : 4)) # enough for either way to end
     for seed in ${SEEDS:-0 1 2}; do
         for init in '' "$PRE"; do
             train --data "$data" --train-size "$size" --batch 50 --epochs $epochs --lr 0.001 --seed "$seed" \
