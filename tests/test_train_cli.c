@@ -551,6 +551,15 @@ Test(train_cli, datasets_and_their_faults)
 #endif
 
 #ifdef _OPENMP
+/* Without normalisation, from the first step on. */
+Test(train_cli, the_residual_net_learns)
+{
+    EXPECT(0,
+           "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
+           "--batch 16 --format csv");
+    cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
+}
+
 /* A motion that no frame alone shows. */
 Test(train_cli, clips_are_learnt)
 {

@@ -139,6 +139,30 @@ Test(train_net, gradients_of_nets)
     }
 }
 
+LAYERS(adds_nothing, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 2});
+LAYERS(adds_itself, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 1});
+LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 3});
+LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 2});
+
+/* Tables that no engine could compute. */
+Test(train_net, additions_that_cannot_be)
+{
+    static const struct {
+        const struct model_table *table;
+        const char *words;
+    } faults[] = {{&adds_nothing, "add1: it adds no earlier layer's output"},
+                  {&adds_itself, "add1: it adds no earlier layer's output"},
+                  {&adds_relu_in_place, "add1: it adds fc1, behind which relu1 works in place"},
+                  {&adds_another_shape, "add1: it adds fc1, of another shape"}};
+    struct model model;
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        cr_expect_eq(model_build(faults[i].table, small, 4, &model), STATUS_FAILED);
+        cr_expect_str_eq(status_text(), faults[i].words);
+    }
+}
+
 /* One class: the loss is 0 whatever the network says, and so is every gradient. */
 Test(train_net, one_class)
 {

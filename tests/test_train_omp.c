@@ -224,6 +224,20 @@ Test(train_omp, layers, .timeout = 120)
     check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
 }
 
+LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
+
+/* Only the reference and the GPU add up rows. */
+Test(train_omp, refuses_what_it_cannot)
+{
+    const struct resources resources = {.threads = 2};
+    struct net net;
+    void *state;
+    net_open(&net, &engine_naive, &add_rows, (struct shape){1, 1, 4, 4}, 3, 5, 2, 0);
+    cr_expect_eq(engine_omp.open(&net.train, &resources, &state), STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "no linear layer before"), "%s", status_text());
+    net_close(&net);
+}
+
 Test(train_omp, nets, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
