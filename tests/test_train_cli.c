@@ -238,10 +238,12 @@ Test(train_cli, fine_tuning_begins_with_the_checkpoint)
            TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
     cr_expect_not_null(strstr(out,
                               "--init: 18 of 20 tensors are those of pre after 2 epochs of synth; the last "
-                              "layer begins anew"),
+                              "layer begins with zeros"),
                        "%s", out);
     EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
            KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
+    EXPECT(0, "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
+    cr_expect_eq(atoi(out), 0, "%s", out);
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
                      "--init pre/epoch-000002.ckpt");
     cr_expect_not_null(strstr(out, "20 of 20 tensors"), "%s", out);

@@ -60,6 +60,11 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
     for (uint32_t t = 0; t < *taken; t++)
         memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
+    /* Zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021: features that were trained for
+     * long are large, and drawn weights of what is new would send large gradients back through what is not.
+     */
+    for (uint32_t t = *taken; t < model->tensor_count; t++)
+        memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
     return STATUS_OK;
 }
 
@@ -78,7 +83,7 @@ enum status init_take(const char *path, const struct model *model, float *parame
         status_say("--init: %" PRIu32 " of %" PRIu32 " tensors are those of %s after %" PRIu32
                    " epochs of %s%s",
                    taken, model->tensor_count, path, checkpoint.history.epochs, checkpoint.data,
-                   taken < model->tensor_count ? "; the last layer begins anew" : "");
+                   taken < model->tensor_count ? "; the last layer begins with zeros" : "");
     }
     checkpoint_free(&checkpoint);
     return status;

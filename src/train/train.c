@@ -58,8 +58,7 @@ static const struct option_spec options[] = {
      "seed of parameters, order, dropout and shifts"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "begin with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
-     "begins "
-     "anew where classes differ"},
+     "begins with zeros where classes differ"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
