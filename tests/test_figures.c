@@ -634,7 +634,8 @@ Test(figures, fine_tuning_beside_scratch)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("Medians and extremes of 1 seed,"),
+    cr_expect(says("'pre-trained'") && says("'from scratch'") &&
+                  says("Medians and extremes of 1 seed a line."),
               "%s", out);
 }
 
