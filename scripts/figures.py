@@ -197,8 +197,12 @@ def training(measured):
         plot.add_series(feeding.STYLES.get(name, 14), name, [(1, rate)])
     xs = [at for points in plot.blocks for at, _ in points]
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs))),
-                      "y_high": nice_above(1.05 * max(y for points in plot.blocks for _, y in points))}
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    ys = [y for points in plot.blocks for _, y in points]
+    if max((rate for _, rate in ours), default=0) > 2 * max(y for points in series.values() for _, y in points):
+        plot.variables.update(log_ticks(*log_range(ys), lambda tick: f"{tick:.9g}"))
+    else:
+        plot.variables["y_high"] = nice_above(1.05 * max(ys))
     plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "
                     + (f"Ours, with the time that the data took to open: {about_ours}" if ours else
                        f"The published points alone; to measure ours: {feeding.COMMAND}")]

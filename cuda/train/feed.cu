@@ -1,6 +1,7 @@
 #include "train/feed.cuh"
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 
 /* ---- Opening ---- */
 
@@ -35,11 +36,9 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
         TRY(open_buffer(&buffer, train, holding));
     for (struct feed_look &look : feed->looks)
         TRY(open_look(&look));
-    /* Of the lowest priority: a batch ahead there is time, and what is learnt meanwhile is the longer work.
-     */
-    int lowest, highest;
-    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_TRY(cudaStreamCreateWithPriority(&feed->stream, cudaStreamNonBlocking, lowest));
+    /* Of the highest priority: steps take as long with the lowest, but then a batch is on its way for most of
+     * one, and generate_s would tell that and not the work. */
+    TRY(stream_open(&feed->stream));
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train->batch};
     return data_generator(train->data, &request, &feed->generator);
