@@ -25,8 +25,8 @@ enum status fused_open(int device, const struct synth *synth, struct fused_plan 
 enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
                           int64_t *labels, cudaStream_t stream);
 
-/* The same for `count` images, at most synth->batch, of any numbers, counted from synth->first: these, too, lie
- * in device memory. */
+/* The same for `count` images, at most synth->batch, of any numbers, counted from synth->first: these, too,
+ * lie in device memory. */
 enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
                                  uint8_t *images, int64_t *labels, cudaStream_t stream);
 
