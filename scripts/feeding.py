@@ -13,7 +13,7 @@ OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh",
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated before"
-STYLES = {LIVE: 17, CONSTANT: 18, STORED: 15, "loaded from shards": 12, "loaded from files": 13}
+STYLES = {CONSTANT: 18, LIVE: 17, STORED: 15, "loaded from shards": 12, "loaded from files": 13}
 
 
 def fed_with(row):
