@@ -34,15 +34,16 @@ def is_loaded(name):
 
 
 def feeds(rows):
-    """{what it was fed with: its rows by epoch, the newest of each} of the job that was both generated live and loaded,
-    in most ways, then the newest."""
+    """{what it was fed with: its rows by epoch, the newest of each} of the job that was both generated live and loaded:
+    the user's before the reference's, then that in most ways, then the newest."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if row["opening_s"] is not None and row["data"] not in MADE_HERE[1:]:
             jobs[job_of(row)][fed_with(row)][row["epoch"]] = row
     jobs = [lines for lines in jobs.values() if LIVE in lines and any(map(is_loaded, lines))]
     def worth(lines):
-        return len(lines), max(row["time_utc"] for line in lines.values() for row in line.values())
+        rows = [row for line in lines.values() for row in line.values()]
+        return rows[0].source == "yours", len(lines), max(row["time_utc"] for row in rows)
     best = max(jobs, key=worth, default={})
     return {name: [best[name][epoch] for epoch in sorted(best[name])]
             for name in sorted(best, key=lambda name: (list(STYLES) + [name]).index(name))}

@@ -374,7 +374,8 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    snprintf(texts[TIMED], 64, "gather+forward+backward+update");
+    snprintf(texts[TIMED], 64, "%sgather+forward+backward+update",
+             opened->data.feed == DATA_LIVE ? "generate+" : "");
     snprintf(texts[EPOCH], 64, "%" PRIu32, epoch.history.epochs);
     snprintf(texts[STEPS], 64, "%" PRIu32, epoch.steps);
     snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
