@@ -285,6 +285,7 @@ def torch_row(training, ours, number, threads):
         "roofline_share": "", "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
         "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
         "data_share": "", "throttled": "", "verified": "no", "wrong": "",
+        "generate_share": "", "generated_per_s": "", "opening_s": "",
         "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
         "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
         "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",

@@ -25,7 +25,7 @@ def lines_of(rows):
     which all that began with something began with the same."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
-        jobs[job_of(row)][row["train_samples"], row.get("init", "")].append(row)
+        jobs[job_of(row)][row["train_samples"], row["init"]].append(row)
     best = (False,), {}
     for lines in jobs.values():
         for init in {init for _, init in lines} - {""}:
@@ -70,9 +70,9 @@ def figure(measured):
                       **log_ticks(low, min(high, 100), lambda tick: f"{tick:.9g}")}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})
     seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (" seed" if counts[-1] == 1 else " seeds")
-    inits = {row["init"] for row in shown if row.get("init")}
+    inits = {row["init"] for row in shown if row["init"]}
     plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: {row['test_samples']:.0f} samples "
                     f"to test with; batch {row['batch']:.0f}, {row['optimizer']} at {row['lr']}. Pre-trained: begun with the "
                     f"parameters {', '.join(sorted(inits))}. Medians and extremes of {seeds} a line."] + devices.caption()
-    plot.notes += about_yours([row for row in measured.trains if row.get("init")], shown, JOB, COMMAND)
+    plot.notes += about_yours([row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
     return plot
