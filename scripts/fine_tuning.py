@@ -21,8 +21,8 @@ def job_of(row):
 
 
 def lines_of(rows):
-    """Of the job of yours, else of the reference, of which most sizes were trained both ways, then the newest: {(training samples, began with): rows}, in
-    which all that began with something began with the same."""
+    """Of the job of yours, else of the reference, of which most sizes were trained both ways, then the newest:
+    {(training samples, began with): rows}, in which all that began with something began with the same."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         jobs[job_of(row)][row["train_samples"], row["init"]].append(row)
@@ -31,7 +31,8 @@ def lines_of(rows):
         for init in {init for _, init in lines} - {""}:
             sizes = [size for size, other in lines if other == init and (size, "") in lines]
             begun = [row for size in sizes for row in lines[size, init]]
-            rank = sizes != [], any(row.source == "yours" for row in begun), len(sizes), max((row["time_utc"] for row in begun), default="")
+            newest = max((row["time_utc"] for row in begun), default="")
+            rank = sizes != [], any(row.source == "yours" for row in begun), len(sizes), newest
             chosen = {(size, other): lines[size, other] for size in sizes for other in ("", init)}
             best = max(best, (rank, chosen), key=lambda pair: pair[0])
     return best[1]
