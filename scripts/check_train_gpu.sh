@@ -44,7 +44,7 @@ trap 'rm -rf "$work"' EXIT
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
-        for net in relu conv conv_deep pool pool_deep dropout cnn3d; do
+        for net in relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool; do
             check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --short $net
         done
         check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
@@ -59,7 +59,7 @@ if ((sanitize)); then
     exit $((failed > 0))
 fi
 
-nets='linear relu conv conv_deep pool pool_deep dropout logreg lenet cnn cnn3d'
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 for net in $nets; do
     check "against the oracle: $net" "$kernels" "$net"
 done
@@ -76,6 +76,7 @@ lenet digits 257 600 --shift 2 --flip
 lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip
 lenet synth 7 20 --res 33 --feed constant
 cnn digits 1 60 --optimizer sgd --lr 0.001
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'

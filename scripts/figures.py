@@ -26,6 +26,7 @@ from devices import (SLOTS, Devices, Missing, about_yours, add_bar_devices, devi
                      threads_words)
 import break_even  # noqa: E402
 import feeding  # noqa: E402
+import fine_tuning  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
 from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
@@ -747,6 +748,7 @@ FIGURES = {
     "learning_loss": (learning.loss, "the loss over epochs, by variant"),
     "learning_accuracy": (learning.accuracy, "wrong answers over epochs, by variant"),
     "learning_time": (learning.to_accuracy, "wrong answers over seconds of training, by variant"),
+    "fine_tuning": (fine_tuning.figure, "wrong answers over samples seen: pre-trained against from scratch"),
 }
 
 

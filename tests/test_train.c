@@ -212,8 +212,12 @@ Test(train, steps_and_logits_do_not_depend_on_the_calls)
 
 static struct train_job job_of(const struct net *net)
 {
-    return (struct train_job){
-        .train = net->train, .epochs = 1, .verify_steps = 6, .identity = "test", .keep = 1};
+    return (struct train_job){.train = net->train,
+                              .initial = net->initial,
+                              .epochs = 1,
+                              .verify_steps = 6,
+                              .identity = "test",
+                              .keep = 1};
 }
 
 static char verdict[128];

@@ -223,6 +223,75 @@ Test(train_cli, other_trainings_are_not_resumed)
                    "cut");
 }
 
+/* ---- Beginning with what another training has learnt ---- */
+
+/* At a rate of 0 parameters stay as they began: those of a pre-training on synth of another size and number
+ * of classes, but for the last layer's; and all of them where the classes are as many. */
+#ifdef _OPENMP
+Test(train_cli, fine_tuning_begins_with_the_checkpoint)
+{
+#define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
+#define KEPT   1920768 /* bytes of all tensors but the last layer's, and of that for 7 and for 10 classes */
+#define LAST_7 3612
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
+    EXPECT(0,
+           TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
+    cr_expect_not_null(strstr(out,
+                              "--init: 18 of 20 tensors are those of pre after 2 epochs of synth; the last "
+                              "layer begins with zeros"),
+                       "%s", out);
+    EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
+           KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
+    EXPECT(0, "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
+    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
+                     "--init pre/epoch-000002.ckpt");
+    cr_expect_not_null(strstr(out, "20 of 20 tensors"), "%s", out);
+    EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
+}
+
+/* What it began with is in its rows and in its identity: the same command goes on, another one does not. */
+Test(train_cli, fine_tuning_is_resumed)
+{
+#define FINE TAUGHT "--data digits --seed 1 "
+    EXPECT(0, TAUGHT "--data synth --res 8 --classes 7 --epochs 2 --checkpoint pre");
+    EXPECT(0, FINE "--epochs 2 --init pre --export whole --out r.csv >/dev/null 2>&1 && cat r.csv");
+    char hash[64];
+    snprintf(hash, sizeof hash, "%.63s", value(out, 1, "init"));
+    cr_expect(strlen(hash) == 16 && strspn(hash, "0123456789abcdef") == 16, "%s", hash);
+    cr_expect_str_eq(value(out, 2, "init"), hash);
+    EXPECT(0, FINE "--epochs 1 --init pre --checkpoint k --resume");
+    EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
+    EXPECT(0, "cmp whole again");
+    EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: no init here, init="), "%s", out);
+    EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
+    EXPECT(0, FINE "--epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "init"), "");
+}
+#endif
+
+Test(train_cli, what_cannot_be_begun_with)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
+    expect_refusal(2, "--init none", "--init none: No such file");
+    expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
+    expect_refusal(1, "--init text", "text: this is no checkpoint of fdsl-bench");
+    expect_refusal(2, "--model lenet --init k",
+                   "--init k: it is of the model logreg, and this is lenet; add --model logreg");
+    expect_refusal(2, "--model logreg --classes 12 --init k",
+                   "--init k: nothing of it fits: its only layer has other shapes");
+    EXPECT(0,
+           "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
+    expect_refusal(
+        2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
+        "--init l: its fc1.weight is 120x400, and for these samples it must be 120x576; take samples "
+        "of 1x1x28x28, or cnn-fdsl, which takes any size");
+    EXPECT(0, "truncate -s 5000 k/*");
+    expect_refusal(1, "--model logreg --init k", "cut");
+}
+
 /* ---- Inference ---- */
 
 Test(train_cli, inference_from_a_checkpoint)
@@ -540,6 +609,15 @@ Test(train_cli, datasets_and_their_faults)
 #endif
 
 #ifdef _OPENMP
+/* Without normalisation, from the first step on. */
+Test(train_cli, the_residual_net_learns)
+{
+    EXPECT(0,
+           "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
+           "--batch 16 --format csv");
+    cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
+}
+
 /* A motion that no frame alone shows. */
 Test(train_cli, clips_are_learnt)
 {

@@ -77,27 +77,89 @@ LAYERS(pool, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .pa
 LAYERS(dropout, false, {.kind = LAYER_LINEAR, .channels = 40}, {.kind = LAYER_DROPOUT, .rate = 0.25f},
        {.kind = LAYER_LINEAR});
 
+LAYERS(mean, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .padding = {0, 1, 1}},
+       {.kind = LAYER_MEAN}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR});
+/* Outputs that come from a convolution, a ReLU, a pooling and an addition, and one that is taken twice. */
+#define PLAIN(out)                                                                       \
+    {                                                                                    \
+        .kind = LAYER_CONV, .channels = out, .kernel = {1, 3, 3}, .padding = { 0, 1, 1 } \
+    }
+LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROPOUT, .rate = 0.25f},
+       {.kind = LAYER_ADD, .back = 3}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
+       {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
+       {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
+       {.kind = LAYER_LINEAR});
+/* The pooling leaves a row of what is added to its own output, widened by zeros. */
+LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
+       {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
+       {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});
+LAYERS(add_rows, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_LINEAR, .channels = 9},
+       {.kind = LAYER_ADD, .back = 2}, {.kind = LAYER_LINEAR});
+
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3};
 
 Test(train_net, gradients_of_layers)
 {
-    static const struct model_table *const tables[] = {&linear, &relu, &conv, &pool, &dropout};
+    static const struct model_table *const tables[] = {&linear,  &relu, &conv, &pool,
+                                                       &dropout, &mean, &add,  &add_rows};
     for (size_t i = 0; i < COUNT_OF(tables); i++)
         for (uint32_t count = 1; count <= 7; count += 6) {
             check_gradients(tables[i], small, 4, count, 0);
             check_gradients(tables[i], gray, 2, count, 0.1f);
         }
     check_gradients(&conv_deep, volume, 3, 7, 0);
+    check_gradients(&add_pool, small, 4, 7, 0);
+}
+
+/* Pictures of 8 x 8 are enough for it, and its many layers take long. */
+static bool is_large(const struct model_table *table)
+{
+    return strcmp(table->name, "cnn-fdsl") == 0;
+}
+
+Test(train_net, gradients_of_the_residual_net, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++)
+        if (is_large(&model_tables[i])) {
+            check_gradients(&model_tables[i], (struct shape){1, 1, 8, 8}, 10, 2, 0);
+            check_gradients(&model_tables[i], (struct shape){3, 1, 9, 11}, 3, 1, 0.1f);
+        }
 }
 
 Test(train_net, gradients_of_nets)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large(&model_tables[i]))
+            continue;
         bool deep = model_tables[i].volumetric;
         check_gradients(&model_tables[i], deep ? (struct shape){3, 4, 8, 8} : (struct shape){1, 1, 16, 16},
                         10, 3, 0);
         check_gradients(&model_tables[i], deep ? (struct shape){1, 5, 6, 7} : (struct shape){3, 1, 17, 15}, 3,
                         1, 0.1f);
+    }
+}
+
+LAYERS(adds_nothing, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 2});
+LAYERS(adds_itself, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 1});
+LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 3});
+LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 2});
+
+/* Tables that no engine could compute. */
+Test(train_net, additions_that_cannot_be)
+{
+    static const struct {
+        const struct model_table *table;
+        const char *words;
+    } faults[] = {{&adds_nothing, "add1: it adds no earlier layer's output"},
+                  {&adds_itself, "add1: it adds no earlier layer's output"},
+                  {&adds_relu_in_place, "add1: it adds fc1, behind which relu1 works in place"},
+                  {&adds_another_shape, "add1: it adds fc1, of another shape"}};
+    struct model model;
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        cr_expect_eq(model_build(faults[i].table, small, 4, &model), STATUS_FAILED);
+        cr_expect_str_eq(status_text(), faults[i].words);
     }
 }
 
@@ -117,10 +179,9 @@ Test(train_net, parameters_of_the_models)
         const char *name;
         struct shape input;
         size_t parameters;
-    } known[] = {{"logreg", {1, 1, 28, 28}, 7850},
-                 {"lenet", {1, 1, 28, 28}, 61706},
-                 {"cnn", {1, 1, 28, 28}, 1199882},
-                 {"cnn", {3, 1, 32, 32}, 1626442}};
+    } known[] = {{"logreg", {1, 1, 28, 28}, 7850},     {"lenet", {1, 1, 28, 28}, 61706},
+                 {"cnn", {1, 1, 28, 28}, 1199882},     {"cnn", {3, 1, 32, 32}, 1626442},
+                 {"cnn-fdsl", {1, 1, 28, 28}, 481482}, {"cnn-fdsl", {1, 1, 224, 224}, 481482}};
     for (size_t i = 0; i < COUNT_OF(known); i++)
         for (size_t t = 0; model_tables[t].name; t++)
             if (strcmp(model_tables[t].name, known[i].name) == 0) {

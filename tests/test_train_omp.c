@@ -177,6 +177,15 @@ static void check(const struct model_table *table, const struct sizes *sizes)
         .kind = LAYER_LINEAR, .channels = out \
     }
 
+#define ADD(layers)                         \
+    {                                       \
+        .kind = LAYER_ADD, .back = (layers) \
+    }
+#define MEAN               \
+    {                      \
+        .kind = LAYER_MEAN \
+    }
+
 LAYERS(linear, false, LINEAR(37), LINEAR(0));
 LAYERS(relu, false, LINEAR(9), RELU, DROPOUT, LINEAR(0), RELU);
 LAYERS(conv, false, CONV(3, 1, 3, 2, 0, 1, 0), CONV(17, 1, 2, 3, 0, 0, 2), RELU, CONV(2, 1, 1, 1, 0, 1, 0),
@@ -187,20 +196,46 @@ LAYERS(in_place, false, DROPOUT, CONV(7, 1, 3, 3, 0, 1, 1), RELU, DROPOUT, CONV(
        RELU, LINEAR(0));
 LAYERS(pools, false, POOL(1, 1, 2), CONV(6, 1, 2, 2, 0, 1, 1), POOL(1, 2, 1), POOL(1, 1, 2), RELU, LINEAR(11),
        DROPOUT, LINEAR(0));
+LAYERS(mean, false, CONV(19, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
+/* Outputs that come from a ReLU, a convolution, an addition and a pooling, and one that is taken twice. */
+LAYERS(add, false, CONV(18, 1, 3, 3, 0, 1, 1), RELU, CONV(18, 1, 3, 3, 0, 1, 1), DROPOUT, ADD(3),
+       CONV(18, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(18, 1, 3, 3, 0, 1, 1),
+       ADD(2), RELU, LINEAR(0));
+LAYERS(add_mean, false, RELU, CONV(15, 1, 3, 3, 0, 1, 1), ADD(2), MEAN, LINEAR(0));
+/* The pooling may not take the convolution's output to itself. */
+LAYERS(add_pool, false, CONV(2, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(2, 1, 1, 1, 0, 2, 0), ADD(3),
+       LINEAR(0));
 LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
 LAYERS(deep, true, CONV(2, 3, 3, 3, 1, 1, 1), CONV(3, 2, 1, 2, 1, 0, 0), RELU, POOL(2, 2, 1), LINEAR(0));
 
 Test(train_omp, layers, .timeout = 120)
 {
-    static const struct model_table *const tables[] = {&linear, &relu, &conv, &conv_pool, &in_place, &pools};
+    static const struct model_table *const tables[] = {&linear,   &relu,  &conv, &conv_pool,
+                                                       &in_place, &pools, &mean, &add};
     static const struct sizes sizes[] = {
         {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{15, 1, 8, 9}, 18, 9, 5}};
     for (size_t i = 0; i < COUNT_OF(tables); i++)
         for (size_t j = 0; j < COUNT_OF(sizes); j++)
             check(tables[i], &sizes[j]);
     check(&conv_only, &sizes[0]);
+    check(&add_pool, &sizes[0]);
+    check(&add_mean, &sizes[2]);
     check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 7, 7});
     check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
+}
+
+LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
+
+/* Only the reference and the GPU add up rows. */
+Test(train_omp, refuses_what_it_cannot)
+{
+    const struct resources resources = {.threads = 2};
+    struct net net;
+    void *state;
+    net_open(&net, &engine_naive, &add_rows, (struct shape){1, 1, 4, 4}, 3, 5, 2, 0);
+    cr_expect_eq(engine_omp.open(&net.train, &resources, &state), STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "no linear layer before"), "%s", status_text());
+    net_close(&net);
 }
 
 Test(train_omp, nets, .timeout = 120)

@@ -37,6 +37,8 @@ static const struct {
     /* LAYER_POOL */ {pool_forward, pool_backward},
     /* LAYER_DROPOUT */ {dropout_forward, dropout_backward},
     /* LAYER_LINEAR */ {linear_forward, linear_backward},
+    /* LAYER_ADD */ {add_forward, add_backward},
+    /* LAYER_MEAN */ {mean_forward, mean_backward},
 };
 
 /* ---- Memory ---- */
@@ -114,13 +116,14 @@ static bool has_products(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Shares a ReLU's work among its neighbours. */
+/* Shares a ReLU's work among its neighbours; backward it is on its own where the one behind does not store
+ * all of its gradient. */
 static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
         return;
-    before->relu = relu->forward_done = has_products(before->layer);
-    if (behind)
+    before->relu = relu->forward_done = has_products(before->layer) || before->layer->spec.kind == LAYER_ADD;
+    if (behind && !relu->layer->is_added)
         behind->relu_before = relu->backward_done =
             has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
 }
@@ -145,6 +148,8 @@ static enum status open_layer(struct network *network, uint32_t i)
         TRY(hold_zeros(network, &self->out_delta, outputs));
     if (layer->spec.kind == LAYER_POOL)
         TRY(hold(&network->holding, &self->largest, outputs));
+    if (layer->spec.kind == LAYER_ADD)
+        self->added = self - layer->spec.back;
     return layer->spec.kind == LAYER_CONV ? conv_prepare(self, &network->holding, network->stream)
                                           : STATUS_OK;
 }
@@ -320,10 +325,21 @@ static enum status forward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
+/* A layer stores the gradient of what it is given; additions, which have had their turn, then add theirs. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
-    for (uint32_t i = network->train->model->layer_count; i-- > 0;)
-        TRY(kinds[network->layers[i].layer->spec.kind].backward(&network->layers[i], pass));
+    const struct device_layer *end = last_layer(network) + 1;
+    for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
+        const struct device_layer *self = &network->layers[i];
+        bool shared = i > 0 && self[-1].layer->is_added;
+        if (shared && self->layer->spec.kind == LAYER_POOL) /* it stores nothing outside of its windows */
+            CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
+                                     pass->count * self->layer->in_values * sizeof *self->in_delta,
+                                     pass->stream));
+        TRY(kinds[self->layer->spec.kind].backward(self, pass));
+        if (shared)
+            TRY(added_backward(self - 1, end, pass));
+    }
     return STATUS_OK;
 }
 

@@ -23,6 +23,7 @@ struct device_layer {
     bool forward_done, backward_done; /* of a ReLU: a neighbour does */
     struct windows forward, backward; /* of a convolution: over `in`, and over `out_delta` */
     uint32_t *largest;                /* of a pool: which element of the sample each output was */
+    const struct device_layer *added; /* of an addition: the earlier layer */
 };
 
 /* What all layers must know of a batch on its way. */
@@ -67,6 +68,15 @@ enum status pool_forward(const struct device_layer *layer, const struct pass *pa
 enum status pool_backward(const struct device_layer *layer, const struct pass *pass);
 enum status dropout_forward(const struct device_layer *layer, const struct pass *pass);
 enum status dropout_backward(const struct device_layer *layer, const struct pass *pass);
+enum status add_forward(const struct device_layer *layer, const struct pass *pass);
+enum status add_backward(const struct device_layer *layer, const struct pass *pass);
+enum status mean_forward(const struct device_layer *layer, const struct pass *pass);
+enum status mean_backward(const struct device_layer *layer, const struct pass *pass);
+
+/* Adds to layer->out_delta, which the next layer has stored, those of all additions that take the layer's
+ * output: layers before `end`, in their order. */
+enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
+                           const struct pass *pass);
 
 /* The gradient of a bias: the sum of layer->out_delta over samples and places. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);

@@ -95,6 +95,8 @@ void settings_help(FILE *stream)
           "  fdsl-bench --workload train --variant all --data mnist --epochs 3 --out results/train.csv\n"
           "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume --export "
           "lenet.safetensors\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data synth --classes 1000 --checkpoint pre\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data mnist --init pre   # fine-tuning\n"
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
           "percentile\n"
           "\n"

@@ -174,7 +174,8 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     return 2;
 }
 
-enum status export_data(const struct train *train, const char *identity, const char *path)
+enum status export_data(const struct train *train, const float *initial, const char *identity,
+                        const char *path)
 {
     const struct data *data = train->data;
     const struct model *model = train->model;
@@ -182,10 +183,6 @@ enum status export_data(const struct train *train, const char *identity, const c
     size_t count = 0;
     if (data->held > 0 && data->held < data->sets[DATA_TRAIN].count)
         return status_set(STATUS_USAGE, "--export-data writes samples that are stored; add --feed stored");
-    float *initial = malloc(model->arena_values * sizeof *initial);
-    if (!initial)
-        return status_set(STATUS_FAILED, "--export-data: out of memory");
-    model_initialise(model, train->seed, initial);
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};
@@ -198,9 +195,7 @@ enum status export_data(const struct train *train, const char *identity, const c
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
     safetensors_of_arena(model, "initial.", initial, tensors + count);
-    enum status status = safetensors_write(path, identity, tensors, count + model->tensor_count);
-    free(initial);
-    return status;
+    return safetensors_write(path, identity, tensors, count + model->tensor_count);
 }
 
 /* ---- The parameters ---- */

@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/workload.h"
 #include "train/export.h"
+#include "train/init.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -17,7 +18,7 @@ struct parameters {
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *checkpoint, *export_path, *step_path, *data_path;
+    const char *init, *checkpoint, *export_path, *step_path, *data_path;
     bool flip, raw, resume, allow_nan;
 };
 
@@ -61,6 +62,9 @@ static const struct option_spec options[] = {
      "do not normalise samples by the training set's mean and deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of parameters, order, dropout and shifts"},
+    {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
+     "begin with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
+     "begins with zeros where classes differ"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
@@ -79,16 +83,13 @@ static const struct option_spec options[] = {
 };
 
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},         {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},          {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},  {"test_samples", COMBINE_SAME},
-    {"loss", COMBINE_SAME},           {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},      {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},        {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},        {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_SAME},     {"memory_bytes", COMBINE_SAME},
-    {"generate_share", COMBINE_SAME}, {"generated_per_s", COMBINE_SAME},
-    {"opening_s", COMBINE_SAME},      {NULL, COMBINE_FIRST},
+    {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},          {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME},  {"test_samples", COMBINE_SAME},
+    {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},      {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},        {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},        {"data_share", COMBINE_SAME},
+    {"memory_bytes", COMBINE_SAME}, {"generate_share", COMBINE_SAME}, {"generated_per_s", COMBINE_SAME},
+    {"opening_s", COMBINE_SAME},    {"init", COMBINE_FIRST},          {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -109,7 +110,8 @@ enum measure_place {
     MEMORY_BYTES,
     GENERATE_SHARE,
     GENERATED_PER_S,
-    OPENING_S
+    OPENING_S,
+    INIT
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 
@@ -119,6 +121,8 @@ struct opened {
     struct model model;
     struct data data;
     char *identity;
+    float *initial; /* parameters */
+    char init[17];  /* the hash of those of --init; "" without */
 };
 
 static void train_close(void *input)
@@ -126,6 +130,7 @@ static void train_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     free(opened->identity);
+    free(opened->initial);
     free(opened);
 }
 
@@ -221,6 +226,8 @@ static enum status identify(const struct parameters *parameters, struct opened *
             !lacking(parameters, options[i].name))
             fprintf(stream, "%s=%s ", options[i].name, text);
     }
+    if (*opened->init)
+        fprintf(stream, "init=%s ", opened->init);
     fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
             opened->data.hashes[DATA_TEST]);
     bool whole = !ferror(stream);
@@ -251,6 +258,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
                           .total_steps = parameters->epochs * steps,
                           .decay_steps = parameters->lr_step * steps,
                           .gamma = parameters->lr_gamma};
+    opened->job.initial = opened->initial;
     opened->job.epochs = (uint32_t)parameters->epochs;
     opened->job.verify_steps = (uint32_t)parameters->verify_steps;
     opened->job.checkpoints = parameters->checkpoint;
@@ -270,6 +278,21 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
+/* The parameters that training begins with. */
+static enum status begin(const struct parameters *parameters, struct opened *opened)
+{
+    uint64_t hash;
+    opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
+    if (!opened->initial)
+        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    model_initialise(&opened->model, parameters->seed, opened->initial);
+    if (!parameters->init)
+        return STATUS_OK;
+    TRY(init_take(parameters->init, &opened->model, opened->initial, &hash));
+    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, hash);
+    return STATUS_OK;
+}
+
 static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
                         struct opened *opened)
 {
@@ -281,14 +304,16 @@ static enum status fill(const struct options *given, struct parameters *paramete
     data_normalise(&opened->data, !parameters->raw);
     TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
                     &opened->model));
+    TRY(begin(parameters, opened));
     TRY(identify(parameters, opened));
     fill_job(parameters, opened);
     if (parameters->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
                           parameters->lr_warmup, parameters->epochs);
-    return parameters->data_path ? export_data(&opened->job.train, opened->identity, parameters->data_path)
-                                 : STATUS_OK;
+    return parameters->data_path
+               ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
+               : STATUS_OK;
 }
 
 static enum status train_open(const struct options *given, void *parameters, const struct place *place,
@@ -396,6 +421,7 @@ static enum status train_measure(const void *input, const struct variant *varian
         put(texts[GENERATED_PER_S], opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
     }
     put(texts[OPENING_S], opened->data.opening_s, 6);
+    snprintf(texts[INIT], 64, "%s", opened->init);
     return STATUS_OK;
 }
 

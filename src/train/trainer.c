@@ -149,7 +149,7 @@ static enum status begin(struct trainer *trainer)
     if (!train_state_new(model->arena_values, &now->state) || !now->identity || !now->data || !now->row ||
         !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
-    model_initialise(model, job->train.seed, now->state.parameters);
+    memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     TRY(take_folder(trainer));
     return trainer->engine->set(trainer->state, &now->state);
 }

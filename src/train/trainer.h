@@ -22,6 +22,7 @@
 /* The input of the workload `train`. */
 struct train_job {
     struct train train;
+    const float *initial; /* the parameters that it begins with: an arena */
     uint32_t epochs;
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
