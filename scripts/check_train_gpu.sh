@@ -70,6 +70,7 @@ lenet digits 1 60
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
 lenet digits 257 600 --shift 2 --flip
 cnn digits 1 60 --optimizer sgd --lr 0.001
+cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'

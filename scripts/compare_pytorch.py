@@ -156,13 +156,16 @@ def torch_row(training, name, ours, number, threads):
         "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads),
         "timed": "gather+forward+backward+update",
         "items_per_s": f"{items / elapsed:.9g}", "bytes_per_s": f"{float(ours['bytes_per_s']) * float(ours['wall_s']) / elapsed:.9g}",
-        "roofline_share": "", "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
+        "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
         "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
-        "data_share": "", "throttled": "", "verified": "no", "wrong": "",
+        "verified": "no",
         "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
         "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
         "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",
     })
+    # What was measured of ours alone, in whichever schema.
+    row.update({column: "" for column in ("roofline_share", "data_share", "throttled", "wrong", "skipped_steps", "loss_scale")
+                if column in row})
     for column in ("time_min_s", "time_median_s", "time_mean_s", "time_p95_s", "time_p99_s", "wall_s"):
         row[column] = f"{elapsed:.9g}"
     return row

@@ -184,10 +184,9 @@ class Replayed(Training):
         self.net.to(memory_format=self.layout)
         self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
         self.optimizer = optimizer_of(self.net, row, **({"fused": True, "capturable": True} if cuda else {}))
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
         # A short last batch stays eager: kernels of its own would cost as much set-up again, for one step of an epoch.
-        self.whole_forward = torch.compile(self.picked_forward, mode="max-autotune-no-cudagraphs",
-                                           dynamic=False) if compiled else self.picked_forward
+        self.whole_forward = self.compiled() if compiled else self.picked_forward
         self.order = torch.empty(self.count, dtype=torch.int64, device=device)
         self.firsts = range(0, self.count, self.batch)
         self.sizes = torch.tensor([min(self.batch, self.count - first) for first in self.firsts], device=device)
@@ -196,6 +195,11 @@ class Replayed(Training):
         if not cuda:
             self.warm_up()
         self.start_over()
+
+    def compiled(self):
+        import torch._inductor.config  # not in every torch that has the rest
+        torch._inductor.config.autotune_num_choices_displayed = 0
+        return torch.compile(self.picked_forward, mode="max-autotune-no-cudagraphs", dynamic=False)
 
     def picked_forward(self, picks):
         values = self.data["train.values"].index_select(0, picks).contiguous(memory_format=self.layout)

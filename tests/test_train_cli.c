@@ -303,6 +303,14 @@ Test(train_cli, verification_of_what_diverges)
     cr_expect_not_null(strstr(out, " of 10 losses and 10 of 10 tensors are wrong"), "%s", out);
 }
 
+/* Adam makes much of a rounding in so many steps; --verify tells that from what an engine does wrong. */
+Test(train_cli, fifty_steps_of_adam_verify)
+{
+    EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
+              "--verify-steps 50 --format csv");
+    cr_expect_str_eq(value(out, 1, "wrong"), "0");
+}
+
 Test(train_cli, options_that_make_no_sense)
 {
     expect_refusal(2, "--batch 300 --train-size 200",

@@ -79,7 +79,7 @@ static inline void net_reopen(struct net *net)
     const struct resources resources = {.threads = 2};
     net->engine->close(net->state);
     must(net->engine->open(&net->train, &resources, &net->state));
-    const struct train_state begin = {net->initial, net->zeros, net->zeros};
+    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
     must(net->engine->set(net->state, &begin));
 }
 
