@@ -32,9 +32,17 @@ MODELS = {
 class Net(torch.nn.Module):
     """A model of ours in PyTorch, over given parameters."""
 
-    def __init__(self, model, parameters):
+    def __init__(self, model, parameters, channels_last=False):
+        """`channels_last`: a tensor that is flattened stays as it lies in that layout, and the columns of the linear layer
+        behind it take its order: the same network, less a transposition each way."""
         super().__init__()
         self.layers = [tuple((layer + ":0").split(":")[:2]) for layer in MODELS[model].split()]
+        convs = [tensor for name, tensor in parameters.items() if name.startswith("conv") and tensor.dim() > 1]
+        self.channels_last = channels_last and bool(convs)
+        if self.channels_last:
+            weight, channels = parameters["fc1.weight"], len(convs[-1])
+            turned = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
+            parameters = {**parameters, "fc1.weight": turned}
         self.tensors = torch.nn.ParameterDict(
             {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
 
@@ -57,6 +65,8 @@ class Net(torch.nn.Module):
                 values = (values * factors[name].reshape(values.shape) if factors else
                           functional.dropout(values, float(detail), self.training))
             else:
+                if self.channels_last and values.dim() > 2:
+                    values = values.movedim(1, -1)
                 values = functional.linear(values.flatten(1), weight, self.tensors[name + "_bias"])
         return values
 
@@ -80,12 +90,12 @@ class Training:
     """What all ways have in common. A child's epoch_sums() makes an epoch and returns the sums of its losses and of its
     right answers, as tensors."""
 
-    def __init__(self, row, data, before, device, precision):
+    def __init__(self, row, data, before, device, precision, channels_last=False):
         self.row, self.device, self.precision = row, device, precision
         self.batch, self.smoothing = int(row["batch"]), float(row["label_smoothing"])
         self.data, self.count = data, len(data["train.labels"])
         self.scale, self.offset = data["scale"].to(device), data["offset"].to(device)
-        self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()})
+        self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()}, channels_last)
         self.trained_s, self.reached, self.setup_s = 0.0, {}, 0.0
         torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"  # PyTorch's default is to allow it here alone
@@ -177,16 +187,18 @@ class Replayed(Training):
     """All steps of an epoch in one CUDA graph; `compiled` compiles forward and backward."""
 
     def __init__(self, row, data, before, device, precision, compiled):
-        super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision)
+        super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)
         cuda = device.type == "cuda"
-        volumetric = self.data["train.values"].dim() == 5
-        self.layout = torch.channels_last_3d if volumetric else torch.channels_last
-        self.net.to(memory_format=self.layout)
+        self.net.to(memory_format=torch.channels_last_3d if data["train.values"].dim() == 5 else torch.channels_last)
+        # Laid out so too, whatever a single channel looks like.
+        self.values = self.data["train.values"].movedim(1, -1).contiguous()
         self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
-        self.optimizer = optimizer_of(self.net, row, **({"fused": True, "capturable": True} if cuda else {}))
+        # PyTorch's fused Adam takes few blocks for so few parameters; one that is compiled takes them all.
+        self.optimizer = optimizer_of(self.net, row, **({"capturable": True} if cuda else {}),
+                                      **({"foreach": True} if compiled else {"fused": True} if cuda else {}))
         torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
         # A short last batch stays eager: kernels of its own would cost as much set-up again, for one step of an epoch.
-        self.whole_forward = self.compiled() if compiled else self.picked_forward
+        self.whole_forward, self.update = self.compiled() if compiled else (self.picked_forward, self.optimizer.step)
         self.order = torch.empty(self.count, dtype=torch.int64, device=device)
         self.firsts = range(0, self.count, self.batch)
         self.sizes = torch.tensor([min(self.batch, self.count - first) for first in self.firsts], device=device)
@@ -199,10 +211,11 @@ class Replayed(Training):
     def compiled(self):
         import torch._inductor.config  # not in every torch that has the rest
         torch._inductor.config.autotune_num_choices_displayed = 0
-        return torch.compile(self.picked_forward, mode="max-autotune-no-cudagraphs", dynamic=False)
+        return [torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
+                for function in (self.picked_forward, self.optimizer.step)]
 
     def picked_forward(self, picks):
-        values = self.data["train.values"].index_select(0, picks).contiguous(memory_format=self.layout)
+        values = self.values.index_select(0, picks).movedim(-1, 1)
         return self.forward(values, self.data["train.labels"].index_select(0, picks))
 
     def step(self, first):
@@ -210,7 +223,7 @@ class Replayed(Training):
         self.optimizer.zero_grad(set_to_none=True)
         loss, right = (self.whole_forward if len(picks) == self.batch else self.picked_forward)(picks)
         loss.backward()
-        self.optimizer.step()
+        self.update()
         return loss.detach(), right
 
     def all_steps(self):
