@@ -9,7 +9,7 @@
 All other options go to fdsl-bench as they are. The first two forms run the variants, one behind the other, then PyTorch in each
 of the modes (scripts/torch_training.py says what they are), and print one table; the rows of PyTorch (torch-cpu and torch-cuda,
 which is resident; torch-loader, torch-graph, torch-best) have our columns and go into the same --out. Set-up is what comes
-before the first epoch, and no epoch has it in its time: of PyTorch, from the samples in host memory on; of ours, all but the
+before the first epoch, whose time is without it: of PyTorch, from the samples in host memory on; of ours, all but the
 epochs: the start of the program, the reading of the samples and the tests too.
 
 The third compares loss, gradients and the parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients
@@ -28,12 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 try:
     import numpy
     import torch
     from torch.nn import functional
-    from torch_training import MODES, PRECISIONS, Net, optimizer_of, training_of
+    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
 except ImportError as error:
     print(f"compare_pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
@@ -180,7 +181,8 @@ def append(path, rows):
 def print_table(results):
     """A line a training: of (set-up in seconds, rows of its epochs). The ratio is to the fastest of PyTorch."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
-    fastest = max(speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-"))
+    fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
+                  default=math.nan)
     print(f"{'variant':14} {'threads':>7} {'set-up s':>8} {'epochs':>6} {'epoch s':>9} {'samples/s':>12} {'ratio':>6} "
           f"{'loss':>8} {'acc 1':>7} {'acc end':>7} {'to 98% s':>8} {'to 99% s':>8}")
     for speed, (setup_s, rows) in zip(speeds, results):
@@ -202,7 +204,9 @@ def run_torch(mode, options, data, ours, device, threads):
     """A mode of PyTorch for as many epochs as there are rows of ours."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers)
+    print(f"compare_pytorch.py: {mode} ...", file=sys.stderr)
+    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers,
+                           options.compile)
     return training.setup_s, [torch_row(training, name_of(mode, device), row, number + 1, threads)
                               for number, row in enumerate(ours)]
 
@@ -222,12 +226,19 @@ def compare(options, arguments):
     data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
     out = ["--out", options.out] if options.out else []
     results = [run_ours(variant, out + more) for variant in variants]
+    failed = 0
     for mode in options.modes:
-        results.append(run_torch(mode, options, data, results[0][1], device, threads))
+        try:
+            results.append(run_torch(mode, options, data, results[0][1], device, threads))
+        except Exception:  # of PyTorch, whatever it is: the other modes are worth having all the same
+            traceback.print_exc()
+            print(f"compare_pytorch.py: {mode} failed; see above", file=sys.stderr)
+            failed = 1
+            continue
         if options.out:
             append(options.out, results[-1][1])
     print_table(results)
-    return 0
+    return failed
 
 
 def modes_of(text):
@@ -248,6 +259,7 @@ def main():
     parser.add_argument("--modes", type=modes_of, default=["resident"], help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
     parser.add_argument("--precision", choices=PRECISIONS, help="PyTorch's; by default fp32 with TF32 in convolutions, "
                                                                 "as it comes, and bf16 of graph and best")
+    parser.add_argument("--compile", choices=EFFORTS, default=EFFORTS[0], help=f"torch.compile's mode, of best ({EFFORTS[0]})")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of both")
     parser.add_argument("--out", help="CSV file to append all rows to")

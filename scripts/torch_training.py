@@ -6,7 +6,8 @@ Ways to train, by the names of MODES:
   resident  eager, all samples on the device as bytes; a permutation there, normalised there
   graph     that in bf16 (autocast), channels-last, with the fastest of cuDNN's algorithms and a fused optimizer; all steps of
             an epoch are one CUDA graph
-  best      that with forward and backward compiled (torch.compile; each kernel the fastest of what it can try)
+  best      that with forward, backward and optimizer compiled, in one of the modes of torch.compile (EFFORTS): by default
+            each kernel is the fastest of all that it can try, which is a minute of set-up
 
 The first two are PyTorch with its own defaults. On a CPU, best is compiled alone: no graph, no bf16.
 """
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 MODES = ("loader", "resident", "graph", "best")
 PRECISIONS = ("fp32", "tf32", "bf16")
+EFFORTS = ("max-autotune-no-cudagraphs", "default")  # no graphs of its own: ours holds the whole epoch
 # The layers of src/train/model.c by their names; what follows a colon is padding, or the rate of dropout.
 MODELS = {
     "logreg": "fc1",
@@ -184,9 +186,9 @@ class Eager(Training):
 
 
 class Replayed(Training):
-    """All steps of an epoch in one CUDA graph; `compiled` compiles forward and backward."""
+    """All steps of an epoch in one CUDA graph; compiled with an effort of EFFORTS, or, where it is None, not."""
 
-    def __init__(self, row, data, before, device, precision, compiled):
+    def __init__(self, row, data, before, device, precision, effort):
         super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)
         cuda = device.type == "cuda"
         self.net.to(memory_format=torch.channels_last_3d if data["train.values"].dim() == 5 else torch.channels_last)
@@ -195,10 +197,10 @@ class Replayed(Training):
         self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
         # PyTorch's fused Adam takes few blocks for so few parameters; one that is compiled takes them all.
         self.optimizer = optimizer_of(self.net, row, **({"capturable": True} if cuda else {}),
-                                      **({"foreach": True} if compiled else {"fused": True} if cuda else {}))
+                                      **({"foreach": True} if effort else {"fused": True} if cuda else {}))
         torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
         # A short last batch stays eager: kernels of its own would cost as much set-up again, for one step of an epoch.
-        self.whole_forward, self.update = self.compiled() if compiled else (self.picked_forward, self.optimizer.step)
+        self.whole_forward, self.update = self.compiled(effort) if effort else (self.picked_forward, self.optimizer.step)
         self.order = torch.empty(self.count, dtype=torch.int64, device=device)
         self.firsts = range(0, self.count, self.batch)
         self.sizes = torch.tensor([min(self.batch, self.count - first) for first in self.firsts], device=device)
@@ -208,10 +210,10 @@ class Replayed(Training):
             self.warm_up()
         self.start_over()
 
-    def compiled(self):
+    def compiled(self, effort):
         import torch._inductor.config  # not in every torch that has the rest
         torch._inductor.config.autotune_num_choices_displayed = 0
-        return [torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
+        return [torch.compile(function, mode=effort, dynamic=False)
                 for function in (self.picked_forward, self.optimizer.step)]
 
     def picked_forward(self, picks):
@@ -266,16 +268,16 @@ class Replayed(Training):
         return self.sums
 
 
-def training_of(mode, row, data, before, device, precision, workers):
-    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where the mode is the
-    fastest on a GPU."""
+def training_of(mode, row, data, before, device, precision, workers, effort):
+    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where the mode is
+    graph or best, on a GPU. `workers` is of loader and `effort` of best."""
     synchronise(device)
     begin = time.perf_counter()
     if mode in ("loader", "resident"):
         training = Eager(row, data, before, device, precision, workers if mode == "loader" else 0)
     else:
         training = Replayed(row, data, before, device, precision or ("bf16" if device.type == "cuda" else "fp32"),
-                            mode == "best")
+                            effort if mode == "best" else None)
     synchronise(device)
     training.setup_s = time.perf_counter() - begin
     return training
