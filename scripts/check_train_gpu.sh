@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Verifies train-cuda and infer-cuda on a machine with a GPU: every kernel and every network against the oracle
-# over odd sizes, losses of 50 steps through the program, the same bits twice and after --resume, checkpoints
+# over odd sizes, losses of 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
 # across variants; and, with --sanitize, every kernel under compute-sanitizer.
 #
 #   scripts/check_train_gpu.sh [--sanitize]
@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
+live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
 sanitize=0
 while (($#)); do
     case $1 in
@@ -46,6 +47,7 @@ if ((sanitize)); then
         for net in relu conv conv_deep pool pool_deep dropout cnn3d; do
             check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --short $net
         done
+        check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-cuda --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
@@ -62,6 +64,8 @@ for net in $nets; do
     check "against the oracle: $net" "$kernels" "$net"
 done
 
+check 'live samples: their bits, their order on two streams, the same training' "$live"
+
 # model data batch train-size extra options; 50 steps, over several epochs where they are short. Few samples
 # must not be learnt by heart: what is left of their losses then is rounding.
 grid='logreg digits 1 60
@@ -69,6 +73,8 @@ logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
 lenet digits 257 600 --shift 2 --flip
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip
+lenet synth 7 20 --res 33 --feed constant
 cnn digits 1 60 --optimizer sgd --lr 0.001
 cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
@@ -105,6 +111,14 @@ same_weights() { # two runs of three epochs, and one that stops after the first 
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+synth=("$bench" --variant train-cuda --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
+same_images() { # live, stored, and stored that goes on live
+    "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
+        "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
+        "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
+        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+}
+check 'live and stored samples give the same weights' same_images
 check "infer-cuda from train-cuda's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 goes_on() { # from the checkpoint of another variant

@@ -141,6 +141,11 @@ def check_gradients(variants, arguments, device):
 
 # ---- Epochs ----
 
+# Columns that say nothing of PyTorch, in whichever schema.
+OURS_ALONE = ("roofline_share", "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share",
+              "generated_per_s", "opening_s")
+
+
 def name_of(mode, device):
     return f"torch-{device.type}" if mode == "resident" else f"torch-{mode}"
 
@@ -164,9 +169,7 @@ def torch_row(training, name, ours, number, threads):
         "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
         "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",
     })
-    # What was measured of ours alone, in whichever schema.
-    row.update({column: "" for column in ("roofline_share", "data_share", "throttled", "wrong", "skipped_steps", "loss_scale")
-                if column in row})
+    row.update({column: "" for column in OURS_ALONE if column in row})
     for column in ("time_min_s", "time_median_s", "time_mean_s", "time_p95_s", "time_p99_s", "wall_s"):
         row[column] = f"{elapsed:.9g}"
     return row

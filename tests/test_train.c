@@ -176,7 +176,7 @@ Test(train, samples_are_normalised)
     for (uint32_t c = 0; c < 3; c++) {
         double sum = 0, squares = 0;
         for (uint32_t n = 0; n < 50; n++) {
-            data_gather(&data, DATA_TRAIN, n, (struct draw_move){0}, values);
+            data_gather(&data, data_sample(&data, DATA_TRAIN, n), (struct draw_move){0}, values);
             for (int i = 0; i < 64; i++) {
                 sum += values[c * 64 + i];
                 squares += values[c * 64 + i] * values[c * 64 + i];

@@ -38,7 +38,7 @@ Test(train_cli, a_row_an_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/1");
+        cr_expect_str_eq(value(out, row, "schema"), "train/2");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -332,6 +332,62 @@ Test(train_cli, options_that_make_no_sense)
                    "--checkpoint is for one variant at a time, and --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
+}
+
+/* ---- Live samples ---- */
+
+#define LIVE                                                                                              \
+    "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
+    "20 --batch 16 "
+
+/* Live or stored, in one go or resumed, from one to the other: the same parameters. */
+Test(train_cli, live_samples_are_those_that_are_stored)
+{
+    EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
+    cr_expect_str_eq(value(out, 3, "feed"), "live");
+    cr_expect_str_eq(value(out, 3, "wrong"), "0");
+    cr_expect(number(out, 3, "generate_share") > 0 && number(out, 3, "generated_per_s") > 0);
+    cr_expect(number(out, 3, "data_share") >= number(out, 3, "generate_share"));
+    cr_expect(number(out, 3, "opening_s") > 0);
+    EXPECT(0, "$P " LIVE "--epochs 3 --export b --feed stored --format csv --shift 2");
+    cr_expect_str_eq(value(out, 3, "generate_share"), "");
+    EXPECT(0, "cmp a b");
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --shift 2");
+    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --feed stored --shift 2");
+    EXPECT(0, "$P " LIVE "--epochs 3 --checkpoint c --resume --export d --shift 2");
+    EXPECT(0, "cmp a d");
+    EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
+}
+
+/* Others in every epoch, and resumed they are the same others. */
+Test(train_cli, fresh_samples_resume)
+{
+    EXPECT(0, "$P " LIVE "--epochs 2 --export a");
+    EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
+    EXPECT(1, "cmp a b");
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --fresh");
+    EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint c --resume");
+    cr_expect_not_null(strstr(out, "other options: no fresh here, fresh=1 there"), "%s", out);
+    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --fresh --export d");
+    EXPECT(0, "cmp b d");
+}
+
+Test(train_cli, live_samples_refusals)
+{
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
+    cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
+                       out);
+    EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
+    EXPECT(2, "$P " LIVE "--feed stored --fresh");
+    cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
+    EXPECT(2, "$P " LIVE "--res 4097");
+    EXPECT(2, "$P " LIVE "--batch 91");
+    EXPECT(2, "$P --variant train-naive --data digits --feed live");
+    cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
+                       "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
+              "constant --format csv");
+    cr_expect_str_eq(value(out, 1, "feed"), "constant");
 }
 
 /* ---- Data ---- */

@@ -9,6 +9,7 @@
 #include "core/env.h"
 #include "core/timer.h"
 #include "train/engine.h"
+#include "train/feed.h"
 #include "train/trainer.h"
 
 typedef train_real real;
@@ -30,6 +31,7 @@ struct naive {
     real *deltas;  /* the gradients of these */
     float *sample; /* on its way to `inputs` */
     uint32_t *numbers, *labels;
+    struct feed feed;
     struct train_totals totals;
     uint64_t bytes;
 };
@@ -336,14 +338,23 @@ static uint32_t guess(const real *logits, uint32_t classes)
 }
 
 /* Puts a sample at place `j` of the batch. */
-static void take(struct naive *naive, enum data_part part, uint32_t sample, struct draw_move move, uint32_t j)
+static void take(struct naive *naive, const void *stored, struct draw_move move, uint32_t j)
 {
     const struct data *data = naive->train->data;
     real *to = naive->inputs + j * data->sample_values;
-    data_gather(data, part, sample, move, naive->sample);
+    data_gather(data, stored, move, naive->sample);
     for (size_t i = 0; i < data->sample_values; i++)
         to[i] = naive->sample[i];
-    naive->labels[j] = data->sets[part].labels[sample];
+}
+
+/* The one that belongs there in a step whose samples are ready. */
+static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t j)
+{
+    const struct train *train = naive->train;
+    uint32_t sample = naive->numbers[j];
+    take(naive, feed_sample(&naive->feed, sample, j), draw_move(&train->augment, train->seed, epoch, sample),
+         j);
+    naive->labels[j] = train->data->sets[DATA_TRAIN].labels[sample];
 }
 
 /* ---- The engine ---- */
@@ -358,6 +369,7 @@ static void naive_close(void *state)
     free(naive->sample);
     free(naive->numbers);
     free(naive->labels);
+    feed_close(&naive->feed);
     free(naive);
 }
 
@@ -389,7 +401,6 @@ static bool allocate(struct naive *naive)
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
 {
-    (void)resources;
     struct naive *naive = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
@@ -401,6 +412,11 @@ static enum status naive_open(const struct train *train, const struct resources 
         enum status status = status_set(
             STATUS_FAILED, "naive: a batch of %u samples takes %.1f GB, which memory has not; lower --batch",
             train->batch, (double)naive->bytes / 1e9);
+        naive_close(naive);
+        return status;
+    }
+    enum status status = feed_open(train, resources, &naive->feed);
+    if (status != STATUS_OK) {
         naive_close(naive);
         return status;
     }
@@ -469,14 +485,15 @@ static void update_parameters(struct naive *naive, uint64_t step)
                        &naive->second[i]);
 }
 
-static void make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch, uint32_t step)
+static enum status make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch,
+                             uint32_t step)
 {
     const struct train *train = naive->train;
     double begin_s = timer_now_s();
     uint32_t count = train_batch(train, order, step, naive->numbers);
+    TRY(feed_step(&naive->feed, epoch, naive->numbers, count));
     for (uint32_t j = 0; j < count; j++)
-        take(naive, DATA_TRAIN, naive->numbers[j],
-             draw_move(&train->augment, train->seed, epoch, naive->numbers[j]), j);
+        take_to_learn(naive, epoch, j);
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     double loss = learn(naive, epoch, count);
@@ -485,6 +502,7 @@ static void make_step(struct naive *naive, const struct draw_order *order, uint3
     if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
         naive->totals.bad_step = number;
     update_parameters(naive, number);
+    return STATUS_OK;
 }
 
 static enum status naive_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -493,7 +511,7 @@ static enum status naive_steps(void *state, uint32_t epoch, uint32_t first, uint
     const struct train *train = naive->train;
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     for (uint32_t i = 0; i < count; i++)
-        make_step(naive, &order, epoch, first + i);
+        TRY(make_step(naive, &order, epoch, first + i));
     return STATUS_OK;
 }
 
@@ -501,6 +519,8 @@ static enum status naive_totals(void *state, struct train_totals *totals)
 {
     struct naive *naive = state;
     *totals = naive->totals;
+    totals->generate_s = naive->feed.generate_s;
+    naive->feed.generate_s = 0;
     naive->totals = (struct train_totals){.bad_step = TRAIN_FINE};
     return STATUS_OK;
 }
@@ -520,7 +540,7 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
     const struct model *model = naive->train->model;
     const struct passing passing = {.training = false};
     for (uint32_t i = 0; i < count; i++) {
-        take(naive, part, first + i, (struct draw_move){0}, 0);
+        take(naive, data_sample(naive->train->data, part, first + i), (struct draw_move){0}, 0);
         forward(naive, &passing, 0);
         copy_out(logits + (size_t)i * model->classes,
                  output_of(naive, naive->outputs, model->layer_count - 1, 0), model->classes);
@@ -530,7 +550,8 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
 
 static uint64_t naive_memory_bytes(const void *state)
 {
-    return ((const struct naive *)state)->bytes;
+    const struct naive *naive = state;
+    return naive->bytes + feed_memory_bytes(&naive->feed);
 }
 
 const struct engine
@@ -547,6 +568,7 @@ const struct engine
         .name = "naive",
         .bounds = ENGINE_BOUNDS_FLOAT,
 #endif
+        .feeds = true,
         .open = naive_open,
         .close = naive_close,
         .set = naive_set,
@@ -583,13 +605,14 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     struct naive *naive = state;
     enum status status = naive_set(naive, from);
     uint32_t count = train_batch(train, &order, step, naive->numbers);
-    for (uint32_t j = 0; j < count; j++) {
+    if (status == STATUS_OK)
+        status = feed_step(&naive->feed, epoch, naive->numbers, count);
+    for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
         const struct passing passing = {train->seed, epoch, naive->numbers[j], true};
-        take(naive, DATA_TRAIN, naive->numbers[j],
-             draw_move(&train->augment, train->seed, epoch, naive->numbers[j]), j);
+        take_to_learn(naive, epoch, j);
         forward(naive, &passing, j);
     }
-    uint32_t bad = bad_layer(naive, count);
+    uint32_t bad = bad_layer(naive, count); /* of no use after a failure */
     *layer = bad < train->model->layer_count ? train->model->layers[bad].name : "the loss";
     naive_close(naive);
     return status;

@@ -14,6 +14,7 @@
 #include "omp_engine.h"
 #include "omp_kernel.h"
 #include "train/engine.h"
+#include "train/feed.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
@@ -104,6 +105,7 @@ struct net {
     uint32_t chunks; /* at most */
     float *sums;
 
+    struct feed feed;
     struct worker *workers;
     atomic_uint arrived, meetings; /* of net_meet() */
     pthread_mutex_t mutex;

@@ -140,7 +140,9 @@ static void gather(const struct net *net, struct worker *worker, const struct pa
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    data_gather(train->data, passing->part, passing->sample, move, worker->sample);
+    const void *stored = passing->training ? feed_sample(&net->feed, passing->sample, passing->place)
+                                           : data_sample(train->data, passing->part, passing->sample);
+    data_gather(train->data, stored, move, worker->sample);
     net->kernel->transpose(worker->sample, input->places, input->out.channels, input->places,
                            values_of(net, input, passing), input->out_pitch);
     worker->data_s += timer_now_s() - begin_s;

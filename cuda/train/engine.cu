@@ -8,6 +8,7 @@
 #include "common/check.cuh"
 #include "common/device.h"
 #include "train/cudnn.cuh"
+#include "train/feed.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
@@ -19,6 +20,7 @@ struct network {
     struct train_state state; /* on the device */
     float *gradients, *workspace, *inputs;
     struct device_set sets[DATA_PARTS];
+    struct device_feed feed; /* of the training set, where it is live */
     struct device_batch batch;
     struct device_losses losses;
     struct device_layer layers[MODEL_LAYERS_MAX];
@@ -155,13 +157,16 @@ static enum status open_data(struct network *network)
     for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         const void *labels;
-        TRY(hold_copy(network, &network->sets[part].values, set->values, set->count * data->sample_bytes));
+        if (part == DATA_TEST || data->feed != DATA_LIVE)
+            TRY(hold_copy(network, &network->sets[part].values, set->values,
+                          data_held(data, (enum data_part)part) * data->sample_bytes));
         TRY(hold_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
         network->sets[part].labels = static_cast<const uint32_t *>(labels);
     }
     TRY(hold(&network->holding, &network->batch.numbers, batch));
     TRY(hold(&network->holding, &network->batch.labels, batch));
     TRY(hold(&network->holding, &network->batch.moves, batch));
+    TRY(device_feed_open(&network->feed, network->train, network->device, &network->holding));
     return hold(&network->holding, &network->inputs, batch * data->sample_values);
 }
 
@@ -179,7 +184,7 @@ static enum status open_learning(struct network *network)
 static enum status clear_totals(struct network *network)
 {
     static const struct train_totals none = {
-        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .bad_step = TRAIN_FINE};
+        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .generate_s = 0, .bad_step = TRAIN_FINE};
     network->steps = 0;
     CUDA_TRY(
         cudaMemcpyAsync(network->losses.totals, &none, sizeof none, cudaMemcpyHostToDevice, network->stream));
@@ -221,6 +226,7 @@ static void cuda_close(void *state)
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
         if (network->passes[network->train->model->layers[i].spec.kind].release)
             network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
+    device_feed_close(&network->feed);
     holding_free(&network->holding);
     if (network->gather_end)
         (void)cudaEventDestroy(network->gather_end);
@@ -336,9 +342,13 @@ static enum status backward(struct network *network, const struct pass *pass)
 
 static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
 {
-    const struct device_set *set = &network->sets[DATA_TRAIN];
-    TRY(batch_draw(network->train, set, &network->batch, epoch, step, count, network->stream));
-    return batch_gather(network->train->data, set, &network->batch, count, network->inputs, network->stream);
+    struct device_set set = network->sets[DATA_TRAIN];
+    bool live = device_feed_is_live(&network->feed);
+    TRY(batch_draw(network->train, &set, &network->batch, epoch, step, count, network->stream));
+    if (live)
+        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
+    TRY(batch_gather(network->train->data, &set, &network->batch, count, network->inputs, network->stream));
+    return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
 /* Samples of a step: all but the last of an epoch have a full batch. */
@@ -368,6 +378,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
     uint32_t timed = first + count / 2;
+    device_feed_look(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
@@ -392,6 +403,8 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     if (network->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
     totals->data_s = 1e-3 * gather_ms * (double)network->steps;
+    if (device_feed_is_live(&network->feed))
+        TRY(device_feed_totals(&network->feed, network->steps, totals));
     return clear_totals(network);
 }
 
@@ -428,7 +441,8 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
 
 static uint64_t cuda_memory_bytes(const void *state)
 {
-    return static_cast<const struct network *>(state)->holding.bytes;
+    const struct network *network = static_cast<const struct network *>(state);
+    return network->holding.bytes + device_feed_memory_bytes(&network->feed);
 }
 
 extern "C" {
@@ -436,6 +450,7 @@ extern const struct engine engine_cuda;
 const struct engine engine_cuda = {
     .name = "cuda",
     .bounds = ENGINE_BOUNDS_FLOAT,
+    .feeds = true,
     .open = cuda_open,
     .close = cuda_close,
     .set = cuda_set,

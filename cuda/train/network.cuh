@@ -89,10 +89,12 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Samples ---- */
 
-/* A data set in device memory, and how its values are normalised. */
+/* A data set in device memory, or the values of a batch alone, one behind the other, with the set's labels.
+ */
 struct device_set {
     const void *values;
     const uint32_t *labels;
+    bool batch_alone;
 };
 
 /* The samples of a batch: numbers in their set, labels, and how they are moved. */

@@ -196,6 +196,7 @@ static enum status fill(const struct options *given, struct parameters *paramete
 {
     TRY(read_checkpoint(parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
+    parameters->job.feed = -1; /* what is not learnt from need not be stored */
     TRY(job_open_data(&parameters->job, place, DATA_TEST, &opened->data));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);

@@ -22,6 +22,7 @@ struct parameters {
 };
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw", NULL};      /* as enum optimizer_kind */
+static const char *const feeds[] = {"stored", "live", "constant", NULL};     /* as enum data_feed */
 static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* as enum schedule_kind */
 
 #define AT(field) offsetof(struct parameters, field)
@@ -47,6 +48,11 @@ static const struct option_spec options[] = {
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true, "of step: what it falls by"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of a label that all classes share"},
+    {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
+     "training samples: all stored before; live, generated batch by batch while training (the default of "
+     "synth); or the first batch for every step, constant: what speed is without any supply"},
+    {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
+     "with live samples: every epoch has new ones"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
      "training samples are shifted so far at most; zeros come in"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
@@ -75,12 +81,16 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},         {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME}, {"test_samples", COMBINE_SAME},
-    {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
+    {"timed", COMBINE_FIRST},         {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},          {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},  {"test_samples", COMBINE_SAME},
+    {"loss", COMBINE_SAME},           {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},      {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},        {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},        {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_SAME},     {"memory_bytes", COMBINE_SAME},
+    {"generate_share", COMBINE_SAME}, {"generated_per_s", COMBINE_SAME},
+    {"opening_s", COMBINE_SAME},      {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -98,7 +108,10 @@ enum measure_place {
     TO_98_S,
     TO_99_S,
     DATA_SHARE,
-    MEMORY_BYTES
+    MEMORY_BYTES,
+    GENERATE_SHARE,
+    GENERATED_PER_S,
+    OPENING_S
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 
@@ -142,6 +155,8 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "--lr-schedule step";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
+    if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
+        return "--feed live, so to --data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
     return NULL;
@@ -184,6 +199,10 @@ static enum status check(const struct options *given, const struct parameters *p
 /* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
+    if (strcmp(option, "feed") == 0) /* live and stored samples have the same bits */
+        return parameters->job.feed != DATA_CONSTANT;
+    if (strcmp(option, "fresh") == 0)
+        return !parameters->job.fresh;
     static const char *const of_data[] = {"data", "train-size", "test-size", "res", NULL};
     if (is_one_of(option, of_data))
         return true;
@@ -253,9 +272,11 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
-static enum status fill(const struct options *given, const struct parameters *parameters,
-                        const struct place *place, struct opened *opened)
+static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
+                        struct opened *opened)
 {
+    if (parameters->job.feed < 0)
+        parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     TRY(check(given, parameters));
     TRY(job_open_data(&parameters->job, place, DATA_TRAIN, &opened->data));
     TRY(check_shift(parameters, &opened->data.shape));
@@ -299,6 +320,15 @@ static struct work train_work(const void *input, const struct variant *variant)
     return (struct work){.items = samples,
                          .bytes = samples * (double)opened->data.sample_bytes,
                          .operations = samples * (model->multiplications + model->backward_multiplications)};
+}
+
+static enum status train_accepts(const void *input, const struct variant *variant)
+{
+    const struct opened *opened = input;
+    const struct engine *engine = variant->traits;
+    return engine->feeds || opened->data.feed == DATA_STORED
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "it keeps all training samples in memory; add --feed stored");
 }
 
 static bool train_more(const void *input, void *state)
@@ -346,7 +376,8 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    snprintf(texts[TIMED], 64, "gather+forward+backward+update");
+    snprintf(texts[TIMED], 64, "%sgather+forward+backward+update",
+             opened->data.feed == DATA_LIVE ? "generate+" : "");
     snprintf(texts[EPOCH], 64, "%" PRIu32, epoch.history.epochs);
     snprintf(texts[STEPS], 64, "%" PRIu32, epoch.steps);
     snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
@@ -362,12 +393,17 @@ static enum status train_measure(const void *input, const struct variant *varian
     put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
     put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    if (opened->data.feed == DATA_LIVE) {
+        put(texts[GENERATE_SHARE], epoch.generate_s / epoch.epoch_s, 4);
+        put(texts[GENERATED_PER_S], opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
+    }
+    put(texts[OPENING_S], opened->data.opening_s, 6);
     return STATUS_OK;
 }
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/1",
+    .schema = "train/2",
     .summary = "networks that learn to classify, epoch by epoch",
     .item = "samples",
     .options = options,
@@ -380,6 +416,7 @@ const struct workload workload_train = {
     .close = train_close,
     .move = job_stay,
     .applies = train_applies,
+    .accepts = train_accepts,
     .more = train_more,
     .work = train_work,
     .verify = train_verify,

@@ -232,6 +232,7 @@ static enum status look(struct trainer *trainer)
     totals->loss += more.loss;
     totals->correct += more.correct;
     totals->samples += more.samples;
+    totals->generate_s += more.generate_s;
     totals->data_s = more.data_s < 0 || totals->data_s < 0 ? -1 : totals->data_s + more.data_s;
     if (totals->bad_step == TRAIN_FINE)
         totals->bad_step = more.bad_step;
@@ -344,6 +345,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
                                   .rate = schedule_rate(&job->train.schedule, last),
                                   .data_s = totals->data_s,
+                                  .generate_s = totals->generate_s,
                                   .epoch_s = trainer->epoch_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     TRY(test(trainer, epoch));

@@ -42,6 +42,7 @@ struct train_epoch {
     double test_loss, test_accuracy;
     double rate;            /* of its last step */
     double data_s, epoch_s; /* data_s negative where it is not known */
+    double generate_s;      /* how long live samples were being made */
     uint64_t memory_bytes;
 };
 
