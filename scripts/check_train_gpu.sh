@@ -77,6 +77,7 @@ lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip
 lenet synth 7 20 --res 33 --feed constant
 cnn digits 1 60 --optimizer sgd --lr 0.001
 cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
+cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
@@ -86,6 +87,22 @@ while read -r model data batch size extra; do
         --verify-steps 50 --model "$model" --data "$data" --batch "$batch" --train-size "$size" \
         --test-size "$batch" --epochs 1 $extra
 done <<<"$grid"
+
+if grep -q 'train-cudnn  *available' <<<"$list"; then
+    # Odd kernels and places, a last short batch, volumes; then the same bits twice.
+    while read -r model data batch size; do
+        check "cuDNN: $model, $data, batch $batch of $size" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1
+    done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20'
+    same_by_cudnn() {
+        "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
+            "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
+            cmp "$work/four" "$work/five"
+    }
+    check 'cuDNN: the same seed gives the same weights' same_by_cudnn
+else
+    echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
+fi
 
 train=("$bench" --variant train-cuda --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
 same_weights() { # two runs of three epochs, and one that stops after the first and goes on

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "train_support.h"
@@ -219,4 +220,63 @@ Test(train_net, forward_by_hand)
         cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);
     }
     net_close(&net);
+}
+
+/* ---- What is no number ---- */
+
+/* The first step, from net->initial: its loss shows the NaN, it is the bad step, and the reference names the
+ * layer that had it first. */
+static void expect_bad(struct net *net, const char *what, const char *layer)
+{
+    struct train_totals totals;
+    const char *found = NULL;
+    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    must(net->engine->set(net->state, &begin));
+    must(net->engine->steps(net->state, 0, 0, 1));
+    must(net->engine->totals(net->state, &totals));
+    cr_expect(!isfinite(totals.loss), "%s, %s: a NaN in %s leaves a loss of %g", net->engine->name,
+              net->model.name, what, totals.loss);
+    cr_expect_eq(totals.bad_step, 0, "%s, %s: a NaN in %s is not noticed", net->engine->name, net->model.name,
+                 what);
+    must(naive_find_bad_layer(&net->train, &begin, 0, 0, &found));
+    cr_expect_str_eq(found, layer, "%s: a NaN in %s is said to be of %s", net->model.name, what, found);
+}
+
+/* In a value of a sample, then in one of each tensor of parameters. */
+static void plant_nans(const struct engine *engine, const struct model_table *table)
+{
+    struct net net;
+    struct shape input = table->volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+    net_open(&net, engine, table, input, 10, 7, 7, 0);
+    data_to_halves(&net.data);
+    uint16_t *middle = (uint16_t *)net.data.sets[DATA_TRAIN].values + 9 * net.data.sample_values / 2,
+             before = *middle;
+    *middle = 0x7E00; /* of the fifth sample; the scale is known by now */
+    net_reopen(&net);
+    expect_bad(&net, "a sample", net.model.layers[0].name);
+    *middle = before;
+    net_reopen(&net);
+    for (uint32_t t = 0; t < net.model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net.model.tensors[t];
+        char layer[sizeof tensor->name];
+        float *last = &net.initial[tensor->first + tensor->values - 1], fine = *last;
+        snprintf(layer, sizeof layer, "%.*s", (int)strcspn(tensor->name, "."), tensor->name);
+        *last = NAN;
+        expect_bad(&net, tensor->name, layer);
+        *last = fine;
+    }
+    net_close(&net);
+}
+
+/* Every engine that runs here, and the oracle. */
+Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 60)
+{
+    const struct resources resources = {.threads = 2};
+    for (size_t i = 0; model_tables[i].name; i++) {
+        plant_nans(&engine_oracle, &model_tables[i]);
+        for (const struct variant_entry *entry = variant_table; entry < variant_table + variant_count;
+             entry++)
+            if (strcmp(entry->workload, "train") == 0 && variant_available(entry, &resources) == STATUS_OK)
+                plant_nans(entry->variant->traits, &model_tables[i]);
+    }
 }

@@ -39,20 +39,7 @@ struct sizes {
  * so that what rounding makes of a gradient near zero stays as small. */
 static void vary(struct net *net)
 {
-    struct data *data = &net->data;
-    data->type = DATA_F16;
-    data->sample_bytes = 2 * data->sample_values;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        struct data_set *set = &data->sets[part];
-        size_t count = set->count * data->sample_values;
-        uint8_t *bytes = set->values;
-        uint16_t *halves = malloc(count * sizeof *halves);
-        for (size_t i = 0; i < count; i++)
-            halves[i] = (uint16_t)(0x3C00 | bytes[i] << 2); /* 1 to 2 */
-        free(bytes);
-        set->values = halves;
-    }
-    data_normalise(data, true);
+    data_to_halves(&net->data);
     net->train.augment = (struct augment){2, true};
     net->train.optimizer = (struct optimizer){
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 0.01, .weight_decay = 0.1};
@@ -62,23 +49,15 @@ static void vary(struct net *net)
 
 static bool varied; /* whether run() does */
 
-static void open_varied(struct net *net)
-{
-    const struct resources resources = {.threads = 2};
-    net->engine->close(net->state);
-    vary(net);
-    must(net->engine->open(&net->train, &resources, &net->state));
-    const struct train_state begin = {net->initial, net->zeros, net->zeros};
-    must(net->engine->set(net->state, &begin));
-}
-
 static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
                 struct net *net, struct result *result)
 {
     struct train_totals totals;
     net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
-    if (varied)
-        open_varied(net);
+    if (varied) {
+        vary(net);
+        net_reopen(net);
+    }
     size_t values = net->model.arena_values;
     result->gradients = malloc(values * sizeof(float));
     result->parameters = malloc(3 * values * sizeof(float));
@@ -310,17 +289,18 @@ Test(train_omp, a_planted_fault_shows)
 /* ---- Longer runs ---- */
 
 /* From the same weights, over the same batches: losses of 50 steps, each within 1e-4 of the reference's. */
-static void follow(const struct model_table *table, struct shape input, uint32_t batch, uint32_t count)
+static void follow(const struct engine *engine, const struct model_table *table, struct shape input,
+                   uint32_t batch, uint32_t count)
 {
     struct net net, naive;
-    net_open(&net, &engine_omp, table, input, 10, count, batch, 0);
+    net_open(&net, engine, table, input, 10, count, batch, 0);
     net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
     uint32_t steps = train_steps(&net.train);
     for (uint32_t i = 0; i < 50; i++) {
         struct train_totals totals, wanted;
-        must(engine_omp.steps(net.state, i / steps, i % steps, 1));
+        must(engine->steps(net.state, i / steps, i % steps, 1));
         must(engine_naive.steps(naive.state, i / steps, i % steps, 1));
-        must(engine_omp.totals(net.state, &totals));
+        must(engine->totals(net.state, &totals));
         must(engine_naive.totals(naive.state, &wanted));
         cr_expect_float_eq(totals.loss, wanted.loss, 1e-4 * wanted.loss, "%s, step %u: %.9g, not %.9g",
                            table->name, i, totals.loss, wanted.loss);
@@ -330,13 +310,19 @@ static void follow(const struct model_table *table, struct shape input, uint32_t
     net_close(&naive);
 }
 
-Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
         bool deep_one = model_tables[i].volumetric;
-        follow(&model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16}, 7, 40);
+        follow(engine, &model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16},
+               7, 40);
     }
-    follow(&model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+    follow(engine, &model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+}
+
+Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+{
+    follow_all(&engine_omp);
 }
 
 /* The parameters after two epochs, by so many threads. The caller frees. */
@@ -404,18 +390,29 @@ Test(train_omp, infers_as_the_oracle)
 
 /* ---- With OpenBLAS ---- */
 
-Test(train_omp, multiplies_by_openblas, .timeout = 60)
+/* Its engine; the test is skipped where there is no OpenBLAS. */
+static const struct engine *openblas(void)
 {
     const struct variant_entry *entry = variant_find("train-omp-blas");
     const struct resources resources = {.threads = 2};
     if (variant_available(entry, &resources) != STATUS_OK)
         cr_skip_test("%s", status_text());
+    return entry->variant->traits;
+}
+
+Test(train_omp, multiplies_by_openblas, .timeout = 60)
+{
+    const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
-        double worst = compare(entry->variant->traits, &model_tables[i],
-                               model_tables[i].volumetric ? &deep_sizes : &sizes);
+        double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);
     }
+}
+
+Test(train_omp, losses_of_fifty_steps_by_openblas, .timeout = 120)
+{
+    follow_all(openblas());
 }
 
 /* ---- Learning ---- */

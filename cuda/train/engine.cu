@@ -3,9 +3,11 @@
 #include "train/engine.cuh"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "train/cudnn.cuh"
 #include "train/feed.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
@@ -22,23 +24,21 @@ struct network {
     struct device_batch batch;
     struct device_losses losses;
     struct device_layer layers[MODEL_LAYERS_MAX];
+    struct layer_passes passes[LAYER_KINDS];
     /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
      * launches to go on with and the host's are not in the time. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
 
-static const struct {
-    enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
-    enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
-} kinds[LAYER_KINDS] = {
-    /* LAYER_CONV */ {conv_forward, conv_backward},
-    /* LAYER_RELU */ {relu_forward, relu_backward},
-    /* LAYER_POOL */ {pool_forward, pool_backward},
-    /* LAYER_DROPOUT */ {dropout_forward, dropout_backward},
-    /* LAYER_LINEAR */ {linear_forward, linear_backward},
-    /* LAYER_ADD */ {add_forward, add_backward},
-    /* LAYER_MEAN */ {mean_forward, mean_backward},
+static const struct layer_passes own_passes[LAYER_KINDS] = {
+    /* LAYER_CONV */ {conv_prepare, conv_forward, conv_backward, nullptr},
+    /* LAYER_RELU */ {nullptr, relu_forward, relu_backward, nullptr},
+    /* LAYER_POOL */ {nullptr, pool_forward, pool_backward, nullptr},
+    /* LAYER_DROPOUT */ {nullptr, dropout_forward, dropout_backward, nullptr},
+    /* LAYER_LINEAR */ {nullptr, linear_forward, linear_backward, nullptr},
+    /* LAYER_ADD */ {nullptr, add_forward, add_backward, nullptr},
+    /* LAYER_MEAN */ {nullptr, mean_forward, mean_backward, nullptr},
 };
 
 /* ---- Memory ---- */
@@ -150,8 +150,9 @@ static enum status open_layer(struct network *network, uint32_t i)
         TRY(hold(&network->holding, &self->largest, outputs));
     if (layer->spec.kind == LAYER_ADD)
         self->added = self - layer->spec.back;
-    return layer->spec.kind == LAYER_CONV ? conv_prepare(self, &network->holding, network->stream)
-                                          : STATUS_OK;
+    const struct layer_passes *by = &network->passes[layer->spec.kind];
+    return by->prepare ? by->prepare(self, network->train->batch, &network->holding, network->stream)
+                       : STATUS_OK;
 }
 
 static enum status open_data(struct network *network)
@@ -227,6 +228,9 @@ static void cuda_close(void *state)
     (void)cudaSetDevice(network->device);
     if (network->stream)
         (void)cudaStreamSynchronize(network->stream);
+    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
+        if (network->passes[network->train->model->layers[i].spec.kind].release)
+            network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
     device_feed_close(&network->feed);
     holding_free(&network->holding);
     if (network->gather_end)
@@ -238,13 +242,17 @@ static void cuda_close(void *state)
     free(network);
 }
 
-static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
+/* With convolutions by `conv`. */
+static enum status open_with(const struct layer_passes *conv, const struct train *train,
+                             const struct resources *resources, void **state)
 {
     struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
     if (!network)
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
     network->device = resources->device;
+    memcpy(network->passes, own_passes, sizeof network->passes);
+    network->passes[LAYER_CONV] = *conv;
     enum status status = open_all(network);
     if (status != STATUS_OK) {
         cuda_close(network);
@@ -252,6 +260,11 @@ static enum status cuda_open(const struct train *train, const struct resources *
     }
     *state = network;
     return STATUS_OK;
+}
+
+static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
+{
+    return open_with(&own_passes[LAYER_CONV], train, resources, state);
 }
 
 /* ---- State, in and out ---- */
@@ -321,7 +334,7 @@ static struct device_layer *last_layer(struct network *network)
 static enum status forward(struct network *network, const struct pass *pass)
 {
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
-        TRY(kinds[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
+        TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
     return STATUS_OK;
 }
 
@@ -336,7 +349,7 @@ static enum status backward(struct network *network, const struct pass *pass)
             CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
                                      pass->count * self->layer->in_values * sizeof *self->in_delta,
                                      pass->stream));
-        TRY(kinds[self->layer->spec.kind].backward(self, pass));
+        TRY(network->passes[self->layer->spec.kind].backward(self, pass));
         if (shared)
             TRY(added_backward(self - 1, end, pass));
     }
@@ -465,3 +478,34 @@ const struct engine engine_cuda = {
     .memory_bytes = cuda_memory_bytes,
 };
 }
+
+#ifdef HAVE_CUDNN
+template <const struct layer_passes *CONV>
+static enum status cudnn_open(const struct train *train, const struct resources *resources, void **state)
+{
+    return open_with(CONV, train, resources, state);
+}
+
+template <const struct layer_passes *CONV>
+static constexpr struct engine cudnn_engine(const char *name, const struct engine_bounds &bounds)
+{
+    return {.name = name,
+            .bounds = bounds,
+            .open = cudnn_open<CONV>,
+            .close = cuda_close,
+            .set = cuda_set,
+            .get = cuda_get,
+            .steps = cuda_steps,
+            .totals = cuda_totals,
+            .gradients = cuda_gradients,
+            .evaluate = cuda_evaluate,
+            .memory_bytes = cuda_memory_bytes};
+}
+
+extern "C" {
+const struct engine engine_cudnn = cudnn_engine<&cudnn_conv_fp32>("cudnn", ENGINE_BOUNDS_FLOAT);
+/* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
+const struct engine engine_cudnn_tf32 =
+    cudnn_engine<&cudnn_conv_tf32>("cudnn-tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
+}
+#endif

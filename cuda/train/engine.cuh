@@ -5,5 +5,6 @@
 #include "train/engine.h"
 
 extern "C" const struct engine engine_cuda;
+extern "C" const struct engine engine_cudnn, engine_cudnn_tf32; /* where HAVE_CUDNN: convolutions by cuDNN */
 
 #endif

@@ -24,6 +24,7 @@ struct device_layer {
     struct windows forward, backward; /* of a convolution: over `in`, and over `out_delta` */
     uint32_t *largest;                /* of a pool: which element of the sample each output was */
     const struct device_layer *added; /* of an addition: the earlier layer */
+    void *library;                    /* what a library keeps of the layer, where one computes it */
 };
 
 /* What all layers must know of a batch on its way. */
@@ -55,9 +56,21 @@ template <class T> static inline enum status hold(struct holding *holding, T **p
     return hold_bytes(holding, reinterpret_cast<void **>(pointer), count * sizeof(T));
 }
 
+/* Who computes a kind of layer. Before the first pass, `prepare` makes what it needs for batches of up to so
+ * many samples, and `release` frees what of that is no device memory, also after a failure; both may be NULL.
+ */
+struct layer_passes {
+    enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                           cudaStream_t stream);
+    enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
+    enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
+    void (*release)(struct device_layer *layer);
+};
+
 /* The parts of a network, each in its file. Forward fills layer->out; backward fills layer->in_delta from
  * layer->out_delta, and the gradients of the layer's parameters. */
-enum status conv_prepare(struct device_layer *layer, struct holding *holding, cudaStream_t stream);
+enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                         cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
@@ -77,6 +90,9 @@ enum status mean_backward(const struct device_layer *layer, const struct pass *p
  * output: layers before `end`, in their order. */
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
                            const struct pass *pass);
+
+/* Zeros in `deltas` where a ReLU's output is not above 0. */
+enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
 
 /* The gradient of a bias: the sum of layer->out_delta over samples and places. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);

@@ -259,6 +259,17 @@ static enum status check_repeats(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* What several variants would write, one after the other, only one may. */
+static enum status check_single(const struct settings *settings)
+{
+    const char *const *single = settings->workload->single;
+    for (; single && *single && settings->variant_count > 1; single++)
+        if (options_given(&settings->options, *single))
+            return status_set(STATUS_USAGE, "--%s is for one variant at a time, and --variant names %zu",
+                              *single, settings->variant_count);
+    return STATUS_OK;
+}
+
 /* Only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
@@ -287,6 +298,7 @@ static enum status derive(struct settings *settings)
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
     TRY(check_repeats(settings));
+    TRY(check_single(settings));
     TRY(check_loops(settings));
     TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));

@@ -82,6 +82,8 @@ static const struct option_spec options[] = {
      "steps that --verify compares with the oracle's"},
 };
 
+static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
+
 static const struct measure measures[] = {
     {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},          {"steps", COMBINE_SAME},
     {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME},  {"test_samples", COMBINE_SAME},
@@ -425,19 +427,6 @@ static enum status train_measure(const void *input, const struct variant *varian
     return STATUS_OK;
 }
 
-/* Called once a variant, before its epochs: what several would write, only one may. */
-static enum status train_deliver(const void *input, const char *name, const struct variant *variant,
-                                 void *state)
-{
-    const struct opened *opened = input;
-    const struct train_job *job = &opened->job;
-    (void)variant, (void)state;
-    if (name && (job->checkpoints || job->export_path || job->step_path))
-        return status_set(STATUS_USAGE,
-                          "--checkpoint, --export and --export-step are for one variant at a time");
-    return STATUS_OK;
-}
-
 const struct workload workload_train = {
     .name = "train",
     .schema = "train/2",
@@ -446,6 +435,7 @@ const struct workload workload_train = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
+    .single = single,
     .measures = measures,
     .shown = shown,
     .open = train_open,
@@ -457,7 +447,6 @@ const struct workload workload_train = {
     .work = train_work,
     .verify = train_verify,
     .measure = train_measure,
-    .deliver = train_deliver,
     .verdict = train_verdict,
     .keep = train_keep,
     .kept = trainer_kept,
