@@ -1,6 +1,7 @@
-/* The engine of train-graph against the oracle, over odd batches: gradients of a step tensor by tensor, losses and
- * ways of several, logits of the test set; whether the same seed gives the same bits, also where another engine goes
- * on in the middle; and that faults which are planted leave the same bounds. make check-gpu runs it.
+/* The engine of train-graph against the oracle, over odd batches: gradients of a step tensor by tensor,
+ * losses and ways of several, logits of the test set; whether the same seed gives the same bits, also where
+ * another engine goes on in the middle; and that faults which are planted leave the same bounds. make
+ * check-gpu runs it.
  *
  *   gpu_graph [--short] [NUMBER ...]   cases to try, all without a number; --short: small batches, two steps
  *
@@ -14,7 +15,9 @@
 #include "core/philox.h"
 #include "train/graph_engine.cuh"
 
-#define GRADIENT_MAX 0.04 /* of a tensor's gradients, norm by norm; a fault must be further off */
+#define EXACT_MAX \
+    0.01 /* of a tensor's gradients, norm by norm, where pooling is exact; a fault is further off */
+#define GRADIENT_MAX 0.15 /* else: the windows that bf16 decides another way */
 #define LOSS_FLOOR   1e-2 /* a smaller loss is what is left of logits that are not small */
 #define SEED         7
 #define SHORT_BATCH  16
@@ -42,27 +45,37 @@ struct trial {
     float smoothing;
     struct augment augment;
     enum fault fault;
+    bool exact;
 };
 
 static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
 static const struct augment still = {0, false}, moved = {3, true};
 
 static const struct trial trials[] = {
-    {gray, 10, 1, 3, 50, OPTIMIZER_SGD, 0, still, FAULT_NONE},
-    {gray, 10, 2, 5, 50, OPTIMIZER_ADAM, 0, still, FAULT_NONE},
-    {gray, 10, 7, 17, 50, OPTIMIZER_ADAMW, 0.1f, moved, FAULT_NONE},
-    {gray, 10, 129, 300, 3, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE},
-    {gray, 10, 256, 600, 1, OPTIMIZER_ADAM, 0, moved, FAULT_NONE},
-    {gray, 32, 257, 300, 2, OPTIMIZER_SGD, 0, still, FAULT_NONE},
-    {gray, 1, 3, 8, 4, OPTIMIZER_SGD, 0, still, FAULT_NONE},
-    {colour, 10, 1, 3, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE},
-    {colour, 3, 7, 17, 50, OPTIMIZER_SGD, 0, moved, FAULT_NONE},
-    {colour, 10, 129, 140, 2, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE},
-    {gray, 10, 64, 200, 2, OPTIMIZER_SGD, 0.1f, moved, FAULT_TAP},
-    {gray, 10, 64, 200, 2, OPTIMIZER_SGD, 0.1f, moved, FAULT_BIAS},
-    {gray, 10, 64, 200, 2, OPTIMIZER_SGD, 0.1f, moved, FAULT_CHANNEL},
-    {gray, 10, 64, 200, 2, OPTIMIZER_SGD, 0.1f, moved, FAULT_MOVE},
-    {gray, 10, 64, 200, 2, OPTIMIZER_SGD, 0.1f, moved, FAULT_LABEL},
+    /* One step, exact up to pooling. */
+    {gray, 10, 1, 3, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {gray, 10, 2, 5, 1, OPTIMIZER_ADAM, 0, moved, FAULT_NONE, true},
+    {gray, 1, 3, 8, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {gray, 10, 7, 17, 1, OPTIMIZER_ADAMW, 0.3f, moved, FAULT_NONE, true},
+    {gray, 10, 129, 300, 3, OPTIMIZER_SGD, 0.3f, still, FAULT_NONE, true},
+    {gray, 10, 256, 600, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    {gray, 32, 257, 300, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {colour, 10, 1, 3, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_NONE, true},
+    {colour, 3, 7, 17, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    {colour, 10, 129, 140, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    /* The same with faults. */
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_TAP, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_BIAS, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_CHANNEL, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_MOVE, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_LABEL, true},
+    /* Fifty steps from usual parameters. */
+    {gray, 10, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE, false},
+    {colour, 10, 2, 101, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_TAP, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_CHANNEL, false},
 };
 
 /* ---- Data and engines ---- */
@@ -85,8 +98,9 @@ static void must(enum status status)
 }
 
 /* Random squares of random brightness, so that neighbouring pixels are alike, and so are some windows; with
- * random labels. */
-static void fill_set(const struct data *data, uint32_t stream, uint32_t count, struct data_set *set)
+ * random labels. `exact`: bytes of 0 and 1. */
+static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
+                     struct data_set *set)
 {
     uint32_t width = data->shape.width;
     uint8_t *values = static_cast<uint8_t *>(must_have(malloc(count * data->sample_bytes)));
@@ -97,7 +111,7 @@ static void fill_set(const struct data *data, uint32_t stream, uint32_t count, s
         uint32_t square = (uint32_t)(i / width / 3 * width + i % width / 3);
         uint32_t word = philox(philox_key(1), square, stream, 0, 0).word[0];
         uint32_t noise = philox(philox_key(3), (uint32_t)i, stream, 0, 0).word[0];
-        values[i] = word & 1 ? 0 : (uint8_t)((word >> 8 & 127) + (noise & 127));
+        values[i] = word & 1 ? 0 : exact ? noise >> 30 != 0 : (uint8_t)((word >> 8 & 127) + (noise & 127));
     }
     for (uint32_t i = 0; i < count; i++)
         set->labels[i] = philox_below(philox(philox_key(2), i, stream, 0, 0).word[0], data->classes);
@@ -110,9 +124,32 @@ static void data_random(const struct trial *trial, struct data *data)
     data->type = DATA_U8;
     data->classes = trial->classes;
     data->sample_bytes = data->sample_values = shape_values(&trial->shape);
-    fill_set(data, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
-    fill_set(data, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
+    fill_set(data, trial->exact, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
+    fill_set(data, trial->exact, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
     data_normalise(data, true);
+    for (uint32_t c = 0; trial->exact && c < data->shape.channels; c++) {
+        data->scale[c] = 1;
+        data->offset[c] = c == 1 ? 0 : -0.5f;
+    }
+}
+
+/* Makes the convolutions' parameters few bits long: then conv1's output is a number of 8 bits and conv2's
+ * sums are exact in fp32, so pooling takes what the oracle's does, also among equals, and what is left is the
+ * rounding of what is pooled and of the gradients. fc1's biases keep its sums away from 0, where ReLU
+ * decides. Otherwise bf16 decides some windows the other way, which costs some per cent of the gradients'
+ * norms. */
+static void make_exact(const struct model *model, struct train_state *state)
+{
+    const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
+    for (size_t i = 0; i < conv1->weight_values + conv1->bias_values;
+         i++) /* the bias lies behind, without a gap */
+        state->parameters[i] =
+            (float)(int32_t)(philox(philox_key(4), (uint32_t)i, 0, 0, 0).word[0] % 7) / 8 - 0.375f;
+    for (size_t i = 0; i < conv2->weight_values; i++)
+        state->parameters[conv2->weight + i] =
+            (float)(int32_t)(philox(philox_key(5), (uint32_t)i, 0, 0, 0).word[0] % 15) / 128 - 7 / 128.0f;
+    for (size_t i = 0; i < fc1->bias_values; i++)
+        state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
 }
 
 /* An engine in a place of its training. */
@@ -132,8 +169,8 @@ static struct learner learner_open(const struct engine *engine, const struct tra
 }
 
 /* Steps from number `first` on, each on its own, or as many at once as an epoch has. */
-static struct train_totals take_steps(const struct learner *learner, const struct train *train, uint32_t first,
-                                      uint32_t count, bool at_once)
+static struct train_totals take_steps(const struct learner *learner, const struct train *train,
+                                      uint32_t first, uint32_t count, bool at_once)
 {
     struct train_totals totals;
     uint32_t steps = train_steps(train), now;
@@ -166,7 +203,8 @@ static void plant(enum fault fault, const struct model *model, struct train *tra
         memset(state->parameters + conv1->bias, 0, conv1->bias_values * sizeof(float));
     if (fault == FAULT_CHANNEL)
         for (uint32_t o = 0; o < 128; o++)
-            memset(state->parameters + fc1->weight + o * fc1->in_values, 0, fc1->in_values / 64 * sizeof(float));
+            memset(state->parameters + fc1->weight + o * fc1->in_values, 0,
+                   fc1->in_values / 64 * sizeof(float));
     if (fault == FAULT_MOVE)
         train->augment = still;
     if (fault == FAULT_LABEL)
@@ -226,7 +264,8 @@ static double compare_ways(const struct train_state *mine, const struct train_st
     double worst = 0;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         double off = 0, way = 0;
-        for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values; i++) {
+        for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values;
+             i++) {
             off += pow((double)mine->parameters[i] - right->parameters[i], 2);
             way += pow((double)right->parameters[i] - begin->parameters[i], 2);
         }
@@ -235,7 +274,8 @@ static double compare_ways(const struct train_state *mine, const struct train_st
     return worst;
 }
 
-static double compare_logits(const struct learner *mine, const struct learner *oracle, const struct train *train)
+static double compare_logits(const struct learner *mine, const struct learner *oracle,
+                             const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second on */
     size_t values = (size_t)count * train->model->classes;
@@ -253,8 +293,8 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off / largest;
 }
 
-/* Whether another engine that takes the steps at once, and a third one that goes on behind half of them, come to
- * the same bits as `end`. */
+/* Whether another engine that takes the steps at once, and a third one that goes on behind half of them, come
+ * to the same bits as `end`. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps,
                     const struct train_state *end)
 {
@@ -282,7 +322,8 @@ struct verdict {
     bool same;
 };
 
-static struct verdict compare(const struct trial *trial, const struct train *train, const struct train_state *begin)
+static struct verdict compare(const struct trial *trial, const struct train *train,
+                              const struct train_state *begin)
 {
     struct verdict verdict = {};
     struct train ours = *train;
@@ -294,6 +335,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     plant(trial->fault, train->model, &ours, &planted);
     struct learner mine = learner_open(&engine_graph, &ours, &planted);
     struct learner oracle = learner_open(&engine_oracle, train, begin);
+    verdict.logits = compare_logits(&mine, &oracle, train);
     for (uint32_t i = 0; i < trial->steps; i++) {
         struct train_totals own = take_steps(&mine, train, i, 1, false);
         struct train_totals right = take_steps(&oracle, train, i, 1, false);
@@ -301,7 +343,6 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
         if (i == 0)
             verdict.gradients = compare_gradients(&mine, &oracle, train->model, verdict.tensors);
     }
-    verdict.logits = compare_logits(&mine, &oracle, train);
     mine_end = state_of(&mine, values);
     right_end = state_of(&oracle, values);
     verdict.ways = compare_ways(&mine_end, &right_end, begin, train->model);
@@ -319,15 +360,18 @@ static bool judge(const struct trial *trial, const struct model *model, const st
 {
     static const char *const optimizers[] = {"sgd", "adam", "adamw"};
     const struct engine_bounds *bounds = &engine_graph.bounds;
-    bool near = verdict->gradients <= GRADIENT_MAX && verdict->losses <= bounds->loss &&
-                verdict->ways <= bounds->drift && verdict->logits <= bounds->logits;
+    bool near = verdict->gradients <= (trial->exact ? EXACT_MAX : GRADIENT_MAX) &&
+                verdict->losses <= bounds->loss && verdict->ways <= bounds->drift &&
+                verdict->logits <= bounds->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
-    printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s: off by %.1e in gradients, %.1e in losses, "
+    printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: off by %.1e in gradients, %.1e in "
+           "losses, "
            "%.1e in ways, %.1e in logits%s\n       ",
            well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
-           trial->fault ? ", planted: " : "", fault_names[trial->fault], verdict->gradients, verdict->losses,
-           verdict->ways, verdict->logits, verdict->same ? "" : "; not the same bits twice");
+           trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
+           verdict->gradients, verdict->losses, verdict->ways, verdict->logits,
+           verdict->same ? "" : "; not the same bits twice");
     for (uint32_t t = 0; t < model->tensor_count; t++)
         printf(" %s %.1e", model->tensors[t].name, verdict->tensors[t]);
     printf("\n");
@@ -347,6 +391,8 @@ static bool run(const struct trial *trial)
     if (!train_state_new(model.arena_values, &begin))
         must_have(NULL);
     model_initialise(&model, SEED, begin.parameters);
+    if (trial->exact)
+        make_exact(&model, &begin);
     struct train train = {};
     train.model = &model;
     train.data = &data;
@@ -354,7 +400,7 @@ static bool run(const struct trial *trial)
     train.batch = trial->batch;
     train.augment = trial->augment;
     train.optimizer = {trial->optimizer, 0.9, 0.9, 0.999, 1e-8, 1e-3};
-    train.schedule = {SCHEDULE_COSINE, trial->optimizer == OPTIMIZER_SGD ? 0.01 : 0.001, 5, 1000, 0, 0};
+    train.schedule = {SCHEDULE_COSINE, trial->optimizer == OPTIMIZER_SGD ? 0.002 : 0.0002, 5, 1000, 0, 0};
     train.smoothing = trial->smoothing;
     struct verdict verdict = compare(trial, &train, &begin);
     bool well = judge(trial, &model, &verdict);

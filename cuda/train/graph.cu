@@ -1,5 +1,5 @@
-/* `train-graph`, `infer-graph`: `cnn` alone, in bf16 on tensor cores, six kernels a step, replayed as a CUDA graph
- * over many steps. Where training is lives on the device, so one graph serves all epochs. */
+/* `train-graph`, `infer-graph`: `cnn` alone, in bf16 on tensor cores, six kernels a step, replayed as a CUDA
+ * graph over many steps. Where training is lives on the device, so one graph serves all epochs. */
 #include "train/graph_engine.cuh"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ struct graph_state {
     struct { /* in pinned memory, read and written by the graph of inference */
         struct graph_moment moment;
         float logits[]; /* of a batch */
-    } *page;
+    } * page;
 };
 
 /* ---- What it takes ---- */
@@ -73,24 +73,27 @@ static enum status check_model(const struct train *train)
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
     if (is_cnn(model) && shape && train->data->type == DATA_U8 && model->classes <= GRAPH_CLASSES)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "graph: made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
-                      "%s of %ux%ux%u and %u classes; train-cuda takes all models and shapes",
-                      GRAPH_CLASSES, model->name, train->data->type == DATA_U8 ? "bytes" : "halves",
-                      model->input.channels, model->input.height, model->input.width, model->classes);
+    return status_set(
+        STATUS_USAGE,
+        "graph: made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
+        "%s of %ux%ux%u and %u classes; train-cuda takes all models and shapes",
+        GRAPH_CLASSES, model->name, train->data->type == DATA_U8 ? "bytes" : "halves", model->input.channels,
+        model->input.height, model->input.width, model->classes);
 }
 
 /* Tensor cores for bf16, and shared memory for a sample's convolutions. */
-static enum status check_device(const struct graph_state *graph)
+static enum status check_device(struct graph_state *graph)
 {
     int major, shared;
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
+    graph->plan.overlap = major >= 9 && !getenv("GRAPH_NO_OVERLAP");
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
-        return status_set(STATUS_UNAVAILABLE,
-                          "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
-                          "device is sm_%d0 with %d KB; train-cuda runs on it",
-                          graph_shared_bytes(graph->colour) / 1024, major, shared / 1024);
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
+            "device is sm_%d0 with %d KB; train-cuda runs on it",
+            graph_shared_bytes(graph->colour) / 1024, major, shared / 1024);
     return STATUS_OK;
 }
 
@@ -111,7 +114,8 @@ static enum status open_data(struct graph_state *graph)
         size_t bytes = data->sets[part].count * data->sample_bytes;
         uint8_t *values;
         TRY(hold(&graph->holding, &values, bytes));
-        CUDA_TRY(cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
+        CUDA_TRY(
+            cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
         graph->plan.values[part] = values;
     }
     for (uint32_t c = 0; c < data->shape.channels; c++) {
@@ -188,8 +192,7 @@ static enum status clear_totals(struct graph_state *graph)
 {
     static const struct train_totals none = {
         .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .bad_step = TRAIN_FINE};
-    CUDA_TRY(
-        cudaMemcpyAsync(graph->plan.totals, &none, sizeof none, cudaMemcpyHostToDevice, graph->stream));
+    CUDA_TRY(cudaMemcpyAsync(graph->plan.totals, &none, sizeof none, cudaMemcpyHostToDevice, graph->stream));
     return STATUS_OK;
 }
 
@@ -380,12 +383,14 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     return STATUS_OK;
 }
 
-/* Samples are found, moved and normalised inside the first kernel: what of its time that takes is not known. */
+/* Samples are found, moved and normalised inside the first kernel: what of its time that takes is not known.
+ */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
     CUDA_TRY(cudaSetDevice(graph->device));
-    CUDA_TRY(cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
+    CUDA_TRY(
+        cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     totals->data_s = -1;
     return clear_totals(graph);
@@ -393,7 +398,8 @@ static enum status graph_totals(void *state, struct train_totals *totals)
 
 /* ---- Inference ---- */
 
-static enum status graph_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count, float *logits)
+static enum status graph_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                  float *logits)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
     uint32_t batch = graph->train->batch, classes = graph->train->model->classes;

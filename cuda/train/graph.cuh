@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "common/check.cuh"
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
@@ -17,23 +18,24 @@
 
 /* ---- The network: layers 0 to 9 of `cnn` ---- */
 
-#define CONV1_CHANNELS   32
-#define CONV2_CHANNELS   64
-#define CONV_TAPS        9
-#define HIDDEN           128
-#define GRAPH_CLASSES    32  /* at most: a lane of a warp each */
-#define GRAPH_ROWS       128 /* buffers of a batch have a multiple of this: tiles need not ask */
-#define GRAPH_PARTS_MAX  128 /* blocks that share the samples of the convolutions' backward */
-#define DROPOUT1_NUMBER  5   /* places in the table: the streams of their draws */
-#define DROPOUT2_NUMBER  8
+#define CONV1_CHANNELS     32
+#define CONV2_CHANNELS     64
+#define CONV_TAPS          9
+#define HIDDEN             128
+#define GRAPH_CLASSES      32  /* at most: a lane of a warp each */
+#define GRAPH_ROWS         128 /* buffers of a batch have a multiple of this: tiles need not ask */
+#define GRAPH_PARTS_MAX    128 /* blocks that share the samples of the convolutions' backward */
+#define DROPOUT1_NUMBER    5   /* places in the table: the streams of their draws */
+#define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128
 
 enum graph_tensor { CONV1_W, CONV1_B, CONV2_W, CONV2_B, FC1_W, FC1_B, FC2_W, FC2_B, GRAPH_TENSORS };
 
 /* Everything that follows from the shape of a sample. SPLITS: into how many parts fc1's sums over its inputs
- * are cut, forward, so that a batch of 256 gives every multiprocessor one. */
-template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS> struct graph_net {
+ * are cut, forward, so that a batch of 256 gives every multiprocessor one. SLICE: inputs of fc1 that a block
+ * takes backward. */
+template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS, int SLICE> struct graph_net {
     static constexpr int channels = CHANNELS, height = HEIGHT, width = WIDTH;
     static constexpr int values = channels * height * width;
     static constexpr int taps1 = CONV_TAPS * channels;
@@ -42,17 +44,18 @@ template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS> struct graph_net {
     static constexpr int rows2 = height - 4, columns2 = width - 4;
     static constexpr int window_columns = columns2 / 2, windows = rows2 / 2 * window_columns;
     static constexpr int features = CONV2_CHANNELS * windows;
-    static constexpr int splits = SPLITS, split_depth = features / SPLITS;
+    static constexpr int splits = SPLITS, split_depth = features / SPLITS, slice = SLICE;
     /* Behind the arena's four tensors of convolutions; these are multiples of 64 values without gaps. */
-    static constexpr int conv_parameters =
-        CONV1_CHANNELS * taps1 + CONV1_CHANNELS + CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
+    static constexpr int conv_parameters = CONV1_CHANNELS * taps1 + CONV1_CHANNELS +
+                                           CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
     static_assert(features % SPLITS == 0 && split_depth % 32 == 0, "halves of splits in steps of 16");
+    static_assert(features % SLICE == 0, "whole slices");
     static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows lie in pairs");
     static_assert(conv_parameters % 64 == 0 && CONV1_CHANNELS * taps1 % MODEL_ALIGNMENT == 0, "no gaps");
 };
 
-typedef graph_net<1, 28, 28, 32> graph_gray;
-typedef graph_net<3, 32, 32, 28> graph_colour;
+typedef graph_net<1, 28, 28, 32, 72> graph_gray;
+typedef graph_net<3, 32, 32, 28, 56> graph_colour;
 
 /* ---- Where things lie ---- */
 
@@ -108,6 +111,7 @@ struct graph_plan {
     float *gradients; /* an arena */
     uint32_t tensors[GRAPH_TENSORS];
     bool keep_gradients; /* fc1's too; the little ones always are */
+    bool overlap;        /* a kernel may begin while the one before it ends: begin_beside() */
     /* Parameters as matrices are multiplied by them. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES, as above */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
@@ -141,6 +145,45 @@ int graph_shared_bytes(bool colour);
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream);
 enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+
+/* ---- Launches that overlap (sm_90; elsewhere one begins when the one before it has ended) ----
+ *
+ * Every kernel calls end_of_last() before it touches what the kernel before it wrote, or what that one still
+ * reads, and let_next_begin() behind that. So what lies before end_of_last() runs beside the kernel before,
+ * and may use all that older ones wrote. */
+
+static __device__ __forceinline__ void end_of_last(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Launches a kernel of a step with `bytes` of shared memory. */
+static inline enum status begin_beside(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
+                                       int threads, int bytes, const struct graph_plan *plan,
+                                       cudaStream_t stream)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = plan->overlap;
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, *plan), name, __FILE__, __LINE__);
+}
 
 /* ---- Device functions ---- */
 
@@ -214,11 +257,35 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
     return __uint_as_float(word & 0xffff0000u);
 }
 
+/* The optimizer's step with parameter `at` of the arena; the new parameter. */
+static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
+                                                       const struct update &update, size_t at, float gradient)
+{
+    float parameter = plan.state.parameters[at], first = plan.state.first[at], second = 0;
+    if (update.kind != OPTIMIZER_SGD)
+        second = plan.state.second[at];
+    plan.gradients[at] = gradient;
+    optimizer_step(&update, gradient, &parameter, &first, &second);
+    plan.state.parameters[at] = parameter;
+    plan.state.first[at] = first;
+    if (update.kind != OPTIMIZER_SGD)
+        plan.state.second[at] = second;
+    return parameter;
+}
+
+static __device__ __forceinline__ float warp_sum(float value)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        value += __shfl_xor_sync(~0u, value, offset);
+    return value;
+}
+
 /* A sample's bytes, moved, as bf16 (all bytes are exact in it) into shared memory: (channels, height, width).
  * By THREADS threads, of which this one is `thread`. */
 template <class NET, int THREADS>
-static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move, int thread,
-                                                  uint16_t *image)
+static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
+                                                  int thread, uint16_t *image)
 {
 #pragma unroll 8
     for (int i = thread; i < NET::values; i += THREADS) {
@@ -243,9 +310,9 @@ template <class NET> static __device__ __forceinline__ int window_first(int p)
     return p / NET::columns1 * NET::width + p % NET::columns1;
 }
 
-/* conv1, its bias and ReLU, from the image in shared memory to conv1_piece()s in shared memory, by WARPS warps
- * of which this is `warp`. The product is of bytes with weights that are already scaled; what normalising adds
- * is in `bias` (in shared memory). Forward and backward make the same bits. */
+/* conv1, its bias and ReLU, from the image in shared memory to conv1_piece()s in shared memory, by WARPS
+ * warps of which this is `warp`. The product is of bytes with weights that are already scaled; what
+ * normalising adds is in `bias` (in shared memory). Forward and backward make the same bits. */
 template <class NET, int WARPS>
 static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
                                                      const float *bias, int warp, uint8_t *out)
@@ -312,7 +379,8 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
     }
 }
 
-/* What conv1 adds to its products of bytes, for output `o`: its bias, and what normalising adds to a window. */
+/* What conv1 adds to its products of bytes, for output `o`: its bias, and what normalising adds to a window.
+ */
 template <class NET> static __device__ __forceinline__ float conv1_bias(const struct graph_plan &plan, int o)
 {
     const float *weight = plan.state.parameters + plan.tensors[CONV1_W] + o * NET::taps1;
@@ -325,7 +393,8 @@ template <class NET> static __device__ __forceinline__ float conv1_bias(const st
 
 /* Copies conv2's weights to shared memory; the caller commits, waits and meets the others. */
 template <int THREADS>
-static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan &plan, int thread, uint8_t *to)
+static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan &plan, int thread,
+                                                         uint8_t *to)
 {
     const uint8_t *from = reinterpret_cast<const uint8_t *>(plan.conv2_weight);
 #pragma unroll 4

@@ -1,11 +1,12 @@
-/* train-graph, the convolutions backward: a block takes every parts-th sample of the batch. It makes conv1's output
- * once more from the sample's bytes, spreads the gradients of the pooled values to where they came from, and
- * multiplies both in shared memory: half of the warps for the gradients of conv2's weights, whose sums stay in
- * registers over all samples, half for those of its input and, from these, of conv1's weights. The sums of a
- * block go to memory at the end; graph_update.cu adds them in a fixed order. */
+/* train-graph, the convolutions backward: a block takes every parts-th sample of the batch. It makes conv1's
+ * output once more from the sample's bytes, spreads the gradients of the pooled values to where they came
+ * from, and multiplies both in shared memory: half of the warps for the gradients of conv2's weights, whose
+ * sums stay in registers over all samples, half for those of its input and, from these, of conv1's weights.
+ * The sums of a block go to memory at the end; graph_update.cu adds them in a fixed order. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
+#include "train/graph_head_back.cuh"
 
 #define WARPS   16
 #define HALF    (WARPS / 2)
@@ -22,7 +23,8 @@ template <class NET> struct layout {
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int image = weight + CONV2_BYTES;
     static constexpr int bias1 = image + NET::values * 2;
-    static constexpr int bias2 = bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
+    static constexpr int bias2 =
+        bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
     /* Of conv2's weights: 16 pixels each. */
@@ -34,16 +36,18 @@ template <class NET> struct layout {
 
 /* ---- Filling shared memory ---- */
 
-/* Of a sample, by the first half of the warps: a lane takes a pair of windows and eight channels at a time and
- * stores for each of their eight pixels the gradients of those channels, or zeros. Lanes of a warp are spread
- * over two pairs next to each other and four groups of channels, so that stores do not meet in a bank. */
+/* Of a sample, by the first half of the warps: a lane takes a pair of windows and eight channels at a time
+ * and stores for each of their eight pixels the gradients of those channels, or zeros. Lanes of a warp are
+ * spread over two pairs next to each other and four groups of channels, so that stores do not meet in a bank.
+ */
 template <class NET>
 static __device__ __forceinline__ void spread(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
 {
     constexpr int pairs = NET::windows / 2, share = (pairs + 3) / 4; /* a quarter of the windows a warp */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = warp / 2;
     int piece = warp % 2 * 4 + lane / 2 % 4, own = lane % 2 + lane / 8 * 2;
-    const uint8_t *deltas = reinterpret_cast<const uint8_t *>(plan.pooled_delta + (size_t)row * NET::features);
+    const uint8_t *deltas =
+        reinterpret_cast<const uint8_t *>(plan.pooled_delta + (size_t)row * NET::features);
     const uint8_t *peaks = plan.peaks + (size_t)row * NET::features;
     float sums[8] = {};
     for (int pair = quarter * share + own; pair < min((quarter + 1) * share, pairs); pair += 8) {
@@ -80,7 +84,8 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
         }
     }
     /* The gradient of conv2's bias: over the lanes with these channels, to where this warp alone adds. */
-    float *bias2 = reinterpret_cast<float *>(shared + layout<NET>::bias2) + quarter * CONV2_CHANNELS + 8 * piece;
+    float *bias2 =
+        reinterpret_cast<float *>(shared + layout<NET>::bias2) + quarter * CONV2_CHANNELS + 8 * piece;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
         sums[c] += __shfl_xor_sync(~0u, sums[c], 1);
@@ -107,8 +112,8 @@ static __device__ __forceinline__ void recompute(const struct graph_plan &plan, 
 
 /* ---- Gradients of conv2's weights ---- */
 
-/* Pixel number in conv1's output of pixel `i` (of 8) of group `group` of conv2's output. Where rows have whole
- * groups only those are taken, else all that there is between the first and the last, zeros too. */
+/* Pixel number in conv1's output of pixel `i` (of 8) of group `group` of conv2's output. Where rows have
+ * whole groups only those are taken, else all that there is between the first and the last, zeros too. */
 template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int group, int i)
 {
     if (NET::columns2 % 8 == 0)
@@ -177,8 +182,8 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
         uint32_t from[TILES];
 #pragma unroll
         for (int m = 0; m < TILES; m++)
-            from[m] = shared + at::delta +
-                      delta_piece(pixels[m] - (tap / 3 * NET::columns1 + tap % 3), lane / 16);
+            from[m] =
+                shared + at::delta + delta_piece(pixels[m] - (tap / 3 * NET::columns1 + tap % 3), lane / 16);
 #pragma unroll
         for (int s = 0; s < CONV2_CHANNELS / 16; s++) {
             uint32_t a[TILES][4], b[2][4];
@@ -217,7 +222,8 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, int uni
                 int p = tile + 8 * h + g;
                 uint32_t value = 0;
                 if (p < NET::pixels1) {
-                    uint32_t word = *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
+                    uint32_t word =
+                        *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
                     value = pack(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
                 }
                 b[n][h] = turned(value);
@@ -276,10 +282,11 @@ static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>:
                     make_float2(sums[s][n][2 * h], sums[s][n][2 * h + 1]);
 }
 
-/* Adds what the warps left. Normalised values are scale * byte + offset, so the gradient of a weight is its row
- * times scale and the row of ones times offset. */
+/* Adds what the warps left. Normalised values are scale * byte + offset, so the gradient of a weight is its
+ * row times scale and the row of ones times offset. */
 template <class NET>
-static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left, float *sums)
+static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left,
+                                                   float *sums)
 {
     for (int i = threadIdx.x; i < (NET::taps1 + 1) * CONV1_CHANNELS; i += THREADS) {
         int k = i / CONV1_CHANNELS, o = i % CONV1_CHANNELS;
@@ -303,6 +310,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     typedef layout<NET> at;
     extern __shared__ __align__(1024) uint8_t shared[];
+    if (blockIdx.x >= plan.parts) {
+        head_back<THREADS>(plan, blockIdx.x - plan.parts, shared);
+        return;
+    }
     float *bias2 = reinterpret_cast<float *>(shared + at::bias2);
     float *sums = plan.conv_sums + (size_t)blockIdx.x * NET::conv_parameters;
     uint32_t count = plan.moment->count, base = shared_address(shared);
@@ -319,10 +330,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (for_inputs) {
         float of_conv1[at::steps1][4][4] = {};
-        for (uint32_t row = blockIdx.x; row < count; row += gridDim.x) {
+        end_of_last(); /* the gradients of what was pooled; all else is older */
+        let_next_begin();
+        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
             spread<NET>(plan, row, shared);
             __syncthreads();
-            for (int unit = threadIdx.x / 32; unit < (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); unit += HALF) {
+            for (int unit = threadIdx.x / 32; unit < (NET::pixels1 + 16 * TILES - 1) / (16 * TILES);
+                 unit += HALF) {
                 float c[TILES][4][4];
                 back_inputs<NET>(base, unit, c);
                 back_conv1<NET>(shared, unit, c, of_conv1);
@@ -332,7 +346,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
     } else {
         float of_conv2[2][CONV_TAPS][4] = {};
-        for (uint32_t row = blockIdx.x; row < count; row += gridDim.x) {
+        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
             recompute<NET>(plan, row, shared);
             __syncthreads();
             back_weights<NET>(base, of_conv2);
@@ -350,11 +364,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    constexpr int bytes = layout<NET>::bytes;
-    CUDA_TRY(cudaFuncSetAttribute(conv_back_kernel<NET>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    conv_back_kernel<NET><<<plan->parts, THREADS, bytes, stream>>>(*plan);
-    CUDA_TRY_LAUNCH("conv_back_kernel");
-    return STATUS_OK;
+    return begin_beside(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS), THREADS,
+                        layout<NET>::bytes, plan, stream);
 }
 
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)

@@ -1,5 +1,5 @@
-/* train-graph, the linear layers forward: fc1 in slices of its inputs, and then, a block a sample, all behind it:
- * the slices' sum, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
+/* train-graph, the linear layers forward: fc1 in slices of its inputs, and then, a block a sample, all behind
+ * it: the slices' sum, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
@@ -17,35 +17,39 @@ template <class NET> struct slice {
     static_assert(pitch / 16 % 2 == 1, "an odd number of pieces of 16 bytes");
 };
 
-/* Half of the slice's depth, of samples and weights, on its way to shared memory. */
-template <class NET>
-static __device__ __forceinline__ void take_half(const struct graph_plan &plan, uint32_t row, uint32_t column,
-                                                 int half, uint8_t *shared)
+/* Half of the slice's depth, of ROWS samples or of the weights, on its way to shared memory. */
+template <class NET, int LINES>
+static __device__ __forceinline__ void take_half(const __nv_bfloat16 *from, int half, uint8_t *to)
 {
     constexpr int pieces = NET::split_depth / 16; /* of 16 bytes, in half a row */
-    const uint8_t *samples = reinterpret_cast<const uint8_t *>(plan.pooled + (size_t)row * NET::features + column);
-    const uint8_t *weights = reinterpret_cast<const uint8_t *>(plan.fc1_weight + column);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < (ROWS + HIDDEN) * pieces; i += THREADS) {
-        int line = i / pieces, at = (i % pieces + half * pieces) * 16;
-        const uint8_t *from = line < ROWS ? samples + (size_t)line * NET::features * 2
-                                          : weights + (size_t)(line - ROWS) * NET::features * 2;
-        copy_async16(shared + line * slice<NET>::pitch + at, from + at);
+    for (int i = threadIdx.x; i < LINES * pieces; i += THREADS) {
+        int line = i / pieces, at = i % pieces + half * pieces;
+        copy_async16(to + line * slice<NET>::pitch + 16 * at, from + (size_t)line * NET::features + 8 * at);
     }
-    copy_commit();
 }
 
 template <class NET>
-static __global__ void __launch_bounds__(THREADS, 1) dense_kernel(const __grid_constant__ struct graph_plan plan)
+static __global__ void __launch_bounds__(THREADS, 1)
+    dense_kernel(const __grid_constant__ struct graph_plan plan)
 {
     typedef slice<NET> at;
     extern __shared__ __align__(1024) uint8_t shared[];
     uint32_t row = blockIdx.y * ROWS, column = blockIdx.x * NET::split_depth;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp % 2 * 32, n0 = warp / 2 * 32;
-    if (row >= plan.moment->count)
+    const __nv_bfloat16 *samples = plan.pooled + (size_t)row * NET::features + column;
+    take_half<NET, HIDDEN>(plan.fc1_weight + column, 0, shared + at::weight);
+    take_half<NET, HIDDEN>(plan.fc1_weight + column, 1, shared + at::weight);
+    end_of_last();
+    let_next_begin();
+    take_half<NET, ROWS>(samples, 0, shared);
+    copy_commit();
+    take_half<NET, ROWS>(samples, 1, shared);
+    copy_commit();
+    if (row >= plan.moment->count) {
+        copy_wait<0>();
         return;
-    take_half<NET>(plan, row, column, 0, shared);
-    take_half<NET>(plan, row, column, 1, shared);
+    }
     uint32_t from_a = shared_address(shared) + (m0 + lane % 16) * at::pitch + lane / 16 * 16;
     uint32_t from_b =
         shared_address(shared) + at::weight + (n0 + lane % 8 + lane / 16 * 8) * at::pitch + lane / 8 % 2 * 16;
@@ -73,8 +77,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dense_kernel(const __grid_c
                     multiply(c[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         }
     }
-    float *sums = plan.split_sums + ((size_t)blockIdx.x * plan.rows + row + m0 + lane / 4) * HIDDEN + n0 +
-                  lane % 4 * 2;
+    float *sums =
+        plan.split_sums + ((size_t)blockIdx.x * plan.rows + row + m0 + lane / 4) * HIDDEN + n0 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -87,35 +91,26 @@ static __global__ void __launch_bounds__(THREADS, 1) dense_kernel(const __grid_c
 
 /* ---- The head: a block a sample, a thread a hidden value ---- */
 
-/* The hidden value of this thread: the slices added in their order, bias, ReLU, dropout. */
+/* The hidden value of this thread: the slices added in their order, bias, ReLU, and `kept` by dropout. */
 template <class NET, bool TRAINING>
-static __device__ __forceinline__ float take_hidden(const struct graph_plan &plan, uint32_t row, uint32_t number)
+static __device__ __forceinline__ float take_hidden(const struct graph_plan &plan, uint32_t row, float kept)
 {
     const float *sums = plan.split_sums + (size_t)row * HIDDEN + threadIdx.x;
-    float sum = 0;
+    float part[NET::splits], sum = 0;
 #pragma unroll
     for (int s = 0; s < NET::splits; s++)
-        sum += sums[(size_t)s * plan.rows * HIDDEN];
-    /* What dropout keeps is multiplied here, where sums are floats. */
+        part[s] = sums[(size_t)s * plan.rows * HIDDEN];
+#pragma unroll
+    for (int s = 0; s < NET::splits; s++)
+        sum += part[s];
+    /* What dropout keeps of conv2 is multiplied here, where sums are floats. */
     float scale = TRAINING ? 256.0f / (256 - DROPOUT1_THRESHOLD) : 1;
     float value = larger(fmaf(scale, sum, plan.state.parameters[plan.tensors[FC1_B] + threadIdx.x]), 0);
-    if (!TRAINING)
-        return value;
-    struct philox_block draw = draw_dropout(plan.seed, plan.moment->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
-    bool kept = draw_kept(draw, threadIdx.x, DROPOUT2_THRESHOLD);
-    return kept ? value * (256.0f / (256 - DROPOUT2_THRESHOLD)) : 0;
+    return kept == 0 ? 0 : value * kept;
 }
 
-static __device__ __forceinline__ float warp_sum(float value)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        value += __shfl_xor_sync(~0u, value, offset);
-    return value;
-}
-
-/* Softmax and cross-entropy by one warp, a lane a class; the loss, whether the guess is right, and the gradient
- * of the mean over the batch. */
+/* Softmax and cross-entropy by one warp, a lane a class; the loss, whether the guess is right, and the
+ * gradient of the mean over the batch. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {
@@ -152,7 +147,7 @@ template <class NET, bool TRAINING>
 static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_constant__ struct graph_plan plan)
 {
     __shared__ float hidden[HIDDEN], logits[GRAPH_CLASSES], deltas[GRAPH_CLASSES];
-    uint32_t row = blockIdx.x, number = 0;
+    uint32_t row = blockIdx.x;
     int lane = threadIdx.x % 32;
     const float *weight = plan.state.parameters + plan.tensors[FC2_W];
     const float *bias = plan.state.parameters + plan.tensors[FC2_B];
@@ -161,9 +156,18 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
             plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
         return;
     }
-    if (TRAINING)
-        number = plan.order[plan.moment->first + row];
-    float value = take_hidden<NET, TRAINING>(plan, row, number);
+    float kept = 1;
+    uint32_t label = 0;
+    if (TRAINING) {
+        uint32_t number = plan.order[plan.moment->first + row];
+        struct philox_block draw =
+            draw_dropout(plan.seed, plan.moment->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
+        kept = draw_kept(draw, threadIdx.x, DROPOUT2_THRESHOLD) ? 256.0f / (256 - DROPOUT2_THRESHOLD) : 0;
+        label = plan.labels[number];
+    }
+    end_of_last();
+    let_next_begin();
+    float value = take_hidden<NET, TRAINING>(plan, row, kept);
     hidden[threadIdx.x] = value;
     __syncthreads();
     for (uint32_t k = threadIdx.x / 32; k < plan.classes; k += HIDDEN / 32) {
@@ -182,7 +186,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
         return;
     }
     if (threadIdx.x < 32)
-        take_loss(plan, row, plan.labels[number], logits, deltas);
+        take_loss(plan, row, label, logits, deltas);
     __syncthreads();
     float delta = 0;
     for (uint32_t k = 0; k < plan.classes; k++)
@@ -196,18 +200,16 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
 template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    constexpr int bytes = slice<NET>::bytes;
-    CUDA_TRY(cudaFuncSetAttribute(dense_kernel<NET>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    dense_kernel<NET><<<dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS), THREADS, bytes, stream>>>(*plan);
-    CUDA_TRY_LAUNCH("dense_kernel");
-    head_kernel<NET, TRAINING><<<plan->batch, HIDDEN, 0, stream>>>(*plan);
-    CUDA_TRY_LAUNCH("head_kernel");
-    return STATUS_OK;
+    TRY(begin_beside(dense_kernel<NET>, "dense_kernel", dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS),
+                     THREADS, slice<NET>::bytes, plan, stream));
+    return begin_beside(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
+                        stream);
 }
 
 enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)
 {
     if (colour)
-        return training ? launch<graph_colour, true>(plan, stream) : launch<graph_colour, false>(plan, stream);
+        return training ? launch<graph_colour, true>(plan, stream)
+                        : launch<graph_colour, false>(plan, stream);
     return training ? launch<graph_gray, true>(plan, stream) : launch<graph_gray, false>(plan, stream);
 }

@@ -1,7 +1,7 @@
 /* train-graph, the first kernel of a step: a block a sample, from its bytes to what fc1 takes. The sample is
  * gathered, moved and normalised, conv1's output stays in shared memory, conv2 multiplies it there as an
- * implicit GEMM, and ReLU, pooling and dropout are the end of that product: written are 2 bytes a pooled value
- * and a byte that says where it came from. */
+ * implicit GEMM, and ReLU, pooling and dropout are the end of that product: written are 2 bytes a pooled
+ * value and a byte that says where it came from. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
@@ -26,8 +26,8 @@ template <class NET> struct layout {
     static_assert(image % 16 == 0 && peaks % 16 == 0 && bias % 4 == 0, "aligned");
 };
 
-/* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of window
- * r % 8 / 2, so the four pixels of a window are two values in each of two lanes. */
+/* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of
+ * window r % 8 / 2, so the four pixels of a window are two values in each of two lanes. */
 template <class NET>
 static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
                                                      float c[TILES][8][4])
@@ -175,22 +175,19 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
         epoch = plan.place->epoch;
         first = plan.place->step * plan.batch;
         count = min(plan.batch, plan.samples - first);
-        if (row == plan.batch) {
-            if (threadIdx.x == 0)
-                tell_moment(plan, first, count);
-            return;
-        }
     } else {
         first = plan.moment->first;
         count = plan.moment->count;
     }
     if (row >= count) {
-        if (TRAINING)
+        end_of_last();
+        let_next_begin();
+        if (TRAINING && row == plan.batch && threadIdx.x == 0)
+            tell_moment(plan, first, count);
+        if (TRAINING && row < plan.batch)
             clear_row<NET>(plan, row);
         return;
     }
-    take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
-    copy_commit();
     number = TRAINING ? plan.order[first + row] : first + row;
     struct draw_move move = {0, 0, false};
     if (TRAINING)
@@ -199,13 +196,18 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
     take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
+    end_of_last(); /* the parameters of the convolutions */
+    let_next_begin();
+    take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
+    copy_commit();
     if (threadIdx.x < CONV1_CHANNELS)
         bias1[threadIdx.x] = conv1_bias<NET>(plan, threadIdx.x);
     float bias2[8];
 #pragma unroll
     for (int n = 0; n < 8; n++)
-        bias2[n] = plan.state.parameters[plan.tensors[CONV2_B] + 8 * n + 2 * (threadIdx.x % 4) +
-                                         threadIdx.x / 4 % 2];
+        bias2[n] =
+            plan.state
+                .parameters[plan.tensors[CONV2_B] + 8 * n + 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2];
     __syncthreads();
     conv1_forward<NET, WARPS>(plan, image, bias1, threadIdx.x / 32, shared + at::conv1);
     copy_wait<0>();
@@ -222,17 +224,16 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
 template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    constexpr int bytes = layout<NET>::bytes;
-    CUDA_TRY(cudaFuncSetAttribute(forward_kernel<NET, TRAINING>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  bytes));
-    forward_kernel<NET, TRAINING><<<plan->batch + TRAINING, THREADS, bytes, stream>>>(*plan);
-    CUDA_TRY_LAUNCH("forward_kernel");
-    return STATUS_OK;
+    struct graph_plan own = *plan;
+    own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
+    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING), THREADS,
+                        layout<NET>::bytes, &own, stream);
 }
 
 enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)
 {
     if (colour)
-        return training ? launch<graph_colour, true>(plan, stream) : launch<graph_colour, false>(plan, stream);
+        return training ? launch<graph_colour, true>(plan, stream)
+                        : launch<graph_colour, false>(plan, stream);
     return training ? launch<graph_gray, true>(plan, stream) : launch<graph_gray, false>(plan, stream);
 }
