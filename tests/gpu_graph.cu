@@ -257,19 +257,21 @@ static double compare_losses(const struct train_totals *mine, const struct train
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
 }
 
-/* The worst tensor's difference over the way that the oracle's went. */
-static double compare_ways(const struct train_state *mine, const struct train_state *right,
-                           const struct train_state *begin, const struct model *model)
+/* By how much our parameters went another way than the oracle's, over its way, of the worst tensor. */
+static double compare_ways(const struct train_state *mine, const struct train_state *from,
+                           const struct train_state *right, const struct train_state *begin,
+                           const struct model *model)
 {
     double worst = 0;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
-        double off = 0, way = 0;
+        double off = 0, all = 0;
         for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values;
              i++) {
-            off += pow((double)mine->parameters[i] - right->parameters[i], 2);
-            way += pow((double)right->parameters[i] - begin->parameters[i], 2);
+            double way = (double)right->parameters[i] - begin->parameters[i];
+            off += pow((double)mine->parameters[i] - from->parameters[i] - way, 2);
+            all += way * way;
         }
-        worst = worst_of(off == 0 ? 0 : sqrt(off / way), worst);
+        worst = worst_of(off == 0 ? 0 : sqrt(off / all), worst);
     }
     return worst;
 }
@@ -345,7 +347,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     }
     mine_end = state_of(&mine, values);
     right_end = state_of(&oracle, values);
-    verdict.ways = compare_ways(&mine_end, &right_end, begin, train->model);
+    verdict.ways = compare_ways(&mine_end, &planted, &right_end, begin, train->model);
     verdict.same = goes_on(&ours, &planted, trial->steps, &mine_end);
     engine_graph.close(mine.state);
     engine_oracle.close(oracle.state);

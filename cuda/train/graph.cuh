@@ -187,6 +187,13 @@ static inline enum status begin_beside(void (*kernel)(struct graph_plan), const 
 
 /* ---- Device functions ---- */
 
+/* A barrier of `threads` threads, whole warps, wherever in the code they are; number 0 is __syncthreads()'s.
+ */
+template <int NUMBER, int THREADS> static __device__ __forceinline__ void meet(void)
+{
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
+}
+
 /* As mma_load4() and its transposed form, from an address in shared memory. */
 static __device__ __forceinline__ void load4(uint32_t word[4], uint32_t address)
 {

@@ -105,7 +105,7 @@ static __device__ __forceinline__ void recompute(const struct graph_plan &plan, 
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + layout<NET>::image);
     take_image<NET, THREADS / 2>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread, image);
-    asm volatile("bar.sync 1, %0;" ::"n"(THREADS / 2) : "memory");
+    meet<1, THREADS / 2>();
     conv1_forward<NET, HALF>(plan, image, reinterpret_cast<const float *>(shared + layout<NET>::bias1),
                              thread / 32, shared + layout<NET>::conv1);
 }
@@ -334,23 +334,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
         let_next_begin();
         for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
             spread<NET>(plan, row, shared);
-            __syncthreads();
+            meet<2, THREADS>();
             for (int unit = threadIdx.x / 32; unit < (NET::pixels1 + 16 * TILES - 1) / (16 * TILES);
                  unit += HALF) {
                 float c[TILES][4][4];
                 back_inputs<NET>(base, unit, c);
                 back_conv1<NET>(shared, unit, c, of_conv1);
             }
-            __syncthreads();
+            meet<2, THREADS>();
         }
         leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
     } else {
         float of_conv2[2][CONV_TAPS][4] = {};
         for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
             recompute<NET>(plan, row, shared);
-            __syncthreads();
+            meet<2, THREADS>();
             back_weights<NET>(base, of_conv2);
-            __syncthreads();
+            meet<2, THREADS>();
         }
         store_weights(of_conv2, sums + CONV1_CHANNELS * (NET::taps1 + 1));
     }

@@ -226,8 +226,8 @@ static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
     struct graph_plan own = *plan;
     own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
-    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING), THREADS,
-                        layout<NET>::bytes, &own, stream);
+    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
+                        THREADS, layout<NET>::bytes, &own, stream);
 }
 
 enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)

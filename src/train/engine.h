@@ -103,6 +103,10 @@ struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
 
+    /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
+     * speaks of the engine as "it". May be NULL: always. */
+    enum status (*accepts)(const struct train *train);
+
     /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
