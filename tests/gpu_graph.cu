@@ -4,6 +4,7 @@
  * check-gpu runs it.
  *
  *   gpu_graph [--short] [NUMBER ...]   cases to try, all without a number; --short: small batches, two steps
+ *   gpu_graph --count                  how many there are: the oracle is slow, so run several side by side
  *
  * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
 #include <math.h>
@@ -425,6 +426,10 @@ int main(int argc, char **argv)
     int failures = 0;
     bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
     setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    if (argc == 2 && strcmp(argv[1], "--count") == 0) {
+        printf("%zu\n", COUNT_OF(trials));
+        return 0;
+    }
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_graph: %s\n", status_text());
         return 4;
