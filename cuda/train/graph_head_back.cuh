@@ -6,26 +6,62 @@
 
 #include "train/graph.cuh"
 
-#define HEAD_BLOCKS 4 /* an H200 has 132 multiprocessors, and GRAPH_PARTS_MAX of them take samples */
+#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and GRAPH_PARTS_MAX of them take samples */
 
-/* One number for each hidden value, summed over the samples: thread i takes value i % 128 of every fourth
- * sample, and the four sums are added in their order. The result is thread i's, i < HIDDEN. */
-template <int THREADS, class TERM>
-static __device__ __forceinline__ float sum_samples(uint32_t count, TERM term, float *shared)
+#define HEAD_CLASSES 4 /* at a time in a block */
+
+/* fc2's weights of the classes from `k` on: thread i takes hidden value i % 128 of every fourth sample for
+ * all of them; then it adds the four sums, in their order, of class i / 128. `shared` has room for
+ * HEAD_CLASSES * THREADS. */
+template <int THREADS>
+static __device__ __forceinline__ void update_classes(const struct graph_plan &plan,
+                                                      const struct update &update, uint32_t k, float *shared)
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
-    float sum = 0;
-#pragma unroll 16
-    for (uint32_t j = threadIdx.x / HIDDEN; j < count; j += groups)
-        sum += term(j);
+    static_assert(groups == HEAD_CLASSES, "a group of threads a class");
+    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
+    float sums[HEAD_CLASSES] = {}, sum = 0;
+#pragma unroll 4
+    for (uint32_t j = own; j < count; j += groups) {
+        float hidden = plan.hidden[(size_t)j * HIDDEN + n];
+#pragma unroll
+        for (uint32_t c = 0; c < HEAD_CLASSES; c++)
+            sums[c] = fmaf(plan.logit_delta[(size_t)j * plan.classes + min(k + c, plan.classes - 1)], hidden,
+                           sums[c]);
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < HEAD_CLASSES; c++)
+        shared[c * THREADS + threadIdx.x] = sums[c];
     __syncthreads();
+#pragma unroll
+    for (uint32_t g = 0; g < groups; g++)
+        sum += shared[own * THREADS + g * HIDDEN + n];
+    if (k + own < plan.classes)
+        step_parameter(plan, update, plan.tensors[FC2_W] + (k + own) * HIDDEN + n, sum);
+    __syncthreads();
+}
+
+/* fc1's bias, likewise. */
+template <int THREADS>
+static __device__ __forceinline__ void update_hidden_bias(const struct graph_plan &plan,
+                                                          const struct update &update, float *shared)
+{
+    constexpr uint32_t groups = THREADS / HIDDEN;
+    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN;
+    float sum = 0;
+#pragma unroll 8
+    for (uint32_t j = threadIdx.x / HIDDEN; j < count; j += groups)
+        sum += __bfloat162float(plan.hidden_delta[(size_t)j * HIDDEN + n]);
     shared[threadIdx.x] = sum;
     __syncthreads();
-    sum = shared[threadIdx.x % HIDDEN];
+    if (threadIdx.x < HIDDEN) {
+        sum = 0;
 #pragma unroll
-    for (uint32_t g = 1; g < groups; g++)
-        sum += shared[g * HIDDEN + threadIdx.x % HIDDEN];
-    return sum;
+        for (uint32_t g = 0; g < groups; g++)
+            sum += shared[g * HIDDEN + n];
+        step_parameter(plan, update, plan.tensors[FC1_B] + n, sum);
+    }
+    __syncthreads();
 }
 
 /* fc2's bias: a warp a class, a lane every 32nd sample. */
@@ -77,36 +113,21 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.place->number++;
 }
 
-/* Block `block` of HEAD_BLOCKS: classes are dealt out, the last two have the rest. `shared` has room for
- * THREADS times 12 bytes. */
+/* Block `block` of HEAD_BLOCKS: classes are dealt out among all but the last, which has the rest. `shared`
+ * has room for THREADS times 16 bytes. */
 template <int THREADS>
 static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,
                                                  uint8_t *shared)
 {
     const struct update update = plan.moment->update;
-    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN;
-    for (uint32_t k = block; k < plan.classes; k += HEAD_BLOCKS) {
-        float sum = sum_samples<THREADS>(
-            count,
-            [&](uint32_t j) {
-                return plan.logit_delta[(size_t)j * plan.classes + k] * plan.hidden[(size_t)j * HIDDEN + n];
-            },
-            reinterpret_cast<float *>(shared));
-        if (threadIdx.x < HIDDEN)
-            step_parameter(plan, update, plan.tensors[FC2_W] + k * HIDDEN + n, sum);
+    if (block < HEAD_BLOCKS - 1) {
+        for (uint32_t k = block * HEAD_CLASSES; k < plan.classes; k += (HEAD_BLOCKS - 1) * HEAD_CLASSES)
+            update_classes<THREADS>(plan, update, k, reinterpret_cast<float *>(shared));
+        return;
     }
-    if (block == HEAD_BLOCKS - 2) {
-        float sum = sum_samples<THREADS>(
-            count, [&](uint32_t j) { return __bfloat162float(plan.hidden_delta[(size_t)j * HIDDEN + n]); },
-            reinterpret_cast<float *>(shared));
-        if (threadIdx.x < HIDDEN)
-            step_parameter(plan, update, plan.tensors[FC1_B] + n, sum);
-    }
-    if (block == HEAD_BLOCKS - 1) {
-        __syncthreads();
-        update_last_bias<THREADS>(plan, update);
-        add_totals<THREADS>(plan, reinterpret_cast<double *>(shared));
-    }
+    update_hidden_bias<THREADS>(plan, update, reinterpret_cast<float *>(shared));
+    update_last_bias<THREADS>(plan, update);
+    add_totals<THREADS>(plan, reinterpret_cast<double *>(shared));
 }
 
 #endif
