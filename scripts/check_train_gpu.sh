@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Verifies train-cuda and infer-cuda on a machine with a GPU: every kernel and every network against the oracle
-# over odd sizes, losses of 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
+# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd sizes, losses of
+# 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
 # across variants; and, with --sanitize, every kernel under compute-sanitizer.
 #
 #   scripts/check_train_gpu.sh [--sanitize]
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 bench=${FDSL_BENCH:-./fdsl-bench}
 kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
 live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
+graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
 sanitize=0
 while (($#)); do
     case $1 in
@@ -54,6 +55,13 @@ if ((sanitize)); then
         check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
             --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
+        check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
+        check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
+            --shift 2 --flip --checkpoint "$work/$tool-graph"
+        check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant infer-graph --data digits --train-size 75 --test-size 9 --batch 4 \
+            --checkpoint "$work/$tool-graph" --min-samples 1 --min-time 0 --max-time 0
     done
     echo "$passed passed, $failed failed"
     exit $((failed > 0))
@@ -143,5 +151,37 @@ refuses() { # more values in a layer than kernels can number: exit status 2, wit
     ((status == 2)) && grep -q 'lower --batch to 58254' <<<"$output"
 }
 check 'a batch that is too large is refused' refuses
+
+# ---- train-graph, infer-graph ----
+graph_cases() { # side by side, as the oracle is slow
+    seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
+}
+check 'train-graph against the oracle, and planted faults' graph_cases
+graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
+    --train-size 200 --test-size 65 --epochs 1
+same_graph_weights() { # two runs of three epochs, and one that stops after the first and goes on
+    "${graph[@]}" 3 --export "$work/four" && "${graph[@]}" 3 --export "$work/five" &&
+        "${graph[@]}" 1 --checkpoint "$work/graph" &&
+        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/six" &&
+        cmp "$work/four" "$work/five" && cmp "$work/four" "$work/six"
+}
+check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
+    --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+other_net() { # another network: exit status 2, with the variant that takes it
+    local output status=0
+    output=$("$bench" --variant train-graph --model lenet --data digits --train-size 256 2>&1) || status=$?
+    echo "$output"
+    ((status == 2)) && grep -q 'train-cuda takes all models' <<<"$output"
+}
+check 'train-graph refuses another network' other_net
+graph_stops() {
+    local output status=0
+    output=$("$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000 2>&1) || status=$?
+    echo "$output"
+    ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number' <<<"$output"
+}
+check 'train-graph: a loss that is no number stops' graph_stops
 echo "$passed passed, $failed failed"
 ((failed == 0))

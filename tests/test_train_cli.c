@@ -462,6 +462,17 @@ Test(train_cli, live_samples_refusals)
 /* ---- Data ---- */
 
 /* What a mirror gives is not taken for what it should be. */
+#ifdef HAVE_CUDA
+Test(train_cli, an_engine_for_one_network_refuses_others)
+{
+    expect_refusal(2, "--variant train-graph --model lenet", "it is made for cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
+    EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
+              "--epochs 1");
+    cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);
+}
+#endif
+
 Test(train_cli, files_of_a_bad_mirror_are_refused)
 {
     if (run("command -v curl") != 0)

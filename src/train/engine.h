@@ -113,6 +113,10 @@ struct engine {
     struct engine_bounds bounds;
     bool feeds; /* knows every enum data_feed; else only DATA_STORED */
 
+    /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
+     * speaks of the engine as "it". May be NULL: always. */
+    enum status (*accepts)(const struct train *train);
+
     /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);

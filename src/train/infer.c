@@ -278,6 +278,12 @@ static enum status judge(const struct opened *opened, void *state, double *loss,
     return status;
 }
 
+static enum status infer_accepts(const void *input, const struct variant *variant)
+{
+    const struct engine *engine = variant->traits;
+    return engine->accepts ? engine->accepts(&((const struct opened *)input)->job.train) : STATUS_OK;
+}
+
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,
                                  char texts[][64])
 {
@@ -311,6 +317,7 @@ const struct workload workload_infer = {
     .close = infer_close,
     .move = job_stay,
     .applies = infer_applies,
+    .accepts = infer_accepts,
     .work = infer_work,
     .verify = infer_verify,
     .measure = infer_measure,

@@ -387,6 +387,12 @@ static enum status train_end(const void *input, void *state, uint64_t runs)
     return trainer_end(state, runs);
 }
 
+static enum status train_accepts(const void *input, const struct variant *variant)
+{
+    const struct engine *engine = variant->traits;
+    return engine->accepts ? engine->accepts(&((const struct opened *)input)->job.train) : STATUS_OK;
+}
+
 /* A number, or nothing where it is none. */
 static void put(char text[64], double value, int digits)
 {
