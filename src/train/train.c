@@ -347,15 +347,6 @@ static struct work train_work(const void *input, const struct variant *variant)
                          .operations = samples * (model->multiplications + model->backward_multiplications)};
 }
 
-static enum status train_accepts(const void *input, const struct variant *variant)
-{
-    const struct opened *opened = input;
-    const struct engine *engine = variant->traits;
-    return engine->feeds || opened->data.feed == DATA_STORED
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "it keeps all training samples in memory; add --feed stored");
-}
-
 static bool train_more(const void *input, void *state)
 {
     (void)input;
@@ -389,8 +380,11 @@ static enum status train_end(const void *input, void *state, uint64_t runs)
 
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
+    const struct opened *opened = input;
     const struct engine *engine = variant->traits;
-    return engine->accepts ? engine->accepts(&((const struct opened *)input)->job.train) : STATUS_OK;
+    if (!engine->feeds && opened->data.feed != DATA_STORED)
+        return status_set(STATUS_USAGE, "it keeps all training samples in memory; add --feed stored");
+    return engine->accepts ? engine->accepts(&opened->job.train) : STATUS_OK;
 }
 
 /* A number, or nothing where it is none. */
