@@ -11,7 +11,7 @@
 
 #define PROGRESS_S 0.25 /* of work at a time where somebody is looking on */
 #define LOSS_FLOOR 0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
-#define STRETCH    10 /* steps that are compared from one state on: rounding errors grow tenfold in as many */
+#define STRETCH    5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
 
 struct trainer {
     const struct train_job *job;

@@ -73,7 +73,7 @@ const char *trainer_kept(const void *state);
 enum status trainer_end(void *state, uint64_t runs);
 
 /* Makes job->verify_steps steps from the present state with the engine and with the oracle, whose state the
- * engine takes over every ten of them. Counts the losses and the tensors of parameters, after any ten, that
+ * engine takes over every five of them. Counts the losses and the tensors of parameters, after any five, that
  * are off by more than engine->bounds. The state is then as it was.
  * STATUS_FAILED where the oracle's own loss is no finite number. */
 enum status trainer_verify(void *state, uint64_t *wrong);
