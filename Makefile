@@ -58,11 +58,13 @@ CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 ARCHIVE ?= $(call found,archive.h,-larchive)
+# Its header alone: the library is opened at run time.
+CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
 endif
 on = $(filter 1,$($(1)))
 
 CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX,$(if $(call on,$(part)),-DHAVE_$(part)=1))
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN,$(if $(call on,$(part)),-DHAVE_$(part)=1))
 LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm
@@ -96,6 +98,7 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
              mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
+CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
@@ -129,6 +132,7 @@ report-parts:
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
+	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn is left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Objects depend on the flags that made them: this file changes only when they do.

@@ -1,8 +1,11 @@
-# Images a second in training over GPUs. Needs besides (common.gp, axes.gp): series, series_style[], y_high.
+# Images a second in training over GPUs. Needs besides (common.gp, axes.gp): series, series_style[], and y_high where y is
+# not log.
 # Blocks of data: GPUs, images a second.
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel 'GPUs'
 set ylabel 'images a second' offset character 0.5, 0
-set yrange [0:y_high]
+if (!exists('y_ticks')) {
+    set yrange [0:y_high]
+}
 plot for [i = 1:series] data index i - 1 using 1:2 with linespoints ls series_style[i]

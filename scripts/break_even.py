@@ -68,12 +68,12 @@ def is_comparable(row):
 
 
 def sources(rows):
-    """{source: {step: row}} of the job with the newest rows that have a step, or of the newest at all: generating and
-    reading, each source with the parameters of most steps, then the newest."""
+    """{source: {step: row}} of one job: of those that have a step, or else of all, the user's before the reference's, the
+    newest. Generating and reading, each source with the parameters of most steps, then the newest."""
     rows = [row for row in rows if is_comparable(row)]
     if not rows:
         return {}
-    newest = max(rows, key=lambda row: (step_of(row) > 0, row["time_utc"]))
+    newest = max(rows, key=lambda row: (step_of(row) > 0, row.source == "yours", row["time_utc"]))
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if job_of(row) == job_of(newest):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Verifies train-cuda and infer-cuda on a machine with a GPU: every kernel and every network against the oracle
-# over odd sizes, losses of 50 steps through the program, the same bits twice and after --resume, checkpoints
-# across variants; and, with --sanitize, every kernel under compute-sanitizer. With --engine the same of
-# train-tf32, train-bf16 or train-amp, and their products bit for bit.
+# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd sizes, losses of
+# 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
+# across variants; and, with --sanitize, every kernel under compute-sanitizer. With --engine the same of train-tf32, train-bf16
+# or train-amp, and their products bit for bit; live samples, cuDNN and graphs are checked with train-cuda.
 #
 #   scripts/check_train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
@@ -14,6 +14,8 @@ bench=${FDSL_BENCH:-./fdsl-bench}
 kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
 products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
 engine=cuda
+live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
+graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
 sanitize=0
 while (($#)); do
     case $1 in
@@ -47,26 +49,39 @@ trap 'rm -rf "$work"' EXIT
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
-        for net in relu conv conv_deep pool pool_deep dropout cnn3d; do
+        for net in relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool; do
             check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --engine "$engine" --short $net
         done
-        [[ $engine == cuda ]] ||
+        if [[ $engine == cuda ]]; then
+            check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
+        else
             check "$tool: products" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
+        fi
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
         check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
             --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
+        [[ $engine == cuda ]] || continue
+        check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
+        check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
+            --shift 2 --flip --checkpoint "$work/$tool-graph"
+        check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant infer-graph --data digits --train-size 75 --test-size 9 --batch 4 \
+            --checkpoint "$work/$tool-graph" --min-samples 1 --min-time 0 --max-time 0
     done
     echo "$passed passed, $failed failed"
     exit $((failed > 0))
 fi
 
-nets='linear relu conv conv_deep pool pool_deep dropout logreg lenet cnn cnn3d'
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 for net in $nets; do
     check "against the oracle: $net" "$kernels" --engine "$engine" "$net"
 done
+
+[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same training' "$live"
 
 # model data batch train-size extra options; 50 steps, over several epochs where they are short. Few samples
 # must not be learnt by heart: what is left of their losses then is rounding.
@@ -75,7 +90,11 @@ logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
 lenet digits 257 600 --shift 2 --flip
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip
+lenet synth 7 20 --res 33 --feed constant
 cnn digits 1 60 --optimizer sgd --lr 0.001
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
+cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
@@ -87,6 +106,25 @@ while read -r model data batch size extra; do
 done <<<"$grid"
 [[ $engine == cuda ]] || check 'products of tensor cores, bit for bit' "$products"
 
+cudnn() {
+    if ! grep -q 'train-cudnn  *available' <<<"$list"; then
+        echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
+        return
+    fi
+    # Odd kernels and places, a last short batch, volumes; then the same bits twice.
+    while read -r model data batch size; do
+        check "cuDNN: $model, $data, batch $batch of $size" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1
+    done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20'
+    same_by_cudnn() {
+        "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
+            "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
+            cmp "$work/four" "$work/five"
+    }
+    check 'cuDNN: the same seed gives the same weights' same_by_cudnn
+}
+[[ $engine != cuda ]] || cudnn
+
 train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
 same_weights() { # two runs of three epochs, and one that stops after the first and goes on
     "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
@@ -95,6 +133,14 @@ same_weights() { # two runs of three epochs, and one that stops after the first 
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
+same_images() { # live, stored, and stored that goes on live
+    "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
+        "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
+        "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
+        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+}
+check 'live and stored samples give the same weights' same_images
 check "infer-cuda from train-$engine's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 goes_on() { # from the checkpoint of another variant
@@ -118,5 +164,41 @@ refuses() { # more values in a layer than kernels can number: exit status 2, wit
     ((status == 2)) && grep -q 'lower --batch to 58254' <<<"$output"
 }
 check 'a batch that is too large is refused' refuses
+if [[ $engine != cuda ]]; then
+    echo "$passed passed, $failed failed"
+    exit $((failed > 0))
+fi
+
+# ---- train-graph, infer-graph ----
+graph_cases() { # side by side, as the oracle is slow
+    seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
+}
+check 'train-graph against the oracle, and planted faults' graph_cases
+graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
+    --train-size 200 --test-size 65 --epochs 1
+same_graph_weights() { # two runs of three epochs, and one that stops after the first and goes on
+    "${graph[@]}" 3 --export "$work/four" && "${graph[@]}" 3 --export "$work/five" &&
+        "${graph[@]}" 1 --checkpoint "$work/graph" &&
+        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/six" &&
+        cmp "$work/four" "$work/five" && cmp "$work/four" "$work/six"
+}
+check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
+    --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+other_net() { # another network: exit status 2, with the variant that takes it
+    local output status=0
+    output=$("$bench" --variant train-graph --model lenet --data digits --train-size 256 2>&1) || status=$?
+    echo "$output"
+    ((status == 2)) && grep -q 'train-cuda takes all models' <<<"$output"
+}
+check 'train-graph refuses another network' other_net
+graph_stops() {
+    local output status=0
+    output=$("$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000 2>&1) || status=$?
+    echo "$output"
+    ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number' <<<"$output"
+}
+check 'train-graph: a loss that is no number stops' graph_stops
 echo "$passed passed, $failed failed"
 ((failed == 0))

@@ -2,14 +2,20 @@
 """The same training in PyTorch: net, initial weights, data, batch, optimizer and epochs of an fdsl-bench run.
 
   scripts/compare_pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
+  scripts/compare_pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
+      --batch 256 --epochs 10
   scripts/compare_pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
-All other options go to fdsl-bench as they are. The first form runs the variants, then PyTorch, and prints one table; rows of
-PyTorch (torch-cpu, torch-cuda) have our columns and go into the same --out. The second compares loss, gradients and the
-parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients within 1e-5 of its norm, and the way that
-each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of the whole rate of the least gradient, so
-its rounding too). A NaN is a difference. Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no
-PyTorch.
+All other options go to fdsl-bench as they are. The first two forms run the variants, one behind the other, then PyTorch in each
+of the modes (scripts/torch_training.py says what they are), and print one table; the rows of PyTorch (torch-cpu and torch-cuda,
+which is resident; torch-loader, torch-graph, torch-best) have our columns and go into the same --out. Set-up is what comes
+before the first epoch, whose time is without it: of PyTorch, from the samples in host memory on; of ours, all but the
+epochs: the start of the program, the reading of the samples and the tests too.
+
+The third compares loss, gradients and the parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients
+within 1e-5 of its norm, and the way that each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of
+the whole rate of the least gradient, so its rounding too). A NaN is a difference. Exit status: 0 done, 1 a failure or a
+difference, 2 usage, 4 no PyTorch.
 """
 
 import argparse
@@ -17,15 +23,18 @@ import csv
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 try:
     import numpy
     import torch
     from torch.nn import functional
+    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
 except ImportError as error:
     print(f"compare_pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
@@ -33,13 +42,6 @@ except ImportError as error:
 PROGRAM = str(pathlib.Path(__file__).resolve().parent.parent / "fdsl-bench")
 TOLERANCE = 1e-5  # of the loss, and of the norm of a tensor's gradients
 STEP_TOLERANCE = 1e-3  # of the way that a tensor went
-# The layers of src/train/model.c by their names; what follows a colon is padding, or the rate of dropout.
-MODELS = {
-    "logreg": "fc1",
-    "lenet": "conv1:2 relu pool conv2 relu pool fc1 relu fc2 relu fc3",
-    "cnn": "conv1 relu conv2 relu pool dropout1:0.25 fc1 relu dropout2:0.5 fc2",
-    "cnn3d": "conv1:1 relu pool conv2:1 relu pool fc1 relu dropout1:0.5 fc2",
-}
 TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
          "U8": numpy.uint8}
 
@@ -79,47 +81,6 @@ def run(arguments, **more):
     if done.returncode:
         fail(f"'{' '.join(command)}' ended with status {done.returncode}")
     return done.stdout
-
-
-class Net(torch.nn.Module):
-    """A model of ours in PyTorch, over given parameters."""
-
-    def __init__(self, model, parameters):
-        super().__init__()
-        self.layers = [tuple((layer + ":0").split(":")[:2]) for layer in MODELS[model].split()]
-        self.tensors = torch.nn.ParameterDict(
-            {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
-
-    def named(self):
-        """The parameters under our names."""
-        return {"_".join(name.split("_")[:-1]) + "." + name.split("_")[-1]: tensor
-                for name, tensor in self.tensors.items()}
-
-    def forward(self, values, factors=None):
-        for name, detail in self.layers:
-            weight = self.tensors[name + "_weight"] if name[:2] in ("co", "fc") else None
-            if name.startswith("conv"):
-                conv = functional.conv2d if weight.dim() == 4 else functional.conv3d
-                values = conv(values, weight, self.tensors[name + "_bias"], padding=int(detail))
-            elif name == "relu":
-                values = functional.relu(values)
-            elif name == "pool":
-                values = (functional.max_pool2d if values.dim() == 4 else functional.max_pool3d)(values, 2)
-            elif name.startswith("dropout"):
-                values = (values * factors[name].reshape(values.shape) if factors else
-                          functional.dropout(values, float(detail), self.training))
-            else:
-                values = functional.linear(values.flatten(1), weight, self.tensors[name + "_bias"])
-        return values
-
-
-def optimizer_of(net, row):
-    """torch.optim's of what a row says."""
-    rate, decay = float(row["lr"]), float(row["weight_decay"])
-    if row["optimizer"] == "sgd":
-        return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]), weight_decay=decay)
-    kind = torch.optim.Adam if row["optimizer"] == "adam" else torch.optim.AdamW
-    return kind(net.parameters(), rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"]), decay)
 
 
 def rows_of(text):
@@ -166,7 +127,9 @@ def check_step(variant, model, arguments, device):
 def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
-             ("cnn3d", ["--data", "clips"])]
+             ("cnn3d", ["--data", "clips"]),
+             # Few and small: of millions of values one is within rounding of zero, and its gradient goes or stays.
+             ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
     for variant in variants.split(","):
@@ -180,104 +143,35 @@ def check_gradients(variants, arguments, device):
 
 # ---- Epochs ----
 
-def loader_of(data, batch, device, workers):
-    """A DataLoader whose worker processes have begun and stay for all epochs; None without workers."""
-    if workers == 0:
-        return None
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(data["train.values"], data["train.labels"]), batch_size=batch, shuffle=True,
-        num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=True)
-    for _ in loader:
-        pass
-    return loader
+# Columns that say nothing of PyTorch, in whichever schema.
+OURS_ALONE = ("roofline_share", "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share",
+              "generated_per_s", "opening_s")
 
 
-def batches(data, batch, device, loader):
-    """The shuffled batches of an epoch: of data that is where it is needed, or of a DataLoader."""
-    if loader is None:
-        order = torch.randperm(len(data["train.labels"]), device=data["train.labels"].device)
-        for picks in order.split(batch):
-            yield data["train.values"][picks], data["train.labels"][picks]
-        return
-    for values, labels in loader:
-        yield values.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+def name_of(mode, device):
+    return f"torch-{device.type}" if mode == "resident" else f"torch-{mode}"
 
 
-def synchronise(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-class Training:
-    def __init__(self, row, data, before, device, workers):
-        self.row, self.device = row, device
-        place = device if workers == 0 else torch.device("cpu")
-        self.data = {name: tensor.to(place) for name, tensor in data.items()}
-        self.scale, self.offset = data["scale"].to(device), data["offset"].to(device)
-        self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()})
-        self.optimizer = optimizer_of(self.net, row)
-        self.batch, self.trained_s, self.reached = int(row["batch"]), 0.0, {}
-        self.loader = loader_of(self.data, self.batch, device, workers)
-
-    def normalised(self, values):
-        shape = [1, -1] + [1] * (values.dim() - 2)
-        return values.float() * self.scale.reshape(shape) + self.offset.reshape(shape)
-
-    def epoch(self):
-        """One epoch: its seconds, mean loss and share of right answers while it went."""
-        self.net.train()
-        count = len(self.data["train.labels"])
-        loss_sum = torch.zeros((), device=self.device)
-        right = torch.zeros((), device=self.device)
-        synchronise(self.device)
-        begin = time.perf_counter()
-        for values, labels in batches(self.data, self.batch, self.device, self.loader):
-            self.optimizer.zero_grad(set_to_none=True)
-            logits = self.net(self.normalised(values))
-            loss = functional.cross_entropy(logits, labels, label_smoothing=float(self.row["label_smoothing"]))
-            loss.backward()
-            self.optimizer.step()
-            loss_sum += loss.detach() * len(labels)
-            right += (logits.argmax(1) == labels).sum()
-        synchronise(self.device)
-        elapsed = time.perf_counter() - begin
-        self.trained_s += elapsed
-        return elapsed, loss_sum.item() / count, right.item() / count
-
-    @torch.no_grad()
-    def test(self):
-        self.net.eval()
-        loss = right = 0.0
-        for values, labels in zip(self.data["test.values"].split(1000), self.data["test.labels"].split(1000)):
-            values, labels = values.to(self.device), labels.to(self.device)
-            logits = self.net(self.normalised(values))
-            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
-            right += (logits.argmax(1) == labels).sum().item()
-        count = len(self.data["test.labels"])
-        return loss / count, right / count
-
-
-def torch_row(training, ours, number, threads):
+def torch_row(training, name, ours, number, threads):
     """A row of PyTorch in our columns, over one of ours for the same epoch."""
     elapsed, loss, accuracy = training.epoch()
     test_loss, test_accuracy = training.test()
-    for share in (98, 99):
-        if test_accuracy >= share / 100:
-            training.reached.setdefault(share, training.trained_s)
     row, device, items = dict(ours), training.device, float(ours["items"])
     cuda = device.type == "cuda"
     row.update({
-        "variant": f"torch-{device.type}", "revision": f"torch {torch.__version__}", "warmups": "0", "samples": "1",
-        "device": torch.cuda.get_device_name(device) if cuda else ours["device"],
-        "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads), "timed": "forward+backward+update",
+        "variant": name, "revision": f"torch {torch.__version__}" + (f" {training.precision}" if training.precision else ""),
+        "warmups": "0", "samples": "1", "device": torch.cuda.get_device_name(device) if cuda else ours["device"],
+        "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads),
+        "timed": "gather+forward+backward+update",
         "items_per_s": f"{items / elapsed:.9g}", "bytes_per_s": f"{float(ours['bytes_per_s']) * float(ours['wall_s']) / elapsed:.9g}",
-        "roofline_share": "", "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
+        "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
         "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
-        "data_share": "", "throttled": "", "verified": "no", "wrong": "", "skipped_steps": "", "loss_scale": "",
+        "verified": "no",
         "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
         "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
         "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",
     })
+    row.update({column: "" for column in OURS_ALONE if column in row})
     for column in ("time_min_s", "time_median_s", "time_mean_s", "time_p95_s", "time_p99_s", "wall_s"):
         row[column] = f"{elapsed:.9g}"
     return row
@@ -289,47 +183,95 @@ def append(path, rows):
         csv.DictWriter(file, rows[0].keys(), lineterminator="\n").writerows(rows)
 
 
-def print_table(rows):
-    print(f"{'variant':14} {'threads':>7} {'epoch':>5} {'seconds':>10} {'samples/s':>12} {'loss':>10} {'test_acc':>9}")
-    for row in rows:
-        print(f"{row['variant']:14} {row['threads']:>7} {row['epoch']:>5} {float(row['time_median_s']):10.3f} "
-              f"{float(row['items_per_s']):12.1f} {float(row['loss'] or 'nan'):10.5f} {float(row['test_acc']):9.4f}")
+def print_table(results):
+    """A line a training: of (set-up in seconds, rows of its epochs). The ratio is to the fastest of PyTorch."""
+    speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
+    fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
+                  default=math.nan)
+    print(f"{'variant':14} {'threads':>7} {'set-up s':>8} {'epochs':>6} {'epoch s':>9} {'samples/s':>12} {'ratio':>6} "
+          f"{'loss':>8} {'acc 1':>7} {'acc end':>7} {'to 98% s':>8} {'to 99% s':>8}")
+    for speed, (setup_s, rows) in zip(speeds, results):
+        last = rows[-1]
+        print(f"{last['variant']:14} {last['threads']:>7} {setup_s:8.2f} {len(rows):6} "
+              f"{statistics.median(float(row['time_median_s']) for row in rows):9.4f} {speed:12.1f} {speed / fastest:6.2f} "
+              f"{float(last['loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
+              f"{last['to_98_s'][:8] or '-':>8} {last['to_99_s'][:8] or '-':>8}")
+
+
+def run_ours(variant, arguments):
+    """A variant in a process of its own: what it took beside its epochs, and its rows."""
+    begin = time.perf_counter()
+    rows = rows_of(run(["--variant", variant, "--format", "csv"] + arguments))
+    return time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows), rows
+
+
+def run_torch(mode, options, data, ours, device, threads):
+    """A mode of PyTorch for as many epochs as there are rows of ours."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    print(f"compare_pytorch.py: {mode} ...", file=sys.stderr)
+    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers,
+                           options.compile)
+    return training.setup_s, [torch_row(training, name_of(mode, device), row, number + 1, threads)
+                              for number, row in enumerate(ours)]
 
 
 def compare(options, arguments):
     device = torch.device(options.device)
     threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
-    torch.manual_seed(0)
+    variants = options.variant.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        first = options.variant.split(",")[0]
         more = ["--threads", str(threads)] + arguments
-        run(["--variant", first, "--dry-run", "--export-data", f"{folder}/data"] + more)
+        run(["--variant", variants[0], "--dry-run", "--export-data", f"{folder}/data"] + more)
         given = options_of(f"{folder}/data")
         if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
             fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
         data = read_safetensors(f"{folder}/data")
-        out = ["--out", options.out] if options.out else []
-        rows = rows_of(run(["--variant", options.variant, "--format", "csv"] + out + more))
     data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
-    training = Training(rows[0], data, part(data, "initial."), device, options.workers)
-    ours = [row for row in rows if row["variant"] == rows[0]["variant"]]
-    theirs = [torch_row(training, row, number + 1, threads) for number, row in enumerate(ours)]
-    if options.out:
-        append(options.out, theirs)
-    print_table(rows + theirs)
-    return 0
+    out = ["--out", options.out] if options.out else []
+    results = [run_ours(variant, out + more) for variant in variants]
+    failed = 0
+    for mode in options.modes:
+        try:
+            results.append(run_torch(mode, options, data, results[0][1], device, threads))
+        except Exception:  # of PyTorch, whatever it is: the other modes are worth having all the same
+            traceback.print_exc()
+            print(f"compare_pytorch.py: {mode} failed; see above", file=sys.stderr)
+            failed = 1
+            continue
+        if options.out:
+            append(options.out, results[-1][1])
+    print_table(results)
+    return failed
+
+
+def modes_of(text):
+    modes = text.split(",")
+    for mode in modes:
+        if mode not in MODES:
+            raise argparse.ArgumentTypeError(f"no mode '{mode}'; there are {', '.join(MODES)}")
+    return modes
 
 
 def main():
+    global PROGRAM
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench, the first of which has a row for each epoch")
+    parser.add_argument("--bench", default=PROGRAM, help="the program")
     parser.add_argument("--gradients", action="store_true", help="compare one step instead")
     parser.add_argument("--device", default="cpu", help="PyTorch's: cpu or cuda")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes of a DataLoader; 0: data lie on the device")
+    parser.add_argument("--modes", type=modes_of, default=["resident"], help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
+    parser.add_argument("--precision", choices=PRECISIONS, help="PyTorch's; by default fp32 with TF32 in convolutions, "
+                                                                "as it comes, and bf16 of graph and best")
+    parser.add_argument("--compile", choices=EFFORTS, default=EFFORTS[0], help=f"torch.compile's mode, of best ({EFFORTS[0]})")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of both")
     parser.add_argument("--out", help="CSV file to append all rows to")
     options, arguments = parser.parse_known_args()
+    PROGRAM = options.bench
+    if options.device == "cpu" and ("graph" in options.modes or options.precision not in (None, "fp32")):
+        parser.error("graph and lower precisions need --device cuda")
     if options.gradients:
         return check_gradients(options.variant, arguments, torch.device(options.device))
     return compare(options, arguments)

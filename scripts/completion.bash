@@ -24,12 +24,12 @@ _fdsl_bench()
     --from) mapfile -t COMPREPLY < <(compgen -W 'counter synth idx cifar digits clips dataset' -- "$current") ;;
     --encode) mapfile -t COMPREPLY < <(compgen -W 'png npy' -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W 'f16 u8 f32' -- "$current") ;;
-    --model) mapfile -t COMPREPLY < <(compgen -W 'logreg lenet cnn cnn3d' -- "$current") ;;
+    --model) mapfile -t COMPREPLY < <(compgen -W 'logreg lenet cnn cnn3d cnn-fdsl' -- "$current") ;;
     --optimizer) mapfile -t COMPREPLY < <(compgen -W 'sgd adam adamw' -- "$current") ;;
     --lr-schedule) mapfile -t COMPREPLY < <(compgen -W 'constant step cosine' -- "$current") ;;
     --data) mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current") ;;
     --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
-    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --checkpoint | \
+    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --init | --checkpoint | \
         --export | --export-step | --export-data)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;

@@ -25,6 +25,8 @@ sys.dont_write_bytecode = True
 from devices import (SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, threads_a_rank,  # noqa: E402
                      threads_words)
 import break_even  # noqa: E402
+import feeding  # noqa: E402
+import fine_tuning  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
 from plot import (FORMATS, HEIGHT, INNER_PX, ROOT, WIDTH, Failed, Plot, count_words, draw, exit_status,  # noqa: E402
@@ -189,12 +191,22 @@ def training(measured):
     plot.legend = [(0, PAPER)]
     for name, points in series.items():
         plot.add_series(styles.get(name, 58), name, points)
+    ours, about_ours = feeding.training_rates(measured)
+    if ours:
+        plot.legend.append((0, "ours, another network"))
+    for name, rate in ours:
+        plot.add_series(feeding.STYLES.get(name, 14), name, [(1, rate)])
     xs = [at for points in plot.blocks for at, _ in points]
-    plot.variables = {"series": len(series), "series_style": plot.styles,
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs))),
-                      "y_high": nice_above(1.05 * max(y for points in plot.blocks for _, y in points))}
-    plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. The published points alone: "
-                    "there are no rows of training of ours."]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    ys = [y for points in plot.blocks for _, y in points]
+    if max((rate for _, rate in ours), default=0) > 2 * max(y for points in series.values() for _, y in points):
+        plot.variables.update(log_ticks(*log_range(ys), lambda tick: f"{tick:.9g}"))
+    else:
+        plot.variables["y_high"] = nice_above(1.05 * max(ys))
+    plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "
+                    + (f"Ours, with the time that the data took to open: {about_ours}" if ours else
+                       f"The published points alone; to measure ours: {feeding.COMMAND}")]
     return plot
 
 
@@ -719,7 +731,8 @@ FIGURES = {
     "vertices": (vertices, "time an image over its vertices, beside the published points"),
     "resolution": (resolution, "time an image over its side, beside the published points"),
     "batch": (batch, "time an image over the batch, beside the published points"),
-    "training": (training, "published training throughput over GPUs"),
+    "training": (training, "published training throughput over GPUs, and ours on one"),
+    "training_time": (feeding.training_time, "seconds of training over images: generated live against loaded"),
     "ladder": (ladder, "the paper's steps as bars, with the speed-up of each"),
     "stages": (stages, "noise, vertices and painting as shares of an image's time"),
     "scaling": (scaling, "images a second over ranks, with the ideal line and the efficiency"),
@@ -735,6 +748,7 @@ FIGURES = {
     "learning_loss": (learning.loss, "the loss over epochs, by variant"),
     "learning_accuracy": (learning.accuracy, "wrong answers over epochs, by variant"),
     "learning_time": (learning.to_accuracy, "wrong answers over seconds of training, by variant"),
+    "fine_tuning": (fine_tuning.figure, "wrong answers over samples seen: pre-trained against from scratch"),
 }
 
 

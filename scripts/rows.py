@@ -35,10 +35,11 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 # are read so that they may lie beside others.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
-                    "lr_gamma", "label_smoothing", "shift", "flip", "raw", "seed")
+                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
+TRAIN_LATER = ("feed", "fresh", "generate_share", "generated_per_s", "opening_s", "init")  # not in all rows of train
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
-                 "to_99_s", "data_share", "memory_bytes", "wrong")
+                 "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
@@ -208,9 +209,11 @@ def read_file(path):
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
         elif schema in ("train/1", "train/2", "infer/1"):
-            numbers, needed, parameters = ((TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS) if schema.startswith("train/") else
-                                           (INFER_NUMBERS, INFER_NEEDED, ("data", "checkpoint")))
-            need_columns(path, header, IDENTITY + ("rank", "verified") + numbers + parameters, schema)
+            numbers, needed, parameters = ((INFER_NUMBERS, INFER_NEEDED, ("data", "checkpoint")) if schema == "infer/1" else
+                                           (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS))
+            need_columns(path, header, [column for column in IDENTITY + ("rank", "verified") + numbers + parameters
+                                        if column not in TRAIN_LATER], schema)
+            fields = {**dict.fromkeys(TRAIN_LATER, ""), **fields}
             rows.append(measured_row(path, line, fields, numbers, needed))
         elif schema in ROW_SCHEMAS:
             load = schema.startswith("load/")

@@ -12,7 +12,9 @@
 # (scripts/metadata_parquet.py; no Debian package: pip install pyarrow).
 #
 # Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
-# for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed.
+# for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed, and nor is cuDNN, which
+# only train-cudnn needs: to build, its header beside CUDA's or in /usr/include (NVIDIA's package libcudnn9-dev-cuda-13); to run,
+# libcudnn.so.9, also that of PyTorch: LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
 #
 # Exit status: 0 when the build (check, plots) can go on, 2 usage, 4 when something that it cannot do without is
 # missing.

@@ -143,7 +143,7 @@ static void open_bench(const struct trial *trial, struct bench *bench)
     bench->pass.gradients = cleared(bench, bench->model.arena_values);
     must(hold(&bench->holding, &bench->pass.workspace, WORKSPACE_VALUES));
     if (trial->kind == LAYER_CONV)
-        must(conv_prepare(&bench->layer, &bench->holding, NULL));
+        must(conv_prepare(&bench->layer, trial->batch, &bench->holding, NULL));
 }
 
 /* What a layer made, on the host: outputs, gradients of the input, gradients of the parameters. */

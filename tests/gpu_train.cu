@@ -28,9 +28,9 @@ struct contender {
 };
 static const struct contender contenders[] = {
     {&engine_cuda, 1e-4, 1e-4, 1e-4, 1e-2, 1e-4},
-    {&engine_tf32, 2e-3, 0.1, 0.05, 1, 0.2},
-    {&engine_bf16, 1.5e-2, 0.4, 0.2, 1, 0.4},
-    {&engine_amp, 2e-3, 0.1, 0.05, 1, 0.2},
+    {&engine_tf32, 2e-3, 0.2, 0.05, 1, 0.2},
+    {&engine_bf16, 1.5e-2, 0.6, 0.2, 1, 0.4},
+    {&engine_amp, 2e-3, 0.2, 0.05, 1, 0.2},
 };
 static const struct contender *contender = &contenders[0];
 
@@ -58,6 +58,14 @@ static const struct contender *contender = &contenders[0];
     {                                                                                   \
         .kind = LAYER_LINEAR, .channels = (out), .kernel = {}, .padding = {}, .rate = 0 \
     }
+#define ADD(layers)                                                                                \
+    {                                                                                              \
+        .kind = LAYER_ADD, .channels = 0, .kernel = {}, .padding = {}, .rate = 0, .back = (layers) \
+    }
+#define MEAN                                                                      \
+    {                                                                             \
+        .kind = LAYER_MEAN, .channels = 0, .kernel = {}, .padding = {}, .rate = 0 \
+    }
 
 LAYERS(linear, LINEAR(67), LINEAR(0));
 LAYERS(relu, LINEAR(65), RELU, LINEAR(33), RELU, DROPOUT(0.5f), LINEAR(0));
@@ -67,13 +75,24 @@ LAYERS(pool, CONV(3, 1, 3, 3, 0, 1, 1), POOL(1, 2, 3), RELU, LINEAR(0));
 LAYERS(pool_deep, CONV(4, 1, 1, 1, 0, 0, 0), RELU, POOL(2, 3, 2), LINEAR(0));
 LAYERS(dropout, LINEAR(41), DROPOUT(0.25f), CONV(3, 1, 1, 1, 0, 0, 0), DROPOUT(0.5f), LINEAR(0));
 
+LAYERS(mean, CONV(37, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
+/* Outputs that come from a convolution, a ReLU, a pooling and an addition, and one that is taken twice. */
+LAYERS(add, CONV(5, 1, 3, 3, 0, 1, 1), RELU, CONV(5, 1, 3, 3, 0, 1, 1), DROPOUT(0.25f), ADD(3),
+       CONV(5, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(5, 1, 3, 3, 0, 1, 1),
+       ADD(2), LINEAR(0));
+/* The pooling leaves a row of what is added to its own output, widened by zeros: for heights of 7. */
+LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1, 0, 2, 0), ADD(3),
+       LINEAR(0));
+LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
+
 #define TABLE(name, deep)                                       \
     {                                                           \
 #name, "", deep, name##_layers, COUNT_OF(name##_layers) \
     }
 static const struct model_table tables[] = {
-    TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),    TABLE(conv_deep, true),
-    TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),
+    TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
+    TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
+    TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false),
 };
 
 static const struct model_table *find_table(const char *name)
@@ -131,6 +150,16 @@ static const struct trial trials[] = {
     {"cnn", picture, 10, 65, 100, 2, OPTIMIZER_SGD, DATA_U8, 0, still},
     {"cnn3d", clip, 2, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
     {"cnn3d", {1, 4, 8, 8}, 1, 1, 3, 10, OPTIMIZER_ADAM, DATA_F16, 0, still},
+    {"mean", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
+    {"mean", picture, 3, 257, 300, 5, OPTIMIZER_SGD, DATA_U8, 0, moved},
+    {"add", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
+    {"add", gray, 3, 257, 300, 10, OPTIMIZER_ADAMW, DATA_U8, 0.1f, moved},
+    {"add_pool", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
+    {"add_rows", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
+    {"cnn-fdsl", {1, 1, 8, 8}, 1000, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0.1f, moved},
+    {"cnn-fdsl", {3, 1, 17, 15}, 10, 1, 3, 50, OPTIMIZER_ADAM, DATA_U8, 0, still},
+    {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DATA_U8, 0, still},
+    {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DATA_U8, 0, still},
 };
 
 /* ---- Data and engines ---- */

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a sweep as a job array under a real Slurm: munged, slurmctld and two nodes on this machine, in a folder of
+# Runs a sweep as a job array, and a training, under a real Slurm: munged, slurmctld and two nodes on this machine, in a folder of
 # their own, without systemd, accounting or a trace left behind. Called by make check-slurm, as root.
 #
 #   tests/slurm_local.sh [--keep]     --keep leaves the folder, with all logs
@@ -235,11 +235,10 @@ refuses_bad_table() {
 
 half_made() { [[ $(wc -l <results/sweep/slow/task_1.csv.part) -ge 2 ]]; } 2>/dev/null
 submit_half_way() { submit "$1" && wait_until "$limit_s" half_made; } # table
-requeued() { grep -q 'start 2$' results/sweep/slow/log/task_1.log; }
 # Slurm lets a requeued job wait a while, for its node to be clean.
-hurry() {
-    requeued && return
-    scontrol update JobId="${tasks}_1" StartTime=now 2>/dev/null
+hurry() { # job, its log: whether it has begun again
+    grep -q 'start 2$' "$2" && return
+    scontrol update JobId="$1" StartTime=now 2>/dev/null
     false
 }
 # Both the script and the program, with no chance to clean up.
@@ -257,7 +256,7 @@ check_kill() {
     printf 'variant\tvertices\tres\tbatch\tmin-time\tmax-time\nnaive,omp\t100\t64\t2\t1.5\t1.5\n' >"$table"
     check 'a task is half-way' submit_half_way "$table"
     scontrol requeue "${tasks}_1"
-    check 'it is requeued' wait_until "$limit_s" hurry
+    check 'it is requeued' wait_until "$limit_s" hurry "${tasks}_1" results/sweep/slow/log/task_1.log
     check 'and ends well' ends "$tasks" COMPLETED
     check 'so does the job after it' ends "$collect" COMPLETED
     check 'each of its rows is there once, none torn' holds $rows $'naive 100\nomp 100'
@@ -270,6 +269,35 @@ check_kill() {
     check 'and ends well' ends "$collect" COMPLETED
     check 'each of its rows is there once after that too' holds $rows $'naive 100\nomp 100'
     check 'nothing else is left of either' no_leftovers
+}
+
+trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # at least so many epochs
+submit_training() { job=$(sbatch --parsable --output=train.log slurm/train.sbatch runs/net "$@"); }
+
+run_whole() { ./fdsl-bench "$@" --out whole.csv --export whole.safetensors >/dev/null 2>&1; }
+
+check_training() {
+    local job rows before options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 10)
+    check 'a training runs through, without Slurm' run_whole "${options[@]}"
+    check 'the same is submitted' submit_training "${options[@]}"
+    check 'it has made two epochs' wait_until "$limit_s" trained 2
+    scontrol requeue "$job"
+    check 'it is requeued' wait_until "$limit_s" hurry "$job" train.log
+    check 'it goes on' wait_until "$limit_s" trained 5
+    kill_all
+    check 'SIGKILL ends it' ends "$job" FAILED
+    check 'with no parameters to show' test ! -e runs/net/model.safetensors
+    check 'it is submitted again' submit_training "${options[@]}"
+    check 'and ends well' ends "$job" COMPLETED
+    rows=$(cells runs/net/train.csv epoch loss test_acc)
+    check 'each epoch has its row once, with the loss of the training that ran through' \
+        test "$rows" = "$(cells whole.csv epoch loss test_acc)"
+    check 'and its parameters, to the bit' cmp whole.safetensors runs/net/model.safetensors
+    before=$(cat runs/net/{train.csv,model.safetensors} | sha256sum)
+    check 'a finished training is submitted' submit_training "${options[@]}"
+    check 'it ends well' ends "$job" COMPLETED
+    check 'says that nothing is left' grep -q '10 of 10 epochs are done' train.log
+    check 'and changes nothing' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
 }
 
 # Ranks over both nodes, in a build with MPI.
@@ -291,6 +319,7 @@ make_tree
 check_array
 check_failure
 check_kill
+check_training
 if mpirun --version >/dev/null 2>&1 && ./fdsl-bench --help | grep -q -e --scaling; then check_ranks; fi
 printf '%d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

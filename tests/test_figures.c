@@ -19,12 +19,13 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-static const char *const names[] = {
-    "vertices",        "resolution",      "batch",           "training",
-    "ladder",          "stages",          "scaling",         "monitor",
-    "roofline",        "loading",         "loading_threads", "loading_cold",
-    "loading_latency", "loading_loops",   "learning_loss",   "learning_accuracy",
-    "learning_time",   "monitor_loading", "break_even"};
+static const char *const names[] = {"vertices",          "resolution",      "batch",
+                                    "training",          "ladder",          "stages",
+                                    "scaling",           "monitor",         "roofline",
+                                    "loading",           "loading_threads", "loading_cold",
+                                    "loading_latency",   "loading_loops",   "learning_loss",
+                                    "learning_accuracy", "learning_time",   "fine_tuning",
+                                    "monitor_loading",   "break_even",      "training_time"};
 #define OF_IMAGES   9  /* the first ones */
 #define OF_LOADING  14 /* and what follows them, up to here */
 #define OF_LEARNING 17 /* likewise; the others are of images and loading, and of a GPU */
@@ -138,6 +139,7 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
                      : "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv");
         cr_assert(says(line), "%s: %s", names[i], out);
     }
+    cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/fine_tuning.sh DIR"));
     cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
               out);
 }
@@ -621,6 +623,51 @@ Test(figures, learning_takes_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
 
+/* A line a size of the training set and a beginning, over the seeds; a size that was trained one way alone
+ * has none. */
+Test(figures, fine_tuning_beside_scratch)
+{
+    shell("cp " FIXTURES
+          "/fine_tuning.csv $D/results && cd $D/results && head -n 1 fine_tuning.csv > other.csv && "
+          "sed -n 2p fine_tuning.csv | sed 's/,digits,100,/,digits,50,/; "
+          "s/,5,7850,100,200,/,5,7850,50,200,/' >> other.csv");
+    shell(SELECT "fine_tuning >/dev/null && cat $D/work/fine_tuning.vars $D/work/fine_tuning.dat" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
+              "%s", out);
+    cr_expect(says("'pre-trained'") && says("'from scratch'") &&
+                  says("Medians and extremes of 1 seed a line."),
+              "%s", out);
+}
+
+/* The same images, live and loaded; the published points have ours beside them. Rows of another job, or of
+ * what was never loaded, are on no line. */
+Test(figures, training_live_against_loaded)
+{
+    shell("cp " FIXTURES
+          "/live_training.csv $D/results && cd $D/results && head -n 1 live_training.csv > other.csv && "
+          "sed -n 2p live_training.csv | sed 's/,lenet,32,/,lenet,64,/; s/2026-11-21/2026-11-22/' >> "
+          "other.csv");
+    shell(SELECT
+          "training_time training >/dev/null && cat $D/work/training_time.vars $D/work/training_time.dat "
+          "$D/work/training.vars" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
+                  says("loaded from shards") && says("loaded from files"),
+              "%s", out);
+    cr_expect(says("lenet with 943836 parameters, batch 32") &&
+                  says("the losses are the same in every digit"),
+              "%s", out);
+    cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
+    cr_expect(says("ours, another network") && says("series = 7"), "%s", out);
+    shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
+          "training_time >/dev/null && cat $D/work/training_time.vars" BOTH);
+    cr_expect(status == 0 && !says("the same in every digit"), "%s", out);
+    shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
+          "--reference $D/reference training_time" BOTH);
+    cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
+}
+
 /* ---- The report ---- */
 
 Test(figures, report_stands_alone)
@@ -656,7 +703,7 @@ Test(figures, report_without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html" BOTH);
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 15, "%s", out);
+    cr_assert_eq(atoi(out), 17, "%s", out);
 }
 
 Test(figures, report_of_loading)

@@ -1,20 +1,11 @@
-/* fdsl-bench --prepare from outside: what it writes, that it writes the same again, and what it refuses.
- *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
-#include <criterion/criterion.h>
+/* fdsl-bench --prepare from outside: what it writes, that it writes the same again, and what it refuses. */
+#include "shell.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -35,29 +26,6 @@
 
 /* ---- Running ---- */
 
-static char folder[] = "/tmp/fdsl-prepare-XXXXXX", root[PATH_MAX], program[PATH_MAX], out[1 << 16];
-
-/* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
- * exit status. */
-__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
-{
-    char command[4096];
-    int used = snprintf(command, sizeof command, "cd %s && P=%s && ", folder, program);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(command + used, sizeof command - (size_t)used, format, arguments);
-    va_end(arguments);
-    char whole[5000];
-    snprintf(whole, sizeof whole, "{ %s\n} 2>&1", command);
-    FILE *stream = popen(whole, "r");
-    cr_assert_not_null(stream);
-    out[fread(out, 1, sizeof out - 1, stream)] = '\0';
-    int status = pclose(stream);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
-#define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
-
 static void expect_refusal(int status, const char *options, const char *words)
 {
     cr_assert_eq(run("$P --prepare %s", options), status, "%s: %s", options, out);
@@ -65,22 +33,7 @@ static void expect_refusal(int status, const char *options, const char *words)
     cr_assert_eq(strchr(out, '\n'), out + strlen(out) - 1, "%s: more than a line: %s", options, out);
 }
 
-static void set_up(void)
-{
-    const char *given = getenv("FDSL_BENCH");
-    cr_assert_not_null(getcwd(root, sizeof root));
-    cr_assert_not_null(mkdtemp(folder));
-    cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
-}
-
-static void tear_down(void)
-{
-    char command[PATH_MAX];
-    snprintf(command, sizeof command, "chmod -R u+w %s; rm -rf %s", folder, folder);
-    cr_assert_eq(system(command), 0);
-}
-
-TestSuite(prepare, .init = set_up, .fini = tear_down, .timeout = 120);
+TestSuite(prepare, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
 static void read_file(const char *name, char **bytes, size_t *size)
 {

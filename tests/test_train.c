@@ -176,7 +176,7 @@ Test(train, samples_are_normalised)
     for (uint32_t c = 0; c < 3; c++) {
         double sum = 0, squares = 0;
         for (uint32_t n = 0; n < 50; n++) {
-            data_gather(&data, DATA_TRAIN, n, (struct draw_move){0}, values);
+            data_gather(&data, data_sample(&data, DATA_TRAIN, n), (struct draw_move){0}, values);
             for (int i = 0; i < 64; i++) {
                 sum += values[c * 64 + i];
                 squares += values[c * 64 + i] * values[c * 64 + i];
@@ -212,15 +212,20 @@ Test(train, steps_and_logits_do_not_depend_on_the_calls)
 
 static struct train_job job_of(const struct net *net)
 {
-    return (struct train_job){
-        .train = net->train, .epochs = 1, .verify_steps = 6, .identity = "test", .keep = 1};
+    return (struct train_job){.train = net->train,
+                              .initial = net->initial,
+                              .epochs = 1,
+                              .verify_steps = 6,
+                              .identity = "test",
+                              .keep = 1};
 }
 
 static char verdict[128];
 
-static uint64_t wrong_of(const struct engine *engine, const struct net *net)
+static uint64_t wrong_of(const struct engine *engine, const struct net *net, uint32_t steps)
 {
-    const struct train_job job = job_of(net);
+    struct train_job job = job_of(net);
+    job.verify_steps = steps;
     const struct resources resources = {.threads = 1};
     uint64_t wrong;
     void *trainer;
@@ -283,10 +288,34 @@ Test(train, verification_can_fail)
     lossy.totals = totals_off;
     drifting.get = get_off;
     net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
-    cr_expect_eq(wrong_of(&engine_naive, &net), 0);
-    cr_expect_eq(wrong_of(&lossy, &net), 6);
-    cr_expect_eq(wrong_of(&drifting, &net), 1);
+    cr_expect_eq(wrong_of(&engine_naive, &net, 6), 0);
+    cr_expect_eq(wrong_of(&lossy, &net, 6), 6);
+    cr_expect_eq(wrong_of(&drifting, &net, 6), 1);
     cr_expect_str_eq(verdict, "0 of 6 losses and 1 of 10 tensors");
+    net_close(&net);
+}
+
+static uint32_t steps_left; /* until late_steps() forgets one */
+
+static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    return engine_naive.steps(state, epoch, first - (steps_left-- == 0), count);
+}
+
+/* All steps are looked at, also where the engine takes over the oracle's state in between: of 23, the 17th by
+ * other samples is a wrong loss, and tensors that are wrong ever after count once. */
+Test(train, verification_looks_at_every_step)
+{
+    struct net net;
+    struct engine late = engine_naive, drifting = engine_naive;
+    late.steps = late_steps;
+    drifting.get = get_off;
+    steps_left = 16;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    cr_expect_eq(wrong_of(&engine_naive, &net, 23), 0);
+    cr_expect_eq(wrong_of(&drifting, &net, 23), 1);
+    cr_expect_gt(wrong_of(&late, &net, 23), 0);
+    cr_expect_neq(strncmp(verdict, "0 of", 4), 0, "%s", verdict);
     net_close(&net);
 }
 

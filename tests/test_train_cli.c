@@ -1,16 +1,7 @@
-/* Training and inference from outside: rows, learning, going on after a kill, and what is refused.
- *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
-#include <criterion/criterion.h>
+/* Training and inference from outside: rows, learning, going on after a kill, and what is refused. */
+#include "shell.h"
 
-#include <limits.h>
-#include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #ifdef HAVE_ZLIB
 #include <zlib.h>
 #endif
@@ -20,52 +11,16 @@
 
 /* ---- Running ---- */
 
-static char folder[] = "/tmp/fdsl-trains-XXXXXX", program[PATH_MAX], root[PATH_MAX], out[1 << 16];
-
-/* Runs a shell command in the test's folder, $P being the program; its output comes into `out`. Returns the
- * exit status. */
-__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
-{
-    char command[4096], whole[5000];
-    int used = snprintf(command, sizeof command, "cd %s && P=%s && ", folder, program);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(command + used, sizeof command - (size_t)used, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "{ %s\n} 2>&1", command);
-    FILE *stream = popen(whole, "r");
-    cr_assert_not_null(stream);
-    out[fread(out, 1, sizeof out - 1, stream)] = '\0';
-    int status = pclose(stream);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
-#define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
-
 /* One line that holds these words. */
 static void expect_refusal(int status, const char *options, const char *words)
 {
-    cr_assert_eq(run("timeout 60 $P --variant train-naive %s", options), status, "%s: %s", options, out);
+    cr_assert_eq(run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options), status,
+                 "%s: %s", options, out);
     cr_expect_not_null(strstr(out, words), "%s: '%s' lacks '%s'", options, out, words);
     cr_expect_eq(strchr(out, '\n'), out + strlen(out) - 1, "%s: more than a line: %s", options, out);
 }
 
-static void set_up(void)
-{
-    const char *given = getenv("FDSL_BENCH");
-    cr_assert_not_null(mkdtemp(folder));
-    cr_assert_not_null(getcwd(root, sizeof root));
-    cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
-}
-
-static void tear_down(void)
-{
-    char command[PATH_MAX];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    cr_assert_eq(system(command), 0);
-}
-
-TestSuite(train_cli, .init = set_up, .fini = tear_down, .timeout = 300);
+TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
 static void put(const char *name, const void *bytes, size_t size)
 {
@@ -225,6 +180,75 @@ Test(train_cli, other_trainings_are_not_resumed)
                    "cut");
 }
 
+/* ---- Beginning with what another training has learnt ---- */
+
+/* At a rate of 0 parameters stay as they began: those of a pre-training on synth of another size and number
+ * of classes, but for the last layer's; and all of them where the classes are as many. */
+#ifdef _OPENMP
+Test(train_cli, fine_tuning_begins_with_the_checkpoint)
+{
+#define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
+#define KEPT   1920768 /* bytes of all tensors but the last layer's, and of that for 7 and for 10 classes */
+#define LAST_7 3612
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
+    EXPECT(0,
+           TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
+    cr_expect_not_null(strstr(out,
+                              "--init: 18 of 20 tensors are those of pre after 2 epochs of synth; the last "
+                              "layer begins with zeros"),
+                       "%s", out);
+    EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
+           KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
+    EXPECT(0, "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
+    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
+                     "--init pre/epoch-000002.ckpt");
+    cr_expect_not_null(strstr(out, "20 of 20 tensors"), "%s", out);
+    EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
+}
+
+/* What it began with is in its rows and in its identity: the same command goes on, another one does not. */
+Test(train_cli, fine_tuning_is_resumed)
+{
+#define FINE TAUGHT "--data digits --seed 1 "
+    EXPECT(0, TAUGHT "--data synth --res 8 --classes 7 --epochs 2 --checkpoint pre");
+    EXPECT(0, FINE "--epochs 2 --init pre --export whole --out r.csv >/dev/null 2>&1 && cat r.csv");
+    char hash[64];
+    snprintf(hash, sizeof hash, "%.63s", value(out, 1, "init"));
+    cr_expect(strlen(hash) == 16 && strspn(hash, "0123456789abcdef") == 16, "%s", hash);
+    cr_expect_str_eq(value(out, 2, "init"), hash);
+    EXPECT(0, FINE "--epochs 1 --init pre --checkpoint k --resume");
+    EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
+    EXPECT(0, "cmp whole again");
+    EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: no init here, init="), "%s", out);
+    EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
+    EXPECT(0, FINE "--epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "init"), "");
+}
+#endif
+
+Test(train_cli, what_cannot_be_begun_with)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
+    expect_refusal(2, "--init none", "--init none: No such file");
+    expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
+    expect_refusal(1, "--init text", "text: this is no checkpoint of fdsl-bench");
+    expect_refusal(2, "--model lenet --init k",
+                   "--init k: it is of the model logreg, and this is lenet; add --model logreg");
+    expect_refusal(2, "--model logreg --classes 12 --init k",
+                   "--init k: nothing of it fits: its only layer has other shapes");
+    EXPECT(0,
+           "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
+    expect_refusal(
+        2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
+        "--init l: its fc1.weight is 120x400, and for these samples it must be 120x576; take samples "
+        "of 1x1x28x28, or cnn-fdsl, which takes any size");
+    EXPECT(0, "truncate -s 5000 k/*");
+    expect_refusal(1, "--model logreg --init k", "cut");
+}
+
 /* ---- Inference ---- */
 
 Test(train_cli, inference_from_a_checkpoint)
@@ -346,8 +370,16 @@ Test(train_cli, verification_of_what_diverges)
                    "the oracle's own loss at step 3 is no finite number");
     EXPECT(3,
            "$P --variant train-naive --model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20 "
-           "--verify");
-    cr_expect_not_null(strstr(out, " of 10 losses and 10 of 10 tensors are wrong"), "%s", out);
+           "--verify --verify-steps 5");
+    cr_expect_not_null(strstr(out, " of 5 losses and 10 of 10 tensors are wrong"), "%s", out);
+}
+
+/* Adam makes much of a rounding in so many steps; --verify tells that from what an engine does wrong. */
+Test(train_cli, fifty_steps_of_adam_verify)
+{
+    EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
+              "--verify-steps 50 --format csv");
+    cr_expect_str_eq(value(out, 1, "wrong"), "0");
 }
 
 Test(train_cli, options_that_make_no_sense)
@@ -366,11 +398,83 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
     expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
+    /* Before anything is read or set up: of a folder that is not there, nothing is said. */
+    expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
+                   "--checkpoint is for one variant at a time, and --variant names 2");
+    expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
+    expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
+}
+
+/* ---- Live samples ---- */
+
+#define LIVE                                                                                              \
+    "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
+    "20 --batch 16 "
+
+/* Live or stored, in one go or resumed, from one to the other: the same parameters. */
+Test(train_cli, live_samples_are_those_that_are_stored)
+{
+    EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
+    cr_expect_str_eq(value(out, 3, "feed"), "live");
+    cr_expect_str_eq(value(out, 3, "wrong"), "0");
+    cr_expect(number(out, 3, "generate_share") > 0 && number(out, 3, "generated_per_s") > 0);
+    cr_expect(number(out, 3, "data_share") >= number(out, 3, "generate_share"));
+    cr_expect(number(out, 3, "opening_s") > 0);
+    EXPECT(0, "$P " LIVE "--epochs 3 --export b --feed stored --format csv --shift 2");
+    cr_expect_str_eq(value(out, 3, "generate_share"), "");
+    EXPECT(0, "cmp a b");
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --shift 2");
+    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --feed stored --shift 2");
+    EXPECT(0, "$P " LIVE "--epochs 3 --checkpoint c --resume --export d --shift 2");
+    EXPECT(0, "cmp a d");
+    EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
+}
+
+/* Others in every epoch, and resumed they are the same others. */
+Test(train_cli, fresh_samples_resume)
+{
+    EXPECT(0, "$P " LIVE "--epochs 2 --export a");
+    EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
+    EXPECT(1, "cmp a b");
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --fresh");
+    EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint c --resume");
+    cr_expect_not_null(strstr(out, "other options: no fresh here, fresh=1 there"), "%s", out);
+    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --fresh --export d");
+    EXPECT(0, "cmp b d");
+}
+
+Test(train_cli, live_samples_refusals)
+{
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
+    cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
+                       out);
+    EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
+    EXPECT(2, "$P " LIVE "--feed stored --fresh");
+    cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
+    EXPECT(2, "$P " LIVE "--res 4097");
+    EXPECT(2, "$P " LIVE "--batch 91");
+    EXPECT(2, "$P --variant train-naive --data digits --feed live");
+    cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
+                       "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
+              "constant --format csv");
+    cr_expect_str_eq(value(out, 1, "feed"), "constant");
 }
 
 /* ---- Data ---- */
 
 /* What a mirror gives is not taken for what it should be. */
+#ifdef HAVE_CUDA
+Test(train_cli, an_engine_for_one_network_refuses_others)
+{
+    expect_refusal(2, "--variant train-graph --model lenet", "it is made for cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
+    EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
+              "--epochs 1");
+    cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);
+}
+#endif
+
 Test(train_cli, files_of_a_bad_mirror_are_refused)
 {
     if (run("command -v curl") != 0)
@@ -486,6 +590,15 @@ Test(train_cli, datasets_and_their_faults)
 #endif
 
 #ifdef _OPENMP
+/* Without normalisation, from the first step on. */
+Test(train_cli, the_residual_net_learns)
+{
+    EXPECT(0,
+           "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
+           "--batch 16 --format csv");
+    cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
+}
+
 /* A motion that no frame alone shows. */
 Test(train_cli, clips_are_learnt)
 {

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "train_support.h"
@@ -77,27 +78,89 @@ LAYERS(pool, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .pa
 LAYERS(dropout, false, {.kind = LAYER_LINEAR, .channels = 40}, {.kind = LAYER_DROPOUT, .rate = 0.25f},
        {.kind = LAYER_LINEAR});
 
+LAYERS(mean, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .padding = {0, 1, 1}},
+       {.kind = LAYER_MEAN}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR});
+/* Outputs that come from a convolution, a ReLU, a pooling and an addition, and one that is taken twice. */
+#define PLAIN(out)                                                                       \
+    {                                                                                    \
+        .kind = LAYER_CONV, .channels = out, .kernel = {1, 3, 3}, .padding = { 0, 1, 1 } \
+    }
+LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROPOUT, .rate = 0.25f},
+       {.kind = LAYER_ADD, .back = 3}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
+       {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
+       {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
+       {.kind = LAYER_LINEAR});
+/* The pooling leaves a row of what is added to its own output, widened by zeros. */
+LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
+       {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
+       {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});
+LAYERS(add_rows, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_LINEAR, .channels = 9},
+       {.kind = LAYER_ADD, .back = 2}, {.kind = LAYER_LINEAR});
+
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3};
 
 Test(train_net, gradients_of_layers)
 {
-    static const struct model_table *const tables[] = {&linear, &relu, &conv, &pool, &dropout};
+    static const struct model_table *const tables[] = {&linear,  &relu, &conv, &pool,
+                                                       &dropout, &mean, &add,  &add_rows};
     for (size_t i = 0; i < COUNT_OF(tables); i++)
         for (uint32_t count = 1; count <= 7; count += 6) {
             check_gradients(tables[i], small, 4, count, 0);
             check_gradients(tables[i], gray, 2, count, 0.1f);
         }
     check_gradients(&conv_deep, volume, 3, 7, 0);
+    check_gradients(&add_pool, small, 4, 7, 0);
+}
+
+/* Pictures of 8 x 8 are enough for it, and its many layers take long. */
+static bool is_large(const struct model_table *table)
+{
+    return strcmp(table->name, "cnn-fdsl") == 0;
+}
+
+Test(train_net, gradients_of_the_residual_net, .timeout = 120)
+{
+    for (size_t i = 0; model_tables[i].name; i++)
+        if (is_large(&model_tables[i])) {
+            check_gradients(&model_tables[i], (struct shape){1, 1, 8, 8}, 10, 2, 0);
+            check_gradients(&model_tables[i], (struct shape){3, 1, 9, 11}, 3, 1, 0.1f);
+        }
 }
 
 Test(train_net, gradients_of_nets)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large(&model_tables[i]))
+            continue;
         bool deep = model_tables[i].volumetric;
         check_gradients(&model_tables[i], deep ? (struct shape){3, 4, 8, 8} : (struct shape){1, 1, 16, 16},
                         10, 3, 0);
         check_gradients(&model_tables[i], deep ? (struct shape){1, 5, 6, 7} : (struct shape){3, 1, 17, 15}, 3,
                         1, 0.1f);
+    }
+}
+
+LAYERS(adds_nothing, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 2});
+LAYERS(adds_itself, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 1});
+LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 3});
+LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind = LAYER_LINEAR},
+       {.kind = LAYER_ADD, .back = 2});
+
+/* Tables that no engine could compute. */
+Test(train_net, additions_that_cannot_be)
+{
+    static const struct {
+        const struct model_table *table;
+        const char *words;
+    } faults[] = {{&adds_nothing, "add1: it adds no earlier layer's output"},
+                  {&adds_itself, "add1: it adds no earlier layer's output"},
+                  {&adds_relu_in_place, "add1: it adds fc1, behind which relu1 works in place"},
+                  {&adds_another_shape, "add1: it adds fc1, of another shape"}};
+    struct model model;
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        cr_expect_eq(model_build(faults[i].table, small, 4, &model), STATUS_FAILED);
+        cr_expect_str_eq(status_text(), faults[i].words);
     }
 }
 
@@ -117,10 +180,9 @@ Test(train_net, parameters_of_the_models)
         const char *name;
         struct shape input;
         size_t parameters;
-    } known[] = {{"logreg", {1, 1, 28, 28}, 7850},
-                 {"lenet", {1, 1, 28, 28}, 61706},
-                 {"cnn", {1, 1, 28, 28}, 1199882},
-                 {"cnn", {3, 1, 32, 32}, 1626442}};
+    } known[] = {{"logreg", {1, 1, 28, 28}, 7850},     {"lenet", {1, 1, 28, 28}, 61706},
+                 {"cnn", {1, 1, 28, 28}, 1199882},     {"cnn", {3, 1, 32, 32}, 1626442},
+                 {"cnn-fdsl", {1, 1, 28, 28}, 481482}, {"cnn-fdsl", {1, 1, 224, 224}, 481482}};
     for (size_t i = 0; i < COUNT_OF(known); i++)
         for (size_t t = 0; model_tables[t].name; t++)
             if (strcmp(model_tables[t].name, known[i].name) == 0) {
@@ -158,4 +220,63 @@ Test(train_net, forward_by_hand)
         cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);
     }
     net_close(&net);
+}
+
+/* ---- What is no number ---- */
+
+/* The first step, from net->initial: its loss shows the NaN, it is the bad step, and the reference names the
+ * layer that had it first. */
+static void expect_bad(struct net *net, const char *what, const char *layer)
+{
+    struct train_totals totals;
+    const char *found = NULL;
+    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    must(net->engine->set(net->state, &begin));
+    must(net->engine->steps(net->state, 0, 0, 1));
+    must(net->engine->totals(net->state, &totals));
+    cr_expect(!isfinite(totals.loss), "%s, %s: a NaN in %s leaves a loss of %g", net->engine->name,
+              net->model.name, what, totals.loss);
+    cr_expect_eq(totals.bad_step, 0, "%s, %s: a NaN in %s is not noticed", net->engine->name, net->model.name,
+                 what);
+    must(naive_find_bad_layer(&net->train, &begin, 0, 0, &found));
+    cr_expect_str_eq(found, layer, "%s: a NaN in %s is said to be of %s", net->model.name, what, found);
+}
+
+/* In a value of a sample, then in one of each tensor of parameters. */
+static void plant_nans(const struct engine *engine, const struct model_table *table)
+{
+    struct net net;
+    struct shape input = table->volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
+    net_open(&net, engine, table, input, 10, 7, 7, 0);
+    data_to_halves(&net.data);
+    uint16_t *middle = (uint16_t *)net.data.sets[DATA_TRAIN].values + 9 * net.data.sample_values / 2,
+             before = *middle;
+    *middle = 0x7E00; /* of the fifth sample; the scale is known by now */
+    net_reopen(&net);
+    expect_bad(&net, "a sample", net.model.layers[0].name);
+    *middle = before;
+    net_reopen(&net);
+    for (uint32_t t = 0; t < net.model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net.model.tensors[t];
+        char layer[sizeof tensor->name];
+        float *last = &net.initial[tensor->first + tensor->values - 1], fine = *last;
+        snprintf(layer, sizeof layer, "%.*s", (int)strcspn(tensor->name, "."), tensor->name);
+        *last = NAN;
+        expect_bad(&net, tensor->name, layer);
+        *last = fine;
+    }
+    net_close(&net);
+}
+
+/* Every engine that runs here, and the oracle. */
+Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 60)
+{
+    const struct resources resources = {.threads = 2};
+    for (size_t i = 0; model_tables[i].name; i++) {
+        plant_nans(&engine_oracle, &model_tables[i]);
+        for (const struct variant_entry *entry = variant_table; entry < variant_table + variant_count;
+             entry++)
+            if (strcmp(entry->workload, "train") == 0 && variant_available(entry, &resources) == STATUS_OK)
+                plant_nans(entry->variant->traits, &model_tables[i]);
+    }
 }

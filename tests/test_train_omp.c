@@ -39,20 +39,7 @@ struct sizes {
  * so that what rounding makes of a gradient near zero stays as small. */
 static void vary(struct net *net)
 {
-    struct data *data = &net->data;
-    data->type = DATA_F16;
-    data->sample_bytes = 2 * data->sample_values;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        struct data_set *set = &data->sets[part];
-        size_t count = set->count * data->sample_values;
-        uint8_t *bytes = set->values;
-        uint16_t *halves = malloc(count * sizeof *halves);
-        for (size_t i = 0; i < count; i++)
-            halves[i] = (uint16_t)(0x3C00 | bytes[i] << 2); /* 1 to 2 */
-        free(bytes);
-        set->values = halves;
-    }
-    data_normalise(data, true);
+    data_to_halves(&net->data);
     net->train.augment = (struct augment){2, true};
     net->train.optimizer = (struct optimizer){
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 0.01, .weight_decay = 0.1};
@@ -62,23 +49,15 @@ static void vary(struct net *net)
 
 static bool varied; /* whether run() does */
 
-static void open_varied(struct net *net)
-{
-    const struct resources resources = {.threads = 2};
-    net->engine->close(net->state);
-    vary(net);
-    must(net->engine->open(&net->train, &resources, &net->state));
-    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}};
-    must(net->engine->set(net->state, &begin));
-}
-
 static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
                 struct net *net, struct result *result)
 {
     struct train_totals totals;
     net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
-    if (varied)
-        open_varied(net);
+    if (varied) {
+        vary(net);
+        net_reopen(net);
+    }
     size_t values = net->model.arena_values;
     result->gradients = malloc(values * sizeof(float));
     result->parameters = malloc(3 * values * sizeof(float));
@@ -177,6 +156,15 @@ static void check(const struct model_table *table, const struct sizes *sizes)
         .kind = LAYER_LINEAR, .channels = out \
     }
 
+#define ADD(layers)                         \
+    {                                       \
+        .kind = LAYER_ADD, .back = (layers) \
+    }
+#define MEAN               \
+    {                      \
+        .kind = LAYER_MEAN \
+    }
+
 LAYERS(linear, false, LINEAR(37), LINEAR(0));
 LAYERS(relu, false, LINEAR(9), RELU, DROPOUT, LINEAR(0), RELU);
 LAYERS(conv, false, CONV(3, 1, 3, 2, 0, 1, 0), CONV(17, 1, 2, 3, 0, 0, 2), RELU, CONV(2, 1, 1, 1, 0, 1, 0),
@@ -187,20 +175,46 @@ LAYERS(in_place, false, DROPOUT, CONV(7, 1, 3, 3, 0, 1, 1), RELU, DROPOUT, CONV(
        RELU, LINEAR(0));
 LAYERS(pools, false, POOL(1, 1, 2), CONV(6, 1, 2, 2, 0, 1, 1), POOL(1, 2, 1), POOL(1, 1, 2), RELU, LINEAR(11),
        DROPOUT, LINEAR(0));
+LAYERS(mean, false, CONV(19, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
+/* Outputs that come from a ReLU, a convolution, an addition and a pooling, and one that is taken twice. */
+LAYERS(add, false, CONV(18, 1, 3, 3, 0, 1, 1), RELU, CONV(18, 1, 3, 3, 0, 1, 1), DROPOUT, ADD(3),
+       CONV(18, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(18, 1, 3, 3, 0, 1, 1),
+       ADD(2), RELU, LINEAR(0));
+LAYERS(add_mean, false, RELU, CONV(15, 1, 3, 3, 0, 1, 1), ADD(2), MEAN, LINEAR(0));
+/* The pooling may not take the convolution's output to itself. */
+LAYERS(add_pool, false, CONV(2, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(2, 1, 1, 1, 0, 2, 0), ADD(3),
+       LINEAR(0));
 LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
 LAYERS(deep, true, CONV(2, 3, 3, 3, 1, 1, 1), CONV(3, 2, 1, 2, 1, 0, 0), RELU, POOL(2, 2, 1), LINEAR(0));
 
 Test(train_omp, layers, .timeout = 120)
 {
-    static const struct model_table *const tables[] = {&linear, &relu, &conv, &conv_pool, &in_place, &pools};
+    static const struct model_table *const tables[] = {&linear,   &relu,  &conv, &conv_pool,
+                                                       &in_place, &pools, &mean, &add};
     static const struct sizes sizes[] = {
         {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 13, 11}, 1, 3, 1}, {{15, 1, 8, 9}, 18, 9, 5}};
     for (size_t i = 0; i < COUNT_OF(tables); i++)
         for (size_t j = 0; j < COUNT_OF(sizes); j++)
             check(tables[i], &sizes[j]);
     check(&conv_only, &sizes[0]);
+    check(&add_pool, &sizes[0]);
+    check(&add_mean, &sizes[2]);
     check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 7, 7});
     check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
+}
+
+LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
+
+/* Only the reference and the GPU add up rows. */
+Test(train_omp, refuses_what_it_cannot)
+{
+    const struct resources resources = {.threads = 2};
+    struct net net;
+    void *state;
+    net_open(&net, &engine_naive, &add_rows, (struct shape){1, 1, 4, 4}, 3, 5, 2, 0);
+    cr_expect_eq(engine_omp.open(&net.train, &resources, &state), STATUS_UNAVAILABLE);
+    cr_expect(strstr(status_text(), "no linear layer before"), "%s", status_text());
+    net_close(&net);
 }
 
 Test(train_omp, nets, .timeout = 120)
@@ -275,17 +289,18 @@ Test(train_omp, a_planted_fault_shows)
 /* ---- Longer runs ---- */
 
 /* From the same weights, over the same batches: losses of 50 steps, each within 1e-4 of the reference's. */
-static void follow(const struct model_table *table, struct shape input, uint32_t batch, uint32_t count)
+static void follow(const struct engine *engine, const struct model_table *table, struct shape input,
+                   uint32_t batch, uint32_t count)
 {
     struct net net, naive;
-    net_open(&net, &engine_omp, table, input, 10, count, batch, 0);
+    net_open(&net, engine, table, input, 10, count, batch, 0);
     net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
     uint32_t steps = train_steps(&net.train);
     for (uint32_t i = 0; i < 50; i++) {
         struct train_totals totals, wanted;
-        must(engine_omp.steps(net.state, i / steps, i % steps, 1));
+        must(engine->steps(net.state, i / steps, i % steps, 1));
         must(engine_naive.steps(naive.state, i / steps, i % steps, 1));
-        must(engine_omp.totals(net.state, &totals));
+        must(engine->totals(net.state, &totals));
         must(engine_naive.totals(naive.state, &wanted));
         cr_expect_float_eq(totals.loss, wanted.loss, 1e-4 * wanted.loss, "%s, step %u: %.9g, not %.9g",
                            table->name, i, totals.loss, wanted.loss);
@@ -295,13 +310,19 @@ static void follow(const struct model_table *table, struct shape input, uint32_t
     net_close(&naive);
 }
 
-Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
         bool deep_one = model_tables[i].volumetric;
-        follow(&model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16}, 7, 40);
+        follow(engine, &model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16},
+               7, 40);
     }
-    follow(&model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+    follow(engine, &model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300);
+}
+
+Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+{
+    follow_all(&engine_omp);
 }
 
 /* The parameters after two epochs, by so many threads. The caller frees. */
@@ -370,18 +391,29 @@ Test(train_omp, infers_as_the_oracle)
 
 /* ---- With OpenBLAS ---- */
 
-Test(train_omp, multiplies_by_openblas, .timeout = 60)
+/* Its engine; the test is skipped where there is no OpenBLAS. */
+static const struct engine *openblas(void)
 {
     const struct variant_entry *entry = variant_find("train-omp-blas");
     const struct resources resources = {.threads = 2};
     if (variant_available(entry, &resources) != STATUS_OK)
         cr_skip_test("%s", status_text());
+    return entry->variant->traits;
+}
+
+Test(train_omp, multiplies_by_openblas, .timeout = 60)
+{
+    const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
-        double worst = compare(entry->variant->traits, &model_tables[i],
-                               model_tables[i].volumetric ? &deep_sizes : &sizes);
+        double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);
     }
+}
+
+Test(train_omp, losses_of_fifty_steps_by_openblas, .timeout = 120)
+{
+    follow_all(openblas());
 }
 
 /* ---- Learning ---- */

@@ -97,6 +97,7 @@ static struct engine scaled_engine(void)
 static struct train_job job_of(const struct net *net, uint32_t epochs, const char *folder)
 {
     return (struct train_job){.train = net->train,
+                              .initial = net->initial,
                               .epochs = epochs,
                               .verify_steps = 6,
                               .identity = "seed=1",

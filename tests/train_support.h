@@ -73,6 +73,34 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
+/* Opens its engine anew, as the data or the training have changed, from the initial parameters. */
+static inline void net_reopen(struct net *net)
+{
+    const struct resources resources = {.threads = 2};
+    net->engine->close(net->state);
+    must(net->engine->open(&net->train, &resources, &net->state));
+    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    must(net->engine->set(net->state, &begin));
+}
+
+/* Halves in place of bytes: 1 to 2. */
+static inline void data_to_halves(struct data *data)
+{
+    data->type = DATA_F16;
+    data->sample_bytes = 2 * data->sample_values;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        struct data_set *set = &data->sets[part];
+        size_t count = set->count * data->sample_values;
+        uint8_t *bytes = set->values;
+        uint16_t *halves = malloc(count * sizeof *halves);
+        for (size_t i = 0; i < count; i++)
+            halves[i] = (uint16_t)(0x3C00 | bytes[i] << 2);
+        free(bytes);
+        set->values = halves;
+    }
+    data_normalise(data, true);
+}
+
 static inline void net_close(struct net *net)
 {
     net->engine->close(net->state);

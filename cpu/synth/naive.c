@@ -90,8 +90,8 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
     (void)time;
     struct naive *naive = state;
     const struct synth *synth = naive->synth;
-    for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, number, j);
+    for (uint64_t j = 0; j < synth_run_count(synth); j++) {
+        struct synth_image image = synth_run_image(synth, number, j);
         uint32_t class_id = synth->classes[image.class_index].id;
         uint8_t *finished = naive->images + j * synth_output_bytes(synth);
         naive->labels[j] = class_id;

@@ -429,6 +429,11 @@ static void order_images(struct omp *omp, uint64_t first)
 {
     const struct synth *synth = omp->synth;
     uint64_t classes = synth->class_count, count = 0;
+    if (synth->list) { /* of any classes: as they come */
+        for (uint64_t j = 0; j < synth->list->count; j++)
+            omp->order[j] = j;
+        return;
+    }
     for (uint32_t i = 0; i < synth->class_count; i++)
         for (uint64_t j = (omp->heaviest[i] + classes - first % classes) % classes; j < synth->batch;
              j += classes)
@@ -437,13 +442,13 @@ static void order_images(struct omp *omp, uint64_t first)
 
 static struct synth_image image_of(const struct omp *omp, uint64_t number, uint64_t j)
 {
-    return synth_image_at(omp->synth->first, omp->synth->stride, omp->synth->class_count, number, j);
+    return synth_run_image(omp->synth, number, j);
 }
 
 static void draw_whole_images(struct omp *omp, uint64_t number)
 {
 #pragma omp parallel for num_threads(omp->threads) schedule(dynamic)
-    for (uint64_t i = 0; i < omp->synth->batch; i++) {
+    for (uint64_t i = 0; i < synth_run_count(omp->synth); i++) {
         struct worker *worker = &omp->workers[omp_get_thread_num()];
         uint64_t j = omp->order[i];
         struct synth_image image = image_of(omp, number, j);
@@ -484,7 +489,7 @@ static void finish_share(const struct omp *omp, struct synth_image image, uint64
 
 static void draw_cut_images(struct omp *omp, uint64_t number)
 {
-    uint64_t tasks = omp->synth->batch * omp->parts, finishing = omp->merged ? tasks : 0;
+    uint64_t tasks = synth_run_count(omp->synth) * omp->parts, finishing = omp->merged ? tasks : 0;
 #pragma omp parallel num_threads(omp->threads)
     {
         struct worker *worker = &omp->workers[omp_get_thread_num()];
@@ -513,7 +518,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     struct omp *omp = state;
     omp->latest = number;
     order_images(omp, omp->synth->first + number * omp->synth->stride);
-    for (uint64_t j = 0; j < omp->synth->batch; j++)
+    for (uint64_t j = 0; j < synth_run_count(omp->synth); j++)
         omp->labels[j] = omp->synth->classes[image_of(omp, number, j).class_index].id;
     if (omp->parts > 1)
         draw_cut_images(omp, number);

@@ -335,6 +335,7 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 static void omp_close(void *state)
 {
     struct net *net = state;
+    feed_close(&net->feed);
     net_free(net);
     pthread_cond_destroy(&net->met);
     pthread_mutex_destroy(&net->mutex);
@@ -361,6 +362,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     pthread_mutex_init(&net->mutex, NULL);
     pthread_cond_init(&net->met, NULL);
     enum status status = net_plan(net);
+    if (status == STATUS_OK)
+        status = feed_open(train, resources, &net->feed);
     if (status != STATUS_OK) {
         omp_close(net);
         return status;
@@ -401,9 +404,14 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
+    uint32_t at_once = feed_is_live(&net->feed) ? 1 : count; /* before a step, threads are the generator's */
+    for (uint32_t done = 0; done < count; done += at_once) {
+        net->count = train_batch(net->train, &order, first + done, net->numbers);
+        TRY(feed_step(&net->feed, epoch, net->numbers, net->count));
 #pragma omp parallel num_threads(net->threads)
-    for (uint32_t i = 0; i < count; i++)
-        make_step(net, &order, epoch, first + i);
+        for (uint32_t i = done; i < done + at_once; i++)
+            make_step(net, &order, epoch, first + i);
+    }
     return STATUS_OK;
 }
 
@@ -416,6 +424,9 @@ static enum status omp_totals(void *state, struct train_totals *totals)
         totals->data_s += net->workers[i].data_s / net->threads;
         net->workers[i].data_s = 0;
     }
+    totals->generate_s = net->feed.generate_s;
+    totals->data_s += net->feed.generate_s;
+    net->feed.generate_s = 0;
     return STATUS_OK;
 }
 
@@ -460,14 +471,15 @@ static enum status omp_evaluate(void *state, enum data_part part, uint32_t first
 
 static uint64_t omp_memory_bytes(const void *state)
 {
-    return ((const struct net *)state)->bytes;
+    const struct net *net = state;
+    return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                             \
-    {                                                                                                    \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .open = open_, .close = omp_close, .set = omp_set, \
-        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .gradients = omp_gradients,            \
-        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes                                       \
+#define ENGINE(name_, open_)                                                                            \
+    {                                                                                                   \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .open = open_, .close = omp_close, \
+        .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals,                       \
+        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes          \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

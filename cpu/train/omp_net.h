@@ -1,10 +1,10 @@
 /* Inside `train-omp` and `infer-omp`: a network as blocks, and the memory that they work in.
  *
- * Convolutions and pooling go sample by sample, a thread each, in samples that lie place by place with all
- * channels of a place together ("pitch" floats from place to place: the channels in whole vectors, but for
- * the samples themselves). From the block FLAT on there are rows, one a sample, in the C order that linear
- * layers know. ReLU and dropout work in place, in the output of the block before them: what they left tells
- * which gradients go back. */
+ * Convolutions, pooling, additions and means go sample by sample, a thread each, in samples that lie place by
+ * place with all channels of a place together ("pitch" floats from place to place: the channels in whole
+ * vectors, but for the samples themselves). From the block FLAT on there are rows, one a sample, in the C
+ * order that linear layers know. ReLU and dropout work in place, in the output of the block before them: what
+ * they left tells which gradients go back. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -14,6 +14,7 @@
 #include "omp_engine.h"
 #include "omp_kernel.h"
 #include "train/engine.h"
+#include "train/feed.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
@@ -21,7 +22,7 @@
     64 /* so many sums at most, added in their order: the same for any number of threads \
         */
 
-enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_FLAT, BLOCK_LINEAR };
+enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BLOCK_FLAT, BLOCK_LINEAR };
 
 /* A convolution's geometry, in floats of its input with the zeros around it. */
 struct conv {
@@ -49,10 +50,13 @@ struct conv {
 
 struct block {
     enum block_kind kind;
-    const struct layer *layer; /* of CONV, POOL, LINEAR */
+    const struct layer *layer; /* of all but INPUT and FLAT */
     const struct layer *pool;  /* the max-pooling that belongs to a convolution, or NULL */
     bool relu;                 /* right behind the layer, before `pool` */
     uint32_t after, after_end; /* these layers work in its output */
+    bool is_added;             /* what they leave is taken by some ADD behind */
+    const struct block *added; /* of ADD: the earlier block, */
+    size_t held;               /* and where worker->held keeps what it shall get back */
 
     /* What comes in and goes out. FLAT and LINEAR: of one place, and the pitch is that of rows. */
     struct shape in, out;
@@ -71,7 +75,7 @@ struct block {
 
 /* The room of a thread. */
 struct worker {
-    float *sample, *around, *plain, *wide, *deltas[2];
+    float *sample, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_places, *list_counts;
     float *list_deltas;
     double data_s;
@@ -94,6 +98,7 @@ struct net {
 
     /* Kept of every sample; draws: the random bytes of a layer's dropout. */
     size_t kept_values, kept_peaks, kept_draws;
+    size_t held_values; /* of a sample's way back: gradients that wait for the block they go to */
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;
     uint32_t *peaks;
@@ -104,6 +109,7 @@ struct net {
     uint32_t chunks; /* at most */
     float *sums;
 
+    struct feed feed;
     struct worker *workers;
     atomic_uint arrived, meetings; /* of net_meet() */
     pthread_mutex_t mutex;

@@ -80,10 +80,12 @@ static bool works_in_place(const struct layer *layer)
     return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
 }
 
-/* The layer behind `*i`, if it is of that kind; then `*i` goes on to it. */
+/* The layer behind `*i`, if it is of that kind and nobody else takes what `*i` gives; then `*i` goes on to
+ * it.
+ */
 static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
 {
-    if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind)
+    if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind || model->layers[*i].is_added)
         return NULL;
     return &model->layers[++*i];
 }
@@ -98,7 +100,7 @@ static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *
     if (kind != BLOCK_INPUT && kind != BLOCK_FLAT) {
         block->layer = &model->layers[*i];
         block->out = block->layer->out;
-        block->relu = kind != BLOCK_POOL && follows(model, i, LAYER_RELU);
+        block->relu = (kind == BLOCK_CONV || kind == BLOCK_LINEAR) && follows(model, i, LAYER_RELU);
         block->pool = kind == BLOCK_CONV ? follows(model, i, LAYER_POOL) : NULL;
         block->out = block->pool ? block->pool->out : block->out;
         ++*i;
@@ -106,20 +108,32 @@ static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *
     return block;
 }
 
-/* The last convolution or pooling; -1 where there is none. */
+/* The last layer that goes sample by sample; -1 where there is none. */
 static int last_of_places(const struct model *model)
 {
     int last = -1;
     for (uint32_t i = 0; i < model->layer_count; i++)
-        if (model->layers[i].spec.kind == LAYER_CONV || model->layers[i].spec.kind == LAYER_POOL)
+        if (!works_in_place(&model->layers[i]) && model->layers[i].spec.kind != LAYER_LINEAR)
             last = (int)i;
     return last;
 }
 
+/* The block whose output, with all that works in it, is that of a layer. */
+static const struct block *block_of(const struct net *net, uint32_t layer)
+{
+    const struct block *block = net->blocks;
+    while (block->after_end != layer + 1)
+        block++;
+    return block;
+}
+
 static enum status make_blocks(struct net *net)
 {
-    static const enum block_kind kinds[LAYER_KINDS] = {
-        [LAYER_CONV] = BLOCK_CONV, [LAYER_POOL] = BLOCK_POOL, [LAYER_LINEAR] = BLOCK_LINEAR};
+    static const enum block_kind kinds[LAYER_KINDS] = {[LAYER_CONV] = BLOCK_CONV,
+                                                       [LAYER_POOL] = BLOCK_POOL,
+                                                       [LAYER_LINEAR] = BLOCK_LINEAR,
+                                                       [LAYER_ADD] = BLOCK_ADD,
+                                                       [LAYER_MEAN] = BLOCK_MEAN};
     const struct model *model = net->train->model;
     const int last = last_of_places(model);
     uint32_t i = 0;
@@ -133,11 +147,16 @@ static enum status make_blocks(struct net *net)
         while (i < model->layer_count && works_in_place(&model->layers[i]))
             i++;
         block->after_end = i;
+        block->is_added = i > 0 && model->layers[i - 1].is_added;
         if (i == model->layer_count)
             return STATUS_OK;
-        if (model->layers[i].spec.kind == LAYER_LINEAR && (int)i < last)
-            return status_set(STATUS_UNAVAILABLE, "omp: no linear layer before a convolution");
-        block = add_block(net, kinds[model->layers[i].spec.kind], &i);
+        const struct layer *layer = &model->layers[i];
+        if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
+            return status_set(STATUS_UNAVAILABLE,
+                              "omp: no linear layer before a convolution, a pooling, an addition or a mean");
+        block = add_block(net, kinds[layer->spec.kind], &i);
+        if (block->kind == BLOCK_ADD)
+            block->added = block_of(net, layer->number - layer->spec.back);
     }
 }
 
@@ -149,7 +168,7 @@ static void lay_out_block(struct net *net, struct block *block)
     block->places = rows ? 1 : places_of(&block->out);
     block->in_pitch = first ? 0 : block[-1].out_pitch;
     block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
-    if (first && block[1].kind == BLOCK_CONV)
+    if (first && block[1].kind == BLOCK_CONV && !block->is_added)
         block->out_pitch = block->out.channels; /* only ever broadcast, or read in rows */
     block->values = net->kept_values;
     block->peaks = net->kept_peaks;
@@ -161,6 +180,10 @@ static void lay_out_block(struct net *net, struct block *block)
         const struct layer *pool = block->pool ? block->pool : block->layer;
         block->pooling = (struct pool){pool->in, pool->out, pool->spec.kernel, block->out_pitch};
         net->kept_peaks += block->places * block->out_pitch;
+    }
+    if (block->kind == BLOCK_ADD) {
+        block->held = net->held_values;
+        net->held_values += round_up(block->places * block->out_pitch, LINE);
     }
     if (block->kind == BLOCK_CONV || block->kind == BLOCK_LINEAR) {
         size_t values = block->layer->weight_values;
@@ -299,6 +322,7 @@ static void plan_worker(struct net *net, struct worker *worker)
     if (net->train->forward_only)
         return;
     worker->wide = take(net, larger(wide, around), sizeof(float));
+    worker->held = take(net, net->held_values, sizeof(float));
     for (int i = 0; i < 2; i++)
         worker->deltas[i] = take(net, deltas, sizeof(float));
     worker->list_places = take(net, list, sizeof *worker->list_places);

@@ -1,4 +1,4 @@
-/* `train-omp`: a sample's way through convolutions and pooling, and back, by one thread. */
+/* `train-omp`: a sample's way through all layers but linear ones, and back, by one thread. */
 #include <string.h>
 
 #include "core/timer.h"
@@ -131,6 +131,24 @@ static void conv_forward(const struct net *net, struct worker *worker, const str
         net->kernel->pool(&block->pooling, worker->plain, out, peaks);
 }
 
+static void add_forward(const struct net *net, const struct block *block, const float *in, const float *added,
+                        float *out)
+{
+    size_t count = values_count(block);
+    memcpy(out, in, count * sizeof *out);
+    net->kernel->add(added, out, count);
+}
+
+static void mean_forward(const struct net *net, const struct block *block, const float *in, float *out)
+{
+    size_t places = places_of(&block->in);
+    memset(out, 0, block->out_pitch * sizeof *out);
+    for (size_t p = 0; p < places; p++)
+        net->kernel->add(in + p * block->in_pitch, out, block->out_pitch);
+    for (size_t c = 0; c < block->out_pitch; c++)
+        out[c] /= (float)places;
+}
+
 /* The sample as it comes, channel by channel, and then place by place. */
 static void gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
@@ -140,7 +158,9 @@ static void gather(const struct net *net, struct worker *worker, const struct pa
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    data_gather(train->data, passing->part, passing->sample, move, worker->sample);
+    const void *stored = passing->training ? feed_sample(&net->feed, passing->sample, passing->place)
+                                           : data_sample(train->data, passing->part, passing->sample);
+    data_gather(train->data, stored, move, worker->sample);
     net->kernel->transpose(worker->sample, input->places, input->out.channels, input->places,
                            values_of(net, input, passing), input->out_pitch);
     worker->data_s += timer_now_s() - begin_s;
@@ -156,6 +176,10 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
         float *out = values_of(net, block, passing);
         if (block->kind == BLOCK_CONV)
             conv_forward(net, worker, block, in, out, peaks_of(net, block, passing));
+        else if (block->kind == BLOCK_ADD)
+            add_forward(net, block, in, values_of(net, block->added, passing), out);
+        else if (block->kind == BLOCK_MEAN)
+            mean_forward(net, block, in, out);
         else
             net->kernel->pool(&block->pooling, in, out, peaks_of(net, block, passing));
         net_after(net, block, passing, out);
@@ -275,14 +299,45 @@ static void pool_backward(const struct block *block, const uint32_t *peaks, cons
         }
 }
 
+/* The earlier block gets the same gradients as the one before. Its turn comes later: they wait. */
+static void add_backward(const struct worker *worker, const struct block *block, const float *deltas,
+                         float *in_deltas)
+{
+    size_t bytes = values_count(block) * sizeof *deltas;
+    memcpy(worker->held + block->held, deltas, bytes);
+    if (in_deltas)
+        memcpy(in_deltas, deltas, bytes);
+}
+
+/* What waits for a block, in the order of additions. */
+static void take_held(const struct net *net, const struct worker *worker, const struct block *block,
+                      float *deltas)
+{
+    for (const struct block *add = block + 1; add < &net->blocks[net->flat]; add++)
+        if (add->added == block)
+            net->kernel->add(worker->held + add->held, deltas, values_count(block));
+}
+
+static void mean_backward(const struct block *block, const float *deltas, float *in_deltas)
+{
+    size_t places = places_of(&block->in);
+    for (size_t p = 0; p < places; p++)
+        for (size_t c = 0; c < block->out_pitch; c++)
+            in_deltas[p * block->in_pitch + c] = deltas[c] / (float)places;
+}
+
 static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
                            const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
 {
     const float *in = values_of(net, block - 1, passing);
     const uint32_t *peaks = peaks_of(net, block, passing);
-    if (block->kind == BLOCK_POOL) {
-        if (in_deltas)
+    if (block->kind == BLOCK_ADD)
+        return add_backward(worker, block, deltas, in_deltas);
+    if (block->kind != BLOCK_CONV) {
+        if (in_deltas && block->kind == BLOCK_POOL)
             pool_backward(block, peaks, deltas, in_deltas);
+        else if (in_deltas)
+            mean_backward(block, deltas, in_deltas);
         return;
     }
     sums += block->conv.gradient;
@@ -304,6 +359,8 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
                            flat->in.channels, flat[-1].places, deltas, flat->in_pitch);
     for (uint32_t i = net->flat - 1; i > 0; i--) {
         const struct block *block = &net->blocks[i];
+        if (block->is_added)
+            take_held(net, worker, block, deltas);
         net_after_backward(net, block, passing, values_of(net, block, passing), deltas);
         block_backward(net, worker, block, passing, deltas, i > 1 ? in_deltas : NULL, sums);
         float *done = deltas;

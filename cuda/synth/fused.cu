@@ -34,7 +34,7 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
-    struct fused_job job; /* all but number, counter, begin, count, images, labels, and a lane's memory */
+    struct fused_job job; /* all but which images, begin, count, images, labels, and a lane's memory */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
     uint32_t lane_count;
@@ -402,24 +402,49 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
-                          int64_t *labels, cudaStream_t stream)
+/* `count` images, slice by slice; `from` says which, and to where. */
+static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
+                               cudaStream_t stream)
 {
-    uint64_t batch = plan->synth->batch;
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
-    for (uint64_t begin = 0; begin < batch; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
+    for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
         const struct fused_lane *lane = &plan->lanes[turn];
-        struct fused_job job = plan->job;
-        job.number = number;
-        job.counter = counter;
+        struct fused_job job = *from;
         job.begin = begin;
-        job.count = (uint32_t)(batch - begin < plan->slice ? batch - begin : plan->slice);
-        job.images = images + begin * synth_output_bytes(plan->synth);
-        job.labels = labels + begin;
+        job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+        job.images = from->images + begin * synth_output_bytes(plan->synth);
+        job.labels = from->labels + begin;
         TRY(enqueue_slice(plan, lane, &job, turn == 0 ? stream : lane->stream));
     }
     return join_lanes(plan, stream);
+}
+
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
+                          int64_t *labels, cudaStream_t stream)
+{
+    struct fused_job job = plan->job;
+    job.number = number;
+    job.counter = counter;
+    job.images = images;
+    job.labels = labels;
+    return enqueue_all(plan, &job, plan->synth->batch, stream);
+}
+
+enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
+                                 uint8_t *images, int64_t *labels, cudaStream_t stream)
+{
+    struct fused_job job = plan->job;
+    job.listed = numbers;
+    job.images = images;
+    job.labels = labels;
+    return enqueue_all(plan, &job, count, stream);
+}
+
+uint64_t fused_memory_bytes(const struct fused_plan *plan)
+{
+    return device_input_bytes(plan->synth) +
+           (uint64_t)plan->lane_count * plan->slice * image_bytes(plan, plan->lanes[0].canvases != nullptr);
 }
 
 /* ---- The variants ---- */
@@ -538,6 +563,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
+                                           .generator_open = fused_generator_open,
                                            .stages = nullptr};
 
 extern "C" {

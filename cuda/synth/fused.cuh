@@ -63,6 +63,7 @@ struct fused_job {
     int64_t *labels;            /* count of them */
     uint64_t number;            /* of the run, */
     const uint64_t *counter;    /* to which this word of device memory is added, if not NULL */
+    const uint64_t *listed;     /* numbers of all images, counted from input.first; NULL: the run's */
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* its images */
     uint32_t *order;            /* count of them, by falling work: places in the slice; NULL: as they come */
@@ -78,6 +79,18 @@ struct fused_job {
 static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
 {
     return job.number + (job.counter ? *job.counter : 0);
+}
+
+/* The run and the image of it that stand at a place of the slice, as synth_image_at() has them: listed images
+ * are all of run 0. */
+struct fused_number {
+    uint64_t run, j;
+};
+
+static __device__ __forceinline__ fused_number fused_number_at(const fused_job &job, uint32_t place)
+{
+    uint64_t j = job.begin + place;
+    return job.listed ? fused_number{0, job.listed[j]} : fused_number{fused_run(job), j};
 }
 
 /* The place in the slice of the image that is number `rank` in the order of work. */

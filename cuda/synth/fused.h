@@ -25,7 +25,20 @@ enum status fused_open(int device, const struct synth *synth, struct fused_plan 
 enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
                           int64_t *labels, cudaStream_t stream);
 
+/* The same for `count` images, at most synth->batch, of any numbers, counted from synth->first: these, too,
+ * lie in device memory. */
+enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
+                                 uint8_t *images, int64_t *labels, cudaStream_t stream);
+
+/* The device memory that the plan holds. */
+uint64_t fused_memory_bytes(const struct fused_plan *plan);
+
 /* Frees the plan; NULL is none. */
 void fused_close(struct fused_plan *plan);
+
+/* A generator (core/generator.h) over a plan of its own: generator_open() of the variant's traits. The tables
+ * of `synth` outlive it. */
+enum status fused_generator_open(int device, const struct synth *synth, uint32_t batch,
+                                 struct generator **generator);
 
 #endif

@@ -93,8 +93,8 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
                                                         uint32_t first, uint32_t step, fused_group *self)
 {
     uint32_t place = fused_place(job, rank), v = number * FUSED_LINES + threadIdx.x % FUSED_WARP;
-    self->input = image_input_at(job.input, job.input.classes, job.input.spoke_offset, fused_run(job),
-                                 job.begin + place);
+    const fused_number of = fused_number_at(job, place);
+    self->input = image_input_at(job.input, job.input.classes, job.input.spoke_offset, of.run, of.j);
     const struct image_input &input = self->input;
     uint32_t groups = (input.class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
     if (number >= groups)
@@ -359,8 +359,9 @@ static __global__ void __launch_bounds__(ORDER_BLOCK)
     __shared__ uint64_t work[ORDER_BLOCK];
     uint32_t i = threadIdx.x;
     if (i < job.count) {
-        struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.class_count,
-                                               fused_run(job), job.begin + i);
+        const fused_number of = fused_number_at(job, i);
+        struct synth_image id =
+            synth_image_at(job.input.first, job.input.stride, job.input.class_count, of.run, of.j);
         const struct atom_class &class_ = job.input.classes[id.class_index];
         work[i] = (uint64_t)class_.vertices * class_.orbits;
     }

@@ -82,9 +82,11 @@ static enum status make_windows(const struct window_plan *plan, struct holding *
     return STATUS_OK;
 }
 
-enum status conv_prepare(struct device_layer *layer, struct holding *holding, cudaStream_t stream)
+enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                         cudaStream_t stream)
 {
     const struct layer *conv = layer->layer;
+    (void)batch;
     for (int i = 0; i < MODEL_AXES; i++)
         if (conv->spec.kernel[i] > AXIS_BITS)
             return status_set(STATUS_FAILED, "%s: the CUDA engine takes kernels of %d along an axis at most",

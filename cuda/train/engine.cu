@@ -4,9 +4,12 @@
 #include "train/engine.cuh"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "train/cudnn.cuh"
+#include "train/feed.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
@@ -19,24 +22,25 @@ struct network {
     struct train_state state; /* on the device */
     float *gradients, *workspace, *inputs;
     struct device_set sets[DATA_PARTS];
+    struct device_feed feed; /* of the training set, where it is live */
     struct device_batch batch;
     struct device_losses losses;
     struct device_layer layers[MODEL_LAYERS_MAX];
+    struct layer_passes passes[LAYER_KINDS];
     /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
      * launches to go on with and the host's are not in the time. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
 
-static const struct {
-    enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
-    enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
-} kinds[LAYER_KINDS] = {
-    /* LAYER_CONV */ {conv_forward, conv_backward},
-    /* LAYER_RELU */ {relu_forward, relu_backward},
-    /* LAYER_POOL */ {pool_forward, pool_backward},
-    /* LAYER_DROPOUT */ {dropout_forward, dropout_backward},
-    /* LAYER_LINEAR */ {linear_forward, linear_backward},
+static const struct layer_passes own_passes[LAYER_KINDS] = {
+    /* LAYER_CONV */ {conv_prepare, conv_forward, conv_backward, nullptr},
+    /* LAYER_RELU */ {nullptr, relu_forward, relu_backward, nullptr},
+    /* LAYER_POOL */ {nullptr, pool_forward, pool_backward, nullptr},
+    /* LAYER_DROPOUT */ {nullptr, dropout_forward, dropout_backward, nullptr},
+    /* LAYER_LINEAR */ {nullptr, linear_forward, linear_backward, nullptr},
+    /* LAYER_ADD */ {nullptr, add_forward, add_backward, nullptr},
+    /* LAYER_MEAN */ {nullptr, mean_forward, mean_backward, nullptr},
 };
 
 /* ---- Memory ---- */
@@ -114,13 +118,14 @@ static bool has_products(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Shares a ReLU's work among its neighbours. */
+/* Shares a ReLU's work among its neighbours; backward it is on its own where the one behind does not store
+ * all of its gradient. */
 static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
         return;
-    before->relu = relu->forward_done = has_products(before->layer);
-    if (behind)
+    before->relu = relu->forward_done = has_products(before->layer) || before->layer->spec.kind == LAYER_ADD;
+    if (behind && !relu->layer->is_added)
         behind->relu_before = relu->backward_done =
             has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
 }
@@ -145,8 +150,11 @@ static enum status open_layer(struct network *network, uint32_t i)
         TRY(hold_zeros(network, &self->out_delta, outputs));
     if (layer->spec.kind == LAYER_POOL)
         TRY(hold(&network->holding, &self->largest, outputs));
-    return layer->spec.kind == LAYER_CONV ? conv_prepare(self, &network->holding, network->stream)
-                                          : STATUS_OK;
+    if (layer->spec.kind == LAYER_ADD)
+        self->added = self - layer->spec.back;
+    const struct layer_passes *by = &network->passes[layer->spec.kind];
+    return by->prepare ? by->prepare(self, network->train->batch, &network->holding, network->stream)
+                       : STATUS_OK;
 }
 
 static enum status open_data(struct network *network)
@@ -156,13 +164,16 @@ static enum status open_data(struct network *network)
     for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         const void *labels;
-        TRY(hold_copy(network, &network->sets[part].values, set->values, set->count * data->sample_bytes));
+        if (part == DATA_TEST || data->feed != DATA_LIVE)
+            TRY(hold_copy(network, &network->sets[part].values, set->values,
+                          data_held(data, (enum data_part)part) * data->sample_bytes));
         TRY(hold_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
         network->sets[part].labels = static_cast<const uint32_t *>(labels);
     }
     TRY(hold(&network->holding, &network->batch.numbers, batch));
     TRY(hold(&network->holding, &network->batch.labels, batch));
     TRY(hold(&network->holding, &network->batch.moves, batch));
+    TRY(device_feed_open(&network->feed, network->train, network->device, &network->holding));
     return hold(&network->holding, &network->inputs, batch * data->sample_values);
 }
 
@@ -181,8 +192,13 @@ static enum status open_learning(struct network *network)
 
 static enum status clear_totals(struct network *network)
 {
-    static const struct train_totals none = {
-        .loss = 0, .correct = 0, .samples = 0, .skipped = 0, .data_s = 0, .bad_step = TRAIN_FINE};
+    static const struct train_totals none = {.loss = 0,
+                                             .correct = 0,
+                                             .samples = 0,
+                                             .skipped = 0,
+                                             .data_s = 0,
+                                             .generate_s = 0,
+                                             .bad_step = TRAIN_FINE};
     network->steps = 0;
     if (network->losses.scale)
         CUDA_TRY(cudaMemsetAsync(&network->losses.scale->skipped, 0, sizeof network->losses.scale->skipped,
@@ -227,6 +243,10 @@ static void cuda_close(void *state)
     (void)cudaSetDevice(network->device);
     if (network->stream)
         (void)cudaStreamSynchronize(network->stream);
+    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
+        if (network->passes[network->train->model->layers[i].spec.kind].release)
+            network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
+    device_feed_close(&network->feed);
     holding_free(&network->holding);
     if (network->gather_end)
         (void)cudaEventDestroy(network->gather_end);
@@ -237,15 +257,18 @@ static void cuda_close(void *state)
     free(network);
 }
 
-template <enum precision PRECISION>
-static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
+/* With convolutions by `conv`, and products in a precision. */
+static enum status open_with(const struct layer_passes *conv, enum precision precision,
+                             const struct train *train, const struct resources *resources, void **state)
 {
     struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
     if (!network)
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
-    network->precision = PRECISION;
+    network->precision = precision;
     network->device = resources->device;
+    memcpy(network->passes, own_passes, sizeof network->passes);
+    network->passes[LAYER_CONV] = *conv;
     enum status status = open_all(network);
     if (status != STATUS_OK) {
         cuda_close(network);
@@ -253,6 +276,12 @@ static enum status cuda_open(const struct train *train, const struct resources *
     }
     *state = network;
     return STATUS_OK;
+}
+
+template <enum precision PRECISION>
+static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
+{
+    return open_with(&own_passes[LAYER_CONV], PRECISION, train, resources, state);
 }
 
 /* ---- State, in and out ---- */
@@ -334,22 +363,37 @@ static struct device_layer *last_layer(struct network *network)
 static enum status forward(struct network *network, const struct pass *pass)
 {
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
-        TRY(kinds[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
+        TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
     return STATUS_OK;
 }
 
+/* A layer stores the gradient of what it is given; additions, which have had their turn, then add theirs. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
-    for (uint32_t i = network->train->model->layer_count; i-- > 0;)
-        TRY(kinds[network->layers[i].layer->spec.kind].backward(&network->layers[i], pass));
+    const struct device_layer *end = last_layer(network) + 1;
+    for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
+        const struct device_layer *self = &network->layers[i];
+        bool shared = i > 0 && self[-1].layer->is_added;
+        if (shared && self->layer->spec.kind == LAYER_POOL) /* it stores nothing outside of its windows */
+            CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
+                                     pass->count * self->layer->in_values * sizeof *self->in_delta,
+                                     pass->stream));
+        TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+        if (shared)
+            TRY(added_backward(self - 1, end, pass));
+    }
     return STATUS_OK;
 }
 
 static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
 {
-    const struct device_set *set = &network->sets[DATA_TRAIN];
-    TRY(batch_draw(network->train, set, &network->batch, epoch, step, count, network->stream));
-    return batch_gather(network->train->data, set, &network->batch, count, network->inputs, network->stream);
+    struct device_set set = network->sets[DATA_TRAIN];
+    bool live = device_feed_is_live(&network->feed);
+    TRY(batch_draw(network->train, &set, &network->batch, epoch, step, count, network->stream));
+    if (live)
+        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
+    TRY(batch_gather(network->train->data, &set, &network->batch, count, network->inputs, network->stream));
+    return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
 /* Samples of a step: all but the last of an epoch have a full batch. */
@@ -389,6 +433,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
     uint32_t timed = first + count / 2;
+    device_feed_look(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
@@ -418,6 +463,8 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     if (network->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
     totals->data_s = 1e-3 * gather_ms * (double)network->steps;
+    if (device_feed_is_live(&network->feed))
+        TRY(device_feed_totals(&network->feed, network->steps, totals));
     return clear_totals(network);
 }
 
@@ -454,7 +501,8 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
 
 static uint64_t cuda_memory_bytes(const void *state)
 {
-    return static_cast<const struct network *>(state)->holding.bytes;
+    const struct network *network = static_cast<const struct network *>(state);
+    return network->holding.bytes + device_feed_memory_bytes(&network->feed);
 }
 
 template <enum precision PRECISION>
@@ -463,6 +511,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
     return {.name = name,
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
+            .feeds = true,
             .open = cuda_open<PRECISION>,
             .close = cuda_close,
             .set = cuda_set,
@@ -484,3 +533,34 @@ const struct engine engine_bf16 =
 const struct engine engine_amp =
     engine_of<PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 }
+
+#ifdef HAVE_CUDNN
+template <const struct layer_passes *CONV>
+static enum status cudnn_open(const struct train *train, const struct resources *resources, void **state)
+{
+    return open_with(CONV, PRECISION_FP32, train, resources, state);
+}
+
+template <const struct layer_passes *CONV>
+static constexpr struct engine cudnn_engine(const char *name, const struct engine_bounds &bounds)
+{
+    return {.name = name,
+            .bounds = bounds,
+            .open = cudnn_open<CONV>,
+            .close = cuda_close,
+            .set = cuda_set,
+            .get = cuda_get,
+            .steps = cuda_steps,
+            .totals = cuda_totals,
+            .gradients = cuda_gradients,
+            .evaluate = cuda_evaluate,
+            .memory_bytes = cuda_memory_bytes};
+}
+
+extern "C" {
+const struct engine engine_cudnn = cudnn_engine<&cudnn_conv_fp32>("cudnn", ENGINE_BOUNDS_FLOAT);
+/* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
+const struct engine engine_cudnn_tf32 =
+    cudnn_engine<&cudnn_conv_tf32>("cudnn-tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
+}
+#endif

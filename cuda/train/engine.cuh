@@ -6,5 +6,6 @@
 #include "train/engine.h"
 
 extern "C" const struct engine engine_cuda, engine_tf32, engine_bf16, engine_amp;
+extern "C" const struct engine engine_cudnn, engine_cudnn_tf32; /* where HAVE_CUDNN: convolutions by cuDNN */
 
 #endif

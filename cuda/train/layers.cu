@@ -83,14 +83,19 @@ enum status relu_forward(const struct device_layer *layer, const struct pass *pa
     return STATUS_OK;
 }
 
+enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream)
+{
+    relu_back_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(values, deltas, count);
+    CUDA_TRY_LAUNCH("relu_back_kernel");
+    return STATUS_OK;
+}
+
 enum status relu_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
     if (layer->backward_done || !layer->in_delta)
         return STATUS_OK;
-    relu_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out, layer->in_delta, count);
-    CUDA_TRY_LAUNCH("relu_back_kernel");
-    return STATUS_OK;
+    return relu_mask(layer->out, layer->in_delta, count, pass->stream);
 }
 
 /* ---- Max-pooling: of equal values the first counts, a NaN before all ---- */

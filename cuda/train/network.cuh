@@ -31,6 +31,8 @@ struct device_layer {
         uint16_t *in, *deltas;        /* copies in 16 bits, (sample, place, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
+    const struct device_layer *added; /* of an addition: the earlier layer */
+    void *library;                    /* what a library keeps of the layer, where one computes it */
 };
 
 /* What all layers must know of a batch on its way. */
@@ -63,9 +65,21 @@ template <class T> static inline enum status hold(struct holding *holding, T **p
     return hold_bytes(holding, reinterpret_cast<void **>(pointer), count * sizeof(T));
 }
 
+/* Who computes a kind of layer. Before the first pass, `prepare` makes what it needs for batches of up to so
+ * many samples, and `release` frees what of that is no device memory, also after a failure; both may be NULL.
+ */
+struct layer_passes {
+    enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                           cudaStream_t stream);
+    enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
+    enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
+    void (*release)(struct device_layer *layer);
+};
+
 /* The parts of a network, each in its file. Forward fills layer->out; backward fills layer->in_delta from
  * layer->out_delta, and the gradients of the layer's parameters. */
-enum status conv_prepare(struct device_layer *layer, struct holding *holding, cudaStream_t stream);
+enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                         cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 /* The same in 16 bits, of layers that packed_prepare() has given copies: it takes convolutions whose channels
@@ -82,16 +96,30 @@ enum status pool_forward(const struct device_layer *layer, const struct pass *pa
 enum status pool_backward(const struct device_layer *layer, const struct pass *pass);
 enum status dropout_forward(const struct device_layer *layer, const struct pass *pass);
 enum status dropout_backward(const struct device_layer *layer, const struct pass *pass);
+enum status add_forward(const struct device_layer *layer, const struct pass *pass);
+enum status add_backward(const struct device_layer *layer, const struct pass *pass);
+enum status mean_forward(const struct device_layer *layer, const struct pass *pass);
+enum status mean_backward(const struct device_layer *layer, const struct pass *pass);
+
+/* Adds to layer->out_delta, which the next layer has stored, those of all additions that take the layer's
+ * output: layers before `end`, in their order. */
+enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
+                           const struct pass *pass);
+
+/* Zeros in `deltas` where a ReLU's output is not above 0. */
+enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
 
 /* The gradient of a bias: the sum of layer->out_delta over samples and places. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);
 
 /* ---- Samples ---- */
 
-/* A data set in device memory, and how its values are normalised. */
+/* A data set in device memory, or the values of a batch alone, one behind the other, with the set's labels.
+ */
 struct device_set {
     const void *values;
     const uint32_t *labels;
+    bool batch_alone;
 };
 
 /* The samples of a batch: numbers in their set, labels, and how they are moved. */

@@ -2,14 +2,14 @@
 #include "common/check.cuh"
 #include "train/network.cuh"
 
-static __global__ void draw_kernel(const struct draw_order order, uint32_t first, uint32_t count,
-                                   const struct augment augment, uint64_t seed, uint32_t epoch,
-                                   const uint32_t *labels, const struct device_batch batch)
+static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
+                                   uint32_t count, const struct augment augment, uint64_t seed,
+                                   uint32_t epoch, const uint32_t *labels, const struct device_batch batch)
 {
     uint32_t j = own_element();
     if (j >= count)
         return;
-    uint32_t number = draw_order_at(&order, first + j);
+    uint32_t number = train_sample_at(feed, &order, first, j);
     batch.numbers[j] = number;
     batch.labels[j] = labels[number];
     batch.moves[j] = draw_move(&augment, seed, epoch, number);
@@ -20,8 +20,9 @@ enum status batch_draw(const struct train *train, const struct device_set *set,
                        cudaStream_t stream)
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(order, step * train->batch, count, train->augment,
-                                                         train->seed, epoch, set->labels, *batch);
+    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(train->data->feed, order, step * train->batch, count,
+                                                         train->augment, train->seed, epoch, set->labels,
+                                                         *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }
@@ -53,6 +54,7 @@ struct gather_plan {
     uint32_t count;        /* values of the batch */
     struct divider sample; /* values of one */
     size_t sample_bytes;
+    bool batch_alone;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -67,7 +69,7 @@ static __global__ void gather_kernel(const struct gather_plan plan, const uint8_
     uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
     uint32_t channel = plane / plan.shape.depth;
     int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
-    const uint8_t *sample = stored + batch.numbers[j] * plan.sample_bytes;
+    const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
     size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
     values[i] = fmaf(value, plan.scale[channel], plan.offset[channel]);
@@ -81,6 +83,7 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
                                .count = count * (uint32_t)data->sample_values,
                                .sample = divider_of((uint32_t)data->sample_values),
                                .sample_bytes = data->sample_bytes,
+                               .batch_alone = set->batch_alone,
                                .scale = {},
                                .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {

@@ -1,5 +1,6 @@
 /* The variants over engine.cuh's engines. */
 #include "common/device.h"
+#include "train/cudnn.cuh"
 #include "train/engine.cuh"
 #include "train/trainer.h"
 
@@ -47,3 +48,35 @@ const struct variant variant_infer_cuda = {.platform = "cuda",
                                            .fetch = inferrer_fetch,
                                            .teardown = inferrer_close};
 }
+
+#ifdef HAVE_CUDNN
+static enum status probe_cudnn(const struct resources *resources)
+{
+    TRY(cudnn_probe());
+    return device_probe(resources->device);
+}
+
+template <const struct engine *ENGINE>
+static enum status cudnn_setup(const struct resources *resources, const void *input, void **state)
+{
+    return trainer_open(ENGINE, resources, input, state);
+}
+
+template <const struct engine *ENGINE> static constexpr struct variant training_by_cudnn(void)
+{
+    return {.platform = "cuda",
+            .threaded = false,
+            .traits = ENGINE,
+            .probe = probe_cudnn,
+            .setup = cudnn_setup<ENGINE>,
+            .run = trainer_run,
+            .fetch = trainer_fetch,
+            .teardown = trainer_close};
+}
+
+extern "C" {
+extern const struct variant variant_train_cudnn, variant_train_cudnn_tf32;
+const struct variant variant_train_cudnn = training_by_cudnn<&engine_cudnn>();
+const struct variant variant_train_cudnn_tf32 = training_by_cudnn<&engine_cudnn_tf32>();
+}
+#endif

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/generator.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
@@ -66,6 +67,14 @@ struct origin {
     /* Makes samples first to first + count - 1. The caller frees each, also after a failure; they come
      * zeroed. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct origin_sample *samples);
+
+    /* Makes a generator of the values of samples, without labels and headers, as of the member "npy". It does
+     * not outlive the state; the caller closes it. May be NULL: there is none. */
+    enum status (*generate)(void *state, const struct generator_request *request,
+                            struct generator **generator);
+
+    /* With generate(): the label of a sample that nobody has made. */
+    uint64_t (*label)(const void *state, uint64_t number);
 
     /* The texts of the columns. */
     void (*describe)(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX]);

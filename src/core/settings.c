@@ -95,6 +95,8 @@ void settings_help(FILE *stream)
           "  fdsl-bench --workload train --variant all --data mnist --epochs 3 --out results/train.csv\n"
           "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume --export "
           "lenet.safetensors\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data synth --classes 1000 --checkpoint pre\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data mnist --init pre   # fine-tuning\n"
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
           "percentile\n"
           "\n"
@@ -257,6 +259,17 @@ static enum status check_repeats(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* What several variants would write, one after the other, only one may. */
+static enum status check_single(const struct settings *settings)
+{
+    const char *const *single = settings->workload->single;
+    for (; single && *single && settings->variant_count > 1; single++)
+        if (options_given(&settings->options, *single))
+            return status_set(STATUS_USAGE, "--%s is for one variant at a time, and --variant names %zu",
+                              *single, settings->variant_count);
+    return STATUS_OK;
+}
+
 /* Only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
@@ -285,6 +298,7 @@ static enum status derive(struct settings *settings)
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
     TRY(check_repeats(settings));
+    TRY(check_single(settings));
     TRY(check_loops(settings));
     TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));

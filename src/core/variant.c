@@ -33,6 +33,11 @@
 #else
 #define WITH_CUDA(symbol) NULL
 #endif
+#if defined(HAVE_CUDNN)
+#define WITH_CUDNN(symbol) &symbol
+#else
+#define WITH_CUDNN(symbol) NULL
+#endif
 #if defined(HAVE_XXHASH) && defined(HAVE_CUDA)
 #define WITH_XXHASH_CUDA(symbol) &symbol
 #else
@@ -83,6 +88,7 @@ const struct variant_entry *variant_find(const char *name)
 static const char *needs_in_words(const char *needs)
 {
     static const char *const words[][2] = {{"OPENMP", "OpenMP"},
+                                           {"CUDNN", "cudnn.h, or no CUDA"},
                                            {"XXHASH", "xxHash"},
                                            {"XXHASH_OPENMP", "xxHash or no OpenMP"},
                                            {"XXHASH_CUDA", "xxHash or no CUDA"},

@@ -53,6 +53,10 @@ struct workload {
     size_t option_count;
     size_t parameters_bytes; /* size of the struct that the options fill */
 
+    /* Names of those that only one variant may be given, as several would write the same; NULL-terminated.
+     * May be NULL: none. */
+    const char *const *single;
+
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
 

@@ -12,6 +12,7 @@
 #include "core/png_image.h"
 #include "core/place.h"
 #include "core/workload.h"
+#include "synth/generator.h"
 #include "synth/synth.h"
 
 struct parameters {
@@ -112,6 +113,18 @@ static enum status synth_origin_make(void *state, uint64_t first, uint64_t count
         done += part;
     }
     return STATUS_OK;
+}
+
+static enum status synth_origin_generate(void *state, const struct generator_request *request,
+                                         struct generator **generator)
+{
+    return synth_generator_open(((struct maker *)state)->synth, request, generator);
+}
+
+static uint64_t synth_origin_label(const void *state, uint64_t number)
+{
+    const struct synth *synth = ((const struct maker *)state)->synth;
+    return synth->classes[image_of(synth, number).class_index].id;
 }
 
 static void synth_origin_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
@@ -235,5 +248,7 @@ const struct origin origin_synth = {
     .open = synth_origin_open,
     .close = synth_origin_close,
     .make = synth_origin_make,
+    .generate = synth_origin_generate,
+    .label = synth_origin_label,
     .describe = synth_origin_describe,
 };

@@ -14,6 +14,14 @@
 
 #define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels a side */
 
+struct generator;
+
+/* Images of any numbers, for a run: at most a batch of them. */
+struct synth_list {
+    const uint64_t *numbers; /* counted from synth->first */
+    uint64_t count;
+};
+
 /* The input: constant over all runs. Image j of run n has the number g = first + n * stride + j; it shows
  * class g mod class_count, of which it is instance g div class_count. Ranks make consecutive shares of one
  * large batch of `stride` images, so together they make what one rank would. */
@@ -24,6 +32,10 @@ struct synth {
     uint64_t seed, first, stride;
     uint64_t position;          /* place of this rank's first image in the batch of all ranks */
     struct synth_output output; /* what is made of a canvas */
+
+    /* Where it is not NULL, every run makes the images that are listed there by then, and not those of its
+     * number. `naive` and `omp` can. */
+    const struct synth_list *list;
 
     uint32_t class_count;
     struct atom_class *classes;
@@ -51,6 +63,18 @@ FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint3
         image.instance = number / class_count;
     }
     return image;
+}
+
+/* How many images a run makes, and which is image j of it. */
+static inline uint64_t synth_run_count(const struct synth *synth)
+{
+    return synth->list ? synth->list->count : synth->batch;
+}
+
+static inline struct synth_image synth_run_image(const struct synth *synth, uint64_t run, uint64_t j)
+{
+    return synth->list ? synth_image_at(synth->first, 1, synth->class_count, synth->list->numbers[j], 0)
+                       : synth_image_at(synth->first, synth->stride, synth->class_count, run, j);
 }
 
 /* Bytes of one image's canvas: a byte of gray a pixel. */
@@ -97,6 +121,10 @@ struct synth_traits {
     /* The finished images of the latest run, where they are in host memory, the variant's; NULL: they are on
      * the device. */
     const uint8_t *(*host_images)(const void *state);
+
+    /* Makes a generator (core/generator.h) of batches of at most `batch` on a device; NULL: there is none. */
+    enum status (*generator_open)(int device, const struct synth *synth, uint32_t batch,
+                                  struct generator **generator);
 
     /* One more run, timed stage by stage, in seconds; NULL where stages cannot be told apart. */
     enum status (*stages)(void *state, double *noise_s, double *vertices_s, double *painting_s);

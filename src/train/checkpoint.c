@@ -52,7 +52,38 @@ void checkpoint_free(struct checkpoint *checkpoint)
     *checkpoint = (struct checkpoint){0};
 }
 
+enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint)
+{
+    struct stat info;
+    bool found;
+    *checkpoint = (struct checkpoint){0};
+    if (stat(path, &info) != 0)
+        return status_set(STATUS_USAGE, "%s %s: %s", option, path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return checkpoint_read(path, checkpoint);
+    TRY(checkpoint_read_latest(path, false, checkpoint, &found));
+    return found ? STATUS_OK : status_set(STATUS_USAGE, "%s %s: there is no checkpoint in it", option, path);
+}
+
+enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
+{
+    size_t table = 0;
+    while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
+        table++;
+    if (!model_tables[table].name)
+        return status_set(STATUS_FAILED, "it is of the model '%.15s', which is not known", checkpoint->model);
+    TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
+    return model->arena_values == checkpoint->arena_values
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "its %s is not that of this program", checkpoint->model);
+}
+
 #ifdef HAVE_XXHASH
+
+uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
+{
+    return XXH3_64bits(checkpoint->state.parameters, checkpoint->arena_values * sizeof(float));
+}
 
 /* ---- Names ---- */
 
@@ -391,6 +422,12 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
 }
 
 #else
+
+uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
+{
+    (void)checkpoint;
+    return 0;
+}
 
 static enum status unavailable(void)
 {

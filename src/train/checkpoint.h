@@ -72,6 +72,16 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
                                    bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
+/* Reads what the user named with an option: a file, or a folder's latest, none of which is passed over.
+ * STATUS_USAGE where there is nothing. The caller frees, also after a failure. */
+enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
+
+/* The model that it is of, as its arenas have it. STATUS_FAILED where this program has no such one. */
+enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);
+
+/* XXH3-64 of its parameters; 0 where the build has no xxHash, and so no checkpoints. */
+uint64_t checkpoint_hash(const struct checkpoint *checkpoint);
+
 FDSL_C_END
 
 #endif

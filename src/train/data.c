@@ -15,6 +15,7 @@
 #include "core/options.h"
 #include "core/origin.h"
 #include "core/png_image.h"
+#include "core/timer.h"
 
 #define CHUNK         256 /* samples that are made at a time */
 #define SAMPLES_MAX   ((UINT64_C(1) << 31) - 1)
@@ -22,25 +23,41 @@
 #define HELD_OUT      10 /* one in so many */
 #define CIFAR_BATCHES 5
 
+/* An origin that stays open to generate samples, and the words that it was opened with. */
+struct data_origin {
+    struct origin_reader reader;
+    char classes[24], res[24];
+    const char *words[7];
+};
+
 void data_close(struct data *data)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
         free(data->sets[part].values);
         free(data->sets[part].labels);
     }
+    if (data->origin)
+        origin_close(&data->origin->reader);
+    free(data->origin);
     *data = (struct data){0};
 }
 
 /* ---- On the way into the network ---- */
 
-/* Mean and variance of a channel over the training set: of bytes exact sums, of halves in double. */
+const void *data_sample(const struct data *data, enum data_part part, uint32_t sample)
+{
+    return (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
+}
+
+/* Mean and variance of a channel over what is measured of the training set: of bytes exact sums, of halves in
+ * double. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
-    const struct data_set *set = &data->sets[DATA_TRAIN];
     size_t plane = data->sample_values / data->shape.channels;
-    double sum = 0, squares = 0, count = (double)plane * set->count;
-    for (uint32_t n = 0; n < set->count; n++) {
-        const uint8_t *sample = (const uint8_t *)set->values + (size_t)n * data->sample_bytes;
+    uint32_t samples = data_measured(data, DATA_TRAIN);
+    double sum = 0, squares = 0, count = (double)plane * samples;
+    for (uint32_t n = 0; n < samples; n++) {
+        const void *sample = data_sample(data, DATA_TRAIN, n);
         for (size_t i = 0; i < plane; i++) {
             double value = data_value(data->type, sample, channel * plane + i);
             sum += value;
@@ -64,12 +81,10 @@ void data_normalise(struct data *data, bool on)
 }
 
 FDSL_FMA_CLONES
-void data_gather(const struct data *data, enum data_part part, uint32_t sample, struct draw_move move,
-                 float *values)
+void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values)
 {
     const struct shape *shape = &data->shape;
     size_t plane = (size_t)shape->height * shape->width;
-    const uint8_t *stored = (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
     for (uint32_t c = 0; c < shape->channels; c++)
         for (uint32_t t = 0; t < shape->depth; t++) {
             size_t first = ((size_t)c * shape->depth + t) * plane;
@@ -300,14 +315,75 @@ static enum status generate(const struct data_request *request, const char *orig
                     &data->sets[DATA_TEST]);
 }
 
+/* ---- Generated while training ---- */
+
+/* The labels of all training samples, of which not all may be held. */
+static enum status label_all(const struct origin_reader *reader, uint64_t count, struct data_set *set)
+{
+    uint32_t *labels = realloc(set->labels, count * sizeof *labels);
+    if (!labels)
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; take fewer with --train-size",
+                          count);
+    set->labels = labels;
+    for (uint64_t n = set->count; n < count; n++)
+        labels[n] = (uint32_t)reader->origin->label(reader->state, n);
+    set->count = (uint32_t)count;
+    return STATUS_OK;
+}
+
+/* What numbers grow by from epoch to epoch: past those for tests, and by whole rounds of the classes, so that
+ * a sample keeps its label. */
+static uint64_t fresh_step(uint32_t classes)
+{
+    return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
+}
+
+/* Both sets of synth, from an origin that is open. */
+static enum status fill_synth(const struct data_request *request, struct origin_reader *reader,
+                              struct data *data)
+{
+    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
+    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
+    uint64_t measured = train < DATA_MEASURED ? train : DATA_MEASURED, held = train;
+    if (data->feed == DATA_LIVE)
+        held = measured;
+    if (data->feed == DATA_CONSTANT) {
+        held = request->batch > measured ? request->batch : measured;
+        held = held < train ? held : train;
+    }
+    TRY(fill_set(reader, (struct range){0, held, -1}, held, data->classes, data, &data->sets[DATA_TRAIN]));
+    TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
+    data->held = (uint32_t)held;
+    data->measured = (uint32_t)measured;
+    return fill_set(reader, (struct range){SAMPLES_MAX + 1, test, -1}, test, data->classes, data,
+                    &data->sets[DATA_TEST]);
+}
+
 static enum status open_synth(const struct data_request *request, struct data *data)
 {
-    char classes[24], res[24];
-    snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
-    snprintf(res, sizeof res, "%" PRIu64, request->res);
-    const char *const words[] = {"--encode", "npy", "--classes", classes, "--res", res, NULL};
-    return generate(request, "synth", words, data);
+    struct data_origin *origin = data->origin = calloc(1, sizeof *origin);
+    if (!origin)
+        return status_set(STATUS_FAILED, "out of memory");
+    snprintf(origin->classes, sizeof origin->classes, "%" PRIu32, data->classes);
+    snprintf(origin->res, sizeof origin->res, "%" PRIu64, request->res);
+    const char *const words[] = {"--encode", "npy", "--classes", origin->classes, "--res", origin->res, NULL};
+    memcpy(origin->words, words, sizeof words);
+    data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
+    data->fresh = request->fresh ? fresh_step(data->classes) : 0;
+    enum status status = origin_open("synth", origin->words, &request->resources, &origin->reader);
+    if (status == STATUS_OK)
+        status = fill_synth(request, &origin->reader, data);
+    return status == STATUS_OK ? status : status_prefix(status, "--data %s", request->name);
 }
+
+enum status data_generator(const struct data *data, const struct generator_request *request,
+                           struct generator **generator)
+{
+    const struct origin_reader *reader = &data->origin->reader;
+    return reader->origin->generate(reader->state, request, generator);
+}
+
+/* ---- Of folders ---- */
 
 static uint64_t limit_of(const struct data_request *request, int part)
 {
@@ -399,6 +475,10 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool cifar = any_cifar(request->name);
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
+    if (request->feed == DATA_LIVE && !synth)
+        return status_set(
+            STATUS_USAGE,
+            "--feed live: samples are made while training of --data synth alone; take --feed stored");
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? 8 : digit || synth || idx || cifar ? 10 : 0;
@@ -448,7 +528,8 @@ static void identify(struct data *data)
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        uint64_t values = XXH3_64bits(set->values, set->count * data->sample_bytes);
+        uint64_t values =
+            XXH3_64bits(set->values, data_measured(data, (enum data_part)part) * data->sample_bytes);
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else
@@ -458,10 +539,12 @@ static void identify(struct data *data)
 
 enum status data_open(const struct data_request *request, struct data *data)
 {
-    *data = (struct data){0};
+    double begin_s = timer_now_s();
+    *data = (struct data){.feed = request->feed == DATA_CONSTANT ? DATA_CONSTANT : DATA_STORED};
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
     count_classes(data);
     identify(data);
+    data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
 }

@@ -3,9 +3,11 @@
 #ifndef FDSL_TRAIN_DATA_H
 #define FDSL_TRAIN_DATA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "core/generator.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
@@ -16,6 +18,14 @@
 
 enum data_type { DATA_U8, DATA_F16 };
 enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
+
+/* Where the training samples of a step come from. */
+enum data_feed {
+    DATA_STORED,  /* memory: all are made or read at the opening */
+    DATA_LIVE,    /* nowhere: they are generated batch by batch, while training */
+    DATA_CONSTANT /* memory: every step takes the first batch of the set. Speed without any supply, to compare
+                   * with: nothing of use is learnt */
+};
 
 /* Samples one behind the other, each in C order (channels, depth, height, width), and a label for each. */
 struct data_set {
@@ -33,8 +43,37 @@ struct data {
     /* Normalised, value v of channel c is fmaf(v, scale[c], offset[c]): of bytes 0 to 255 and halves alike
      * that is (v - mean) / standard deviation over the training set. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    uint64_t hashes[DATA_PARTS]; /* of each set's samples and labels */
+    /* How many training samples, the first ones, are in memory, and how many scale, offset and hash are found
+     * from: of what can be generated DATA_MEASURED. 0: all. */
+    uint32_t held, measured;
+    uint64_t hashes[DATA_PARTS]; /* of each set's samples (as measured) and labels */
+    double opening_s;            /* that data_open() took */
+
+    /* How the training set comes. Live sample n is in epoch e the generator's number n + e * fresh: with 0
+     * the same sample in all epochs, else another one with the same label; none is ever one of the test set.
+     */
+    enum data_feed feed;
+    uint64_t fresh;
+    struct data_origin *origin; /* of DATA_LIVE: what data_generator() asks; owned */
 };
+
+/* How many samples of a set `values` has. */
+static inline uint32_t data_held(const struct data *data, enum data_part part)
+{
+    return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
+}
+
+/* How many samples of a set say what it is. */
+static inline uint32_t data_measured(const struct data *data, enum data_part part)
+{
+    return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;
+}
+
+/* The generator's number of a live sample. */
+FDSL_HD uint64_t data_number(uint64_t fresh, uint32_t epoch, uint32_t sample)
+{
+    return sample + epoch * fresh;
+}
 
 /* The float of an IEEE half's bits: exact. */
 FDSL_HD float data_half(uint16_t bits)
@@ -68,14 +107,19 @@ struct data_request {
                                      * DATA_TEST_SIZE of those that are generated */
     uint64_t classes;               /* labels are below; 0: 10, and of datasets as many as there are */
     uint64_t res;                   /* pixels a side, of synth */
+    uint64_t batch;                 /* samples a step */
+    int feed;                       /* enum data_feed, or negative: live where that can be */
+    bool fresh;                     /* live samples are others in every epoch */
     struct resources resources;
 };
 
+#define DATA_MEASURED   1000
 #define DATA_TRAIN_SIZE 10000
 #define DATA_TEST_SIZE  2000
 
 /* Opens or makes both sets. The caller closes, also after a failure. STATUS_USAGE where a folder holds
- * nothing that is known, STATUS_FAILED with file and reason where what it holds is broken. */
+ * nothing that is known or a feed does not suit it, STATUS_FAILED with file and reason where what it holds is
+ * broken. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
@@ -83,10 +127,16 @@ void data_close(struct data *data);
  * to 1 and halves stay. data_open() leaves this to the caller. */
 void data_normalise(struct data *data, bool on);
 
+/* Where a sample that is held lies. */
+const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
+
 /* One sample as the network sees it: moved, normalised, in `values` (data->sample_values floats). Pure, for
- * any thread. Test samples are not moved: (struct draw_move){0}. */
-void data_gather(const struct data *data, enum data_part part, uint32_t sample, struct draw_move move,
-                 float *values);
+ * any thread. `stored` is data->sample_bytes of it. Test samples are not moved: (struct draw_move){0}. */
+void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
+
+/* Makes a generator of the training samples of DATA_LIVE, which the data outlive; the caller closes it. */
+enum status data_generator(const struct data *data, const struct generator_request *request,
+                           struct generator **generator);
 
 FDSL_C_END
 

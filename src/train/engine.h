@@ -2,10 +2,11 @@
  * drives it through epochs, checkpoints and rows. All engines compute the same steps, within rounding:
  *
  * Step i of epoch e takes the samples at places i * batch .. of draw_order(seed, e, count of the training
- * set); the last batch of an epoch may be short. Each is moved (draw_move) and normalised (data.h), goes
- * forward with dropout (draw_dropout), and gives the loss of softmax and cross-entropy with label smoothing
- * s: with probabilities p over K classes and label l, -(1 - s) log p[l] - s / K * sum log p. The gradient is
- * that of the mean over the batch, and every parameter takes an optimizer_step() at step e * steps + i. */
+ * set), wherever they come from (enum data_feed); the last batch of an epoch may be short. Each is moved
+ * (draw_move) and normalised (data.h), goes forward with dropout (draw_dropout), and gives the loss of
+ * softmax and cross-entropy with label smoothing s: with probabilities p over K classes and label l, -(1 - s)
+ * log p[l] - s / K * sum log p. The gradient is that of the mean over the batch, and every parameter takes an
+ * optimizer_step() at step e * steps + i. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -43,6 +44,13 @@ static inline uint32_t train_steps(const struct train *train)
     return count / train->batch + (count % train->batch != 0);
 }
 
+/* The sample at place `first` + `j` of an epoch's order, j being its place in the batch. */
+FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *order, uint32_t first,
+                                 uint32_t j)
+{
+    return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
+}
+
 /* The samples of a step of an epoch; `numbers` has room for a batch. Returns how many there are. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
@@ -50,7 +58,7 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     uint32_t first = step * train->batch, left = order->count - first;
     uint32_t count = left < train->batch ? left : train->batch;
     for (uint32_t i = 0; i < count; i++)
-        numbers[i] = draw_order_at(order, first + i);
+        numbers[i] = train_sample_at(train->data->feed, order, first, i);
     return count;
 }
 
@@ -88,6 +96,7 @@ struct train_totals {
     uint64_t samples;
     uint64_t skipped; /* steps that overflowed and changed no parameters, of an engine that scales its loss */
     double data_s;    /* of the time: how long arithmetic waited for samples; negative: not known */
+    double generate_s; /* how long live samples were being made, arithmetic beside it or not; else 0 */
     uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
 };
 
@@ -108,6 +117,11 @@ struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
     bool scales_loss; /* as loss_scale.h has it; a set() without a scale begins with the first */
+    bool feeds;       /* knows every enum data_feed; else only DATA_STORED */
+
+    /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
+     * speaks of the engine as "it". May be NULL: always. */
+    enum status (*accepts)(const struct train *train);
 
     /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);

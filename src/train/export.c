@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/feed.h"
 #include "train/safetensors.h"
 
 /* ---- A step ---- */
@@ -32,6 +33,7 @@ struct step_parts {
     int64_t *labels;
     double loss;
     struct train_state after;
+    struct feed feed;
     struct safetensor tensors[STEP_TENSORS];
     size_t tensor_count;
 };
@@ -45,6 +47,7 @@ static void step_free(struct step_parts *parts)
     for (size_t i = 0; i < MODEL_LAYERS_MAX; i++)
         free(parts->factors[i]);
     train_state_free(&parts->after);
+    feed_close(&parts->feed);
     free(parts);
 }
 
@@ -61,8 +64,10 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
         !train_state_new(train->model->arena_values, &parts->after))
         return status_set(STATUS_FAILED, "--export-step: out of memory");
     parts->count = train_batch(train, &order, 0, parts->numbers);
+    TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
+    TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
     for (uint32_t j = 0; j < parts->count; j++) {
-        data_gather(data, DATA_TRAIN, parts->numbers[j],
+        data_gather(data, feed_sample(&parts->feed, parts->numbers[j], j),
                     draw_move(&train->augment, train->seed, 0, parts->numbers[j]),
                     parts->inputs + j * data->sample_values);
         parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
@@ -169,16 +174,15 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     return 2;
 }
 
-enum status export_data(const struct train *train, const char *identity, const char *path)
+enum status export_data(const struct train *train, const float *initial, const char *identity,
+                        const char *path)
 {
     const struct data *data = train->data;
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    float *initial = malloc(model->arena_values * sizeof *initial);
-    if (!initial)
-        return status_set(STATUS_FAILED, "--export-data: out of memory");
-    model_initialise(model, train->seed, initial);
+    if (data->held > 0 && data->held < data->sets[DATA_TRAIN].count)
+        return status_set(STATUS_USAGE, "--export-data writes samples that are stored; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};
@@ -191,9 +195,7 @@ enum status export_data(const struct train *train, const char *identity, const c
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
     safetensors_of_arena(model, "initial.", initial, tensors + count);
-    enum status status = safetensors_write(path, identity, tensors, count + model->tensor_count);
-    free(initial);
-    return status;
+    return safetensors_write(path, identity, tensors, count + model->tensor_count);
 }
 
 /* ---- The parameters ---- */

@@ -16,7 +16,8 @@ enum status export_parameters(const struct model *model, const float *parameters
 
 /* Both sets as they are stored (train.values, train.labels, test...), scale and offset that normalise them,
  * and the parameters that training begins with (initial.conv1.weight ...). */
-enum status export_data(const struct train *train, const char *identity, const char *path);
+enum status export_data(const struct train *train, const float *initial, const char *identity,
+                        const char *path);
 
 /* Makes step 0 of epoch 0 on an engine that was set to `before`, and takes it back: inputs (normalised),
  * labels, loss (the mean), before., gradient. and after. of each parameter, and factor. of each layer of

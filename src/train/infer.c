@@ -1,11 +1,9 @@
 /* The workload `infer`: a trained network over the test set, batch by batch; and what its variants share. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/workload.h"
 #include "train/job.h"
@@ -123,34 +121,11 @@ static void infer_close(void *input)
     free(opened);
 }
 
-static enum status read_checkpoint(const char *path, struct checkpoint *checkpoint)
-{
-    struct stat info;
-    bool found;
-    if (!path)
-        return status_set(STATUS_USAGE,
-                          "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
-    if (stat(path, &info) != 0)
-        return status_set(STATUS_USAGE, "--checkpoint %s: %s", path, strerror(errno));
-    if (!S_ISDIR(info.st_mode))
-        return checkpoint_read(path, checkpoint);
-    TRY(checkpoint_read_latest(path, false, checkpoint, &found));
-    return found ? STATUS_OK
-                 : status_set(STATUS_USAGE, "--checkpoint %s: there is no checkpoint in it", path);
-}
-
 static enum status rebuild(const struct checkpoint *checkpoint, const struct data *data, struct model *model)
 {
-    size_t table = 0;
-    while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
-        table++;
-    if (!model_tables[table].name)
-        return status_set(STATUS_FAILED, "--checkpoint: it is of the model '%.15s', which is not known",
-                          checkpoint->model);
-    TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
-    if (model->arena_values != checkpoint->arena_values)
-        return status_set(STATUS_FAILED, "--checkpoint: its %s is not that of this program",
-                          checkpoint->model);
+    enum status status = checkpoint_model(checkpoint, model);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--checkpoint");
     const struct shape *in = &checkpoint->input, *is = &data->shape;
     if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
         return status_set(
@@ -194,8 +169,12 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
 static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
                         struct opened *opened)
 {
-    TRY(read_checkpoint(parameters->checkpoint, &opened->checkpoint));
+    if (!parameters->checkpoint)
+        return status_set(STATUS_USAGE,
+                          "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
+    TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
+    parameters->job.feed = -1; /* what is not learnt from need not be stored */
     TRY(job_open_data(&parameters->job, place, DATA_TEST, &opened->data));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
@@ -299,6 +278,12 @@ static enum status judge(const struct opened *opened, void *state, double *loss,
     return status;
 }
 
+static enum status infer_accepts(const void *input, const struct variant *variant)
+{
+    const struct engine *engine = variant->traits;
+    return engine->accepts ? engine->accepts(&((const struct opened *)input)->job.train) : STATUS_OK;
+}
+
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,
                                  char texts[][64])
 {
@@ -332,6 +317,7 @@ const struct workload workload_infer = {
     .close = infer_close,
     .move = job_stay,
     .applies = infer_applies,
+    .accepts = infer_accepts,
     .work = infer_work,
     .verify = infer_verify,
     .measure = infer_measure,

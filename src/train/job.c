@@ -13,6 +13,9 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
                                    .test_size = parameters->test_size,
                                    .classes = parameters->classes,
                                    .res = parameters->res,
+                                   .batch = parameters->batch,
+                                   .feed = parameters->feed,
+                                   .fresh = parameters->fresh,
                                    .resources = {.threads = 1}};
 #ifdef _OPENMP
     request.resources.threads = omp_get_max_threads();

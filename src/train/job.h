@@ -2,6 +2,7 @@
 #ifndef FDSL_TRAIN_JOB_H
 #define FDSL_TRAIN_JOB_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/place.h"
@@ -12,6 +13,8 @@
 struct job_parameters {
     const char *data;
     uint64_t train_size, test_size, classes, res, batch;
+    int feed; /* as struct data_request's, and so is the next */
+    bool fresh;
 };
 
 /* Their lines of the table of options; `parameters` is the workload's struct, which begins with them. */

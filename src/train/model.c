@@ -40,6 +40,14 @@
     {                                           \
         .kind = LAYER_LINEAR, .channels = (out) \
     }
+#define ADD(layers)                         \
+    {                                       \
+        .kind = LAYER_ADD, .back = (layers) \
+    }
+#define MEAN               \
+    {                      \
+        .kind = LAYER_MEAN \
+    }
 #define CLASSES 0
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
@@ -62,19 +70,33 @@ static const struct layer_spec cnn3d[] = {
     POOL3D(2),        LINEAR(64), RELU,      DROPOUT(0.5f),    LINEAR(CLASSES),
 };
 
-#define TABLE(symbol, deep, text)                     \
-    {                                                 \
-#symbol, text, deep, symbol, COUNT_OF(symbol) \
+/* A convolution that halves the picture; and a residual block (He et al., "Deep residual learning for image
+ * recognition", 2016) of two. */
+#define STAGE(out) CONV(out, 3, 1), RELU, POOL(2)
+#define BLOCK(out) CONV(out, 3, 1), RELU, CONV(out, 3, 1), ADD(4), RELU
+
+/* For pictures of any size from 8 x 8: behind the mean, a channel is a number. Three blocks and no more, so
+ * that it learns without normalisation: a signal passes three convolutions that are not bridged. */
+static const struct layer_spec cnn_fdsl[] = {
+    STAGE(32), BLOCK(32), STAGE(64), BLOCK(64), STAGE(128), BLOCK(128), MEAN, LINEAR(CLASSES),
+};
+
+#define NAMED(name, symbol, deep, text)            \
+    {                                              \
+        name, text, deep, symbol, COUNT_OF(symbol) \
     }
+#define TABLE(symbol, deep, text) NAMED(#symbol, symbol, deep, text)
 const struct model_table model_tables[] = {
     TABLE(logreg, false, "one linear layer"),
     TABLE(lenet, false, "two convolutions 5 x 5, three linear layers"),
     TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
+    NAMED("cnn-fdsl", cnn_fdsl, false,
+          "three residual blocks, the mean, one linear layer: any size of pictures"),
     {0},
 };
 
-const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", NULL};
+const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", "cnn-fdsl", NULL};
 
 /* ---- Shapes ---- */
 
@@ -103,6 +125,8 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     layer->out = layer->in;
     if (spec->kind == LAYER_LINEAR)
         layer->out = (struct shape){channels, 1, 1, 1};
+    if (spec->kind == LAYER_MEAN)
+        layer->out = (struct shape){layer->in.channels, 1, 1, 1};
     if (spec->kind == LAYER_CONV)
         layer->out.channels = channels;
     if (spec->kind == LAYER_CONV || spec->kind == LAYER_POOL) {
@@ -119,6 +143,23 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     if (layer->out_values > VALUES_MAX)
         return status_set(STATUS_USAGE, "%s: its output would have more than 2^31 values", layer->name);
     return STATUS_OK;
+}
+
+/* Notes that an addition takes the output of an earlier layer, if it can. */
+static enum status join(struct model *model, const struct layer *add)
+{
+    uint32_t back = add->spec.back, from = add->number - back;
+    if (back < 2 || back > add->number)
+        return status_set(STATUS_FAILED, "%s: it adds no earlier layer's output", add->name);
+    struct layer *other = &model->layers[from];
+    enum layer_kind behind = other[1].spec.kind;
+    other->is_added = true;
+    if (behind == LAYER_RELU || behind == LAYER_DROPOUT)
+        return status_set(STATUS_FAILED, "%s: it adds %s, behind which %s works in place", add->name,
+                          other->name, other[1].name);
+    return memcmp(&other->out, &add->in, sizeof add->in) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "%s: it adds %s, of another shape", add->name, other->name);
 }
 
 /* ---- Parameters ---- */
@@ -202,9 +243,11 @@ static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)
         return false;
-    while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU)
-        ;
-    return i < model->layer_count && model->layers[i].spec.kind == LAYER_POOL;
+    bool is_added = false; /* then all of it has a gradient */
+    do
+        is_added |= model->layers[i].is_added;
+    while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU);
+    return i < model->layer_count && model->layers[i].spec.kind == LAYER_POOL && !is_added;
 }
 
 static void count_work(struct model *model)
@@ -223,7 +266,7 @@ static void count_work(struct model *model)
 /* "conv1", "conv2", "relu1": counted by kind, as modules are usually called. */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
-    static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc"};
+    static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc", "add", "mean"};
     snprintf(layer->name, sizeof layer->name, "%s%" PRIu32, kinds[layer->spec.kind],
              ++counts[layer->spec.kind]);
 }
@@ -253,6 +296,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
             .spec = table->layers[i], .number = i, .in = shape, .output = model->output_values};
         name_layer(layer, counts);
         TRY(find_output(layer, classes));
+        if (layer->spec.kind == LAYER_ADD)
+            TRY(join(model, layer));
         TRY(add_parameters(model, layer));
         model->output_values += layer->out_values;
         shape = layer->out;

@@ -13,13 +13,22 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MODEL_LAYERS_MAX  24
+#define MODEL_LAYERS_MAX  40
 #define MODEL_TENSORS_MAX (2 * MODEL_LAYERS_MAX)
 #define MODEL_NAME_MAX    16
 #define MODEL_ALIGNMENT   32 /* values: each tensor of parameters begins at a multiple, 128 bytes of floats */
 #define MODEL_AXES        3  /* of a kernel: depth, height, width */
 
-enum layer_kind { LAYER_CONV, LAYER_RELU, LAYER_POOL, LAYER_DROPOUT, LAYER_LINEAR, LAYER_KINDS };
+enum layer_kind {
+    LAYER_CONV,
+    LAYER_RELU,
+    LAYER_POOL,
+    LAYER_DROPOUT,
+    LAYER_LINEAR,
+    LAYER_ADD,  /* of two outputs: of the layer before it, and of an earlier one of the same shape */
+    LAYER_MEAN, /* of each channel over all places */
+    LAYER_KINDS
+};
 
 /* A line of a table. */
 struct layer_spec {
@@ -28,6 +37,8 @@ struct layer_spec {
     uint32_t kernel[MODEL_AXES];  /* of a convolution (stride 1), or of max-pooling, whose stride it is too */
     uint32_t padding[MODEL_AXES]; /* of a convolution: zeros on either side */
     float rate;                   /* of dropout: a multiple of 1/256, as draw_kept() has it */
+    uint32_t back; /* of an addition: the earlier layer is so many before it. Behind that one no ReLU or
+                    * dropout may come at once: engines let these work in place */
 };
 
 struct shape {
@@ -38,6 +49,7 @@ struct layer {
     struct layer_spec spec;
     char name[MODEL_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ... as a PyTorch module's */
     uint32_t number;           /* its place in the table: the stream of its draws */
+    bool is_added;             /* some addition behind it takes its output */
     struct shape in, out;
     size_t in_values, out_values;      /* of a sample */
     size_t weight, bias;               /* where these begin in an arena of parameters */
@@ -88,7 +100,7 @@ static inline size_t shape_values(const struct shape *shape)
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d; ends with a name that is NULL. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl; ends with a name that is NULL. */
 extern const struct model_table model_tables[];
 
 /* Names for an option, in the order of the tables, NULL-terminated. */

@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/workload.h"
 #include "train/export.h"
+#include "train/init.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -17,11 +18,12 @@ struct parameters {
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *checkpoint, *export_path, *step_path, *data_path;
+    const char *init, *checkpoint, *export_path, *step_path, *data_path;
     bool flip, raw, resume, allow_nan;
 };
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw", NULL};      /* as enum optimizer_kind */
+static const char *const feeds[] = {"stored", "live", "constant", NULL};     /* as enum data_feed */
 static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* as enum schedule_kind */
 
 #define AT(field) offsetof(struct parameters, field)
@@ -47,6 +49,11 @@ static const struct option_spec options[] = {
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true, "of step: what it falls by"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of a label that all classes share"},
+    {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
+     "training samples: all stored before; live, generated batch by batch while training (the default of "
+     "synth); or the first batch for every step, constant: what speed is without any supply"},
+    {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
+     "with live samples: every epoch has new ones"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
      "training samples are shifted so far at most; zeros come in"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
@@ -55,6 +62,9 @@ static const struct option_spec options[] = {
      "do not normalise samples by the training set's mean and deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of parameters, order, dropout and shifts"},
+    {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
+     "begin with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
+     "begins with zeros where classes differ"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
@@ -72,13 +82,31 @@ static const struct option_spec options[] = {
      "steps that --verify compares with the oracle's"},
 };
 
+static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
+
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},         {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME}, {"test_samples", COMBINE_SAME},
-    {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME}, {"skipped_steps", COMBINE_SAME}, {"loss_scale", COMBINE_SAME},
+    {"timed", COMBINE_FIRST},
+    {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},
+    {"test_samples", COMBINE_SAME},
+    {"loss", COMBINE_SAME},
+    {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},
+    {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},
+    {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_SAME},
+    {"memory_bytes", COMBINE_SAME},
+    {"generate_share", COMBINE_SAME},
+    {"generated_per_s", COMBINE_SAME},
+    {"opening_s", COMBINE_SAME},
+    {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},
     {NULL, COMBINE_FIRST},
 };
 enum measure_place {
@@ -98,6 +126,10 @@ enum measure_place {
     TO_99_S,
     DATA_SHARE,
     MEMORY_BYTES,
+    GENERATE_SHARE,
+    GENERATED_PER_S,
+    OPENING_S,
+    INIT,
     SKIPPED_STEPS,
     LOSS_SCALE
 };
@@ -109,6 +141,8 @@ struct opened {
     struct model model;
     struct data data;
     char *identity;
+    float *initial; /* parameters */
+    char init[17];  /* the hash of those of --init; "" without */
 };
 
 static void train_close(void *input)
@@ -116,6 +150,7 @@ static void train_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     free(opened->identity);
+    free(opened->initial);
     free(opened);
 }
 
@@ -143,6 +178,8 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "--lr-schedule step";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
+    if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
+        return "--feed live, so to --data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
     return NULL;
@@ -185,6 +222,10 @@ static enum status check(const struct options *given, const struct parameters *p
 /* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
+    if (strcmp(option, "feed") == 0) /* live and stored samples have the same bits */
+        return parameters->job.feed != DATA_CONSTANT;
+    if (strcmp(option, "fresh") == 0)
+        return !parameters->job.fresh;
     static const char *const of_data[] = {"data", "train-size", "test-size", "res", NULL};
     if (is_one_of(option, of_data))
         return true;
@@ -205,6 +246,8 @@ static enum status identify(const struct parameters *parameters, struct opened *
             !lacking(parameters, options[i].name))
             fprintf(stream, "%s=%s ", options[i].name, text);
     }
+    if (*opened->init)
+        fprintf(stream, "init=%s ", opened->init);
     fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
             opened->data.hashes[DATA_TEST]);
     bool whole = !ferror(stream);
@@ -235,6 +278,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
                           .total_steps = parameters->epochs * steps,
                           .decay_steps = parameters->lr_step * steps,
                           .gamma = parameters->lr_gamma};
+    opened->job.initial = opened->initial;
     opened->job.epochs = (uint32_t)parameters->epochs;
     opened->job.verify_steps = (uint32_t)parameters->verify_steps;
     opened->job.checkpoints = parameters->checkpoint;
@@ -254,23 +298,42 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
-static enum status fill(const struct options *given, const struct parameters *parameters,
-                        const struct place *place, struct opened *opened)
+/* The parameters that training begins with. */
+static enum status begin(const struct parameters *parameters, struct opened *opened)
 {
+    uint64_t hash;
+    opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
+    if (!opened->initial)
+        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    model_initialise(&opened->model, parameters->seed, opened->initial);
+    if (!parameters->init)
+        return STATUS_OK;
+    TRY(init_take(parameters->init, &opened->model, opened->initial, &hash));
+    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, hash);
+    return STATUS_OK;
+}
+
+static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
+                        struct opened *opened)
+{
+    if (parameters->job.feed < 0)
+        parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     TRY(check(given, parameters));
     TRY(job_open_data(&parameters->job, place, DATA_TRAIN, &opened->data));
     TRY(check_shift(parameters, &opened->data.shape));
     data_normalise(&opened->data, !parameters->raw);
     TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
                     &opened->model));
+    TRY(begin(parameters, opened));
     TRY(identify(parameters, opened));
     fill_job(parameters, opened);
     if (parameters->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
                           parameters->lr_warmup, parameters->epochs);
-    return parameters->data_path ? export_data(&opened->job.train, opened->identity, parameters->data_path)
-                                 : STATUS_OK;
+    return parameters->data_path
+               ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
+               : STATUS_OK;
 }
 
 static enum status train_open(const struct options *given, void *parameters, const struct place *place,
@@ -333,6 +396,15 @@ static enum status train_end(const void *input, void *state, uint64_t runs)
     return trainer_end(state, runs);
 }
 
+static enum status train_accepts(const void *input, const struct variant *variant)
+{
+    const struct opened *opened = input;
+    const struct engine *engine = variant->traits;
+    if (!engine->feeds && opened->data.feed != DATA_STORED)
+        return status_set(STATUS_USAGE, "it keeps all training samples in memory; add --feed stored");
+    return engine->accepts ? engine->accepts(&opened->job.train) : STATUS_OK;
+}
+
 /* A number, or nothing where it is none. */
 static void put(char text[64], double value, int digits)
 {
@@ -347,7 +419,8 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    snprintf(texts[TIMED], 64, "gather+forward+backward+update");
+    snprintf(texts[TIMED], 64, "%sgather+forward+backward+update",
+             opened->data.feed == DATA_LIVE ? "generate+" : "");
     snprintf(texts[EPOCH], 64, "%" PRIu32, epoch.history.epochs);
     snprintf(texts[STEPS], 64, "%" PRIu32, epoch.steps);
     snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
@@ -363,23 +436,16 @@ static enum status train_measure(const void *input, const struct variant *varian
     put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
     put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    if (opened->data.feed == DATA_LIVE) {
+        put(texts[GENERATE_SHARE], epoch.generate_s / epoch.epoch_s, 4);
+        put(texts[GENERATED_PER_S], opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
+    }
+    put(texts[OPENING_S], opened->data.opening_s, 6);
+    snprintf(texts[INIT], 64, "%s", opened->init);
     if (epoch.scales_loss) {
         snprintf(texts[SKIPPED_STEPS], 64, "%" PRIu64, epoch.skipped);
         put(texts[LOSS_SCALE], epoch.loss_scale, 9);
     }
-    return STATUS_OK;
-}
-
-/* Called once a variant, before its epochs: what several would write, only one may. */
-static enum status train_deliver(const void *input, const char *name, const struct variant *variant,
-                                 void *state)
-{
-    const struct opened *opened = input;
-    const struct train_job *job = &opened->job;
-    (void)variant, (void)state;
-    if (name && (job->checkpoints || job->export_path || job->step_path))
-        return status_set(STATUS_USAGE,
-                          "--checkpoint, --export and --export-step are for one variant at a time");
     return STATUS_OK;
 }
 
@@ -391,17 +457,18 @@ const struct workload workload_train = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
+    .single = single,
     .measures = measures,
     .shown = shown,
     .open = train_open,
     .close = train_close,
     .move = job_stay,
     .applies = train_applies,
+    .accepts = train_accepts,
     .more = train_more,
     .work = train_work,
     .verify = train_verify,
     .measure = train_measure,
-    .deliver = train_deliver,
     .verdict = train_verdict,
     .keep = train_keep,
     .kept = trainer_kept,

@@ -22,6 +22,7 @@
 /* The input of the workload `train`. */
 struct train_job {
     struct train train;
+    const float *initial; /* the parameters that it begins with: an arena */
     uint32_t epochs;
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
@@ -45,6 +46,7 @@ struct train_epoch {
     uint64_t skipped;       /* steps that overflowed */
     double loss_scale;      /* behind its last step */
     double data_s, epoch_s; /* data_s negative where it is not known */
+    double generate_s;      /* how long live samples were being made */
     uint64_t memory_bytes;
 };
 
@@ -73,8 +75,9 @@ const char *trainer_kept(const void *state);
 /* Behind the last epoch of all: exports. `runs` epochs were made now. */
 enum status trainer_end(void *state, uint64_t runs);
 
-/* Makes job->verify_steps steps from the present state with the engine and with the oracle. Counts the losses
- * and the tensors of parameters that are off by more than engine->bounds. The state is then as it was.
+/* Makes job->verify_steps steps from the present state with the engine and with the oracle, whose state the
+ * engine takes over every five of them. Counts the losses and the tensors of parameters, after any five, that
+ * are off by more than engine->bounds. The state is then as it was.
  * STATUS_FAILED where the oracle's own loss is no finite number. */
 enum status trainer_verify(void *state, uint64_t *wrong);
 

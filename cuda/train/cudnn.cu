@@ -1,0 +1,284 @@
+/* Convolutions by cuDNN, of `train-cudnn` and `train-cudnn-tf32`: what ours are measured against. Tensors are
+ * fp32 in the layout of all others here (batch, channels, ...), and of its algorithms only those are taken
+ * that give the same bits each time.
+ *
+ * The library is opened when the variant is asked for, so that nothing else needs it; its header gives the
+ * types. These calls are the older half of its interface, deprecated in cuDNN 9 and all there: the newer half
+ * is a C++ library of headers. */
+#include "train/cudnn.cuh"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#define CUDNN_DEPRECATED
+#include <cudnn.h>
+
+#include "common/check.cuh"
+
+#define CUDNN_LIBRARY     "libcudnn.so.9"
+#define ALGORITHMS_MAX    16
+#define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* bytes that an algorithm may ask for */
+#define CUDNN_AXES        (MODEL_AXES + 2)    /* of a tensor: those of a kernel, samples and channels */
+
+/* ---- The library ---- */
+
+#define FUNCTIONS(X)                            \
+    X(Create)                                   \
+    X(Destroy)                                  \
+    X(SetStream)                                \
+    X(GetErrorString)                           \
+    X(CreateTensorDescriptor)                   \
+    X(SetTensorNdDescriptorEx)                  \
+    X(DestroyTensorDescriptor)                  \
+    X(CreateFilterDescriptor)                   \
+    X(SetFilterNdDescriptor)                    \
+    X(DestroyFilterDescriptor)                  \
+    X(CreateConvolutionDescriptor)              \
+    X(SetConvolutionNdDescriptor)               \
+    X(SetConvolutionMathType)                   \
+    X(DestroyConvolutionDescriptor)             \
+    X(GetConvolutionForwardAlgorithm_v7)        \
+    X(GetConvolutionBackwardDataAlgorithm_v7)   \
+    X(GetConvolutionBackwardFilterAlgorithm_v7) \
+    X(ConvolutionForward)                       \
+    X(ConvolutionBackwardData)                  \
+    X(ConvolutionBackwardFilter)
+
+static struct {
+    bool there;
+#define MEMBER(name) decltype(&cudnn##name) name;
+    FUNCTIONS(MEMBER)
+#undef MEMBER
+} cudnn;
+
+enum status cudnn_probe(void)
+{
+    if (cudnn.there)
+        return STATUS_OK;
+    void *library = dlopen(CUDNN_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return status_set(STATUS_UNAVAILABLE,
+                          "needs cuDNN 9: " CUDNN_LIBRARY " is not found; install it, or name its folder in "
+                          "LD_LIBRARY_PATH");
+#define FIND(name)                                         \
+    *(void **)&cudnn.name = dlsym(library, "cudnn" #name); \
+    if (!cudnn.name)                                       \
+        return status_set(STATUS_UNAVAILABLE, "needs cuDNN 9: " CUDNN_LIBRARY " has no cudnn" #name);
+    FUNCTIONS(FIND)
+#undef FIND
+    cudnn.there = true;
+    return STATUS_OK;
+}
+
+static enum status cudnn_status(cudnnStatus_t result, const char *call, int line)
+{
+    return result == CUDNN_STATUS_SUCCESS ? STATUS_OK
+                                          : status_set(STATUS_FAILED, "cudnn%s failed: %s (%s:%d)", call,
+                                                       cudnn.GetErrorString(result), __FILE__, line);
+}
+
+/* Returns from the calling function unless the call, without the "cudnn" of its name, succeeds. */
+#define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
+
+/* ---- A layer ---- */
+
+struct convolution {
+    cudnnHandle_t handle;
+    cudnnTensorDescriptor_t in, out;
+    cudnnFilterDescriptor_t weight;
+    cudnnConvolutionDescriptor_t plan;
+    cudnnConvolutionFwdAlgo_t forward;
+    cudnnConvolutionBwdDataAlgo_t data;
+    cudnnConvolutionBwdFilterAlgo_t filter;
+    void *scratch; /* the device's */
+    size_t scratch_bytes;
+};
+
+static void release(struct device_layer *layer)
+{
+    struct convolution *self = static_cast<struct convolution *>(layer->library);
+    if (!self)
+        return;
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    if (self->plan)
+        (void)cudnn.DestroyConvolutionDescriptor(self->plan);
+    if (self->weight)
+        (void)cudnn.DestroyFilterDescriptor(self->weight);
+    if (self->out)
+        (void)cudnn.DestroyTensorDescriptor(self->out);
+    if (self->in)
+        (void)cudnn.DestroyTensorDescriptor(self->in);
+    if (self->handle)
+        (void)cudnn.Destroy(self->handle);
+    free(self);
+    layer->library = nullptr;
+}
+
+/* Pictures are told in two dimensions: for these cuDNN has more algorithms. */
+static bool flat(const struct layer *conv)
+{
+    return conv->in.depth == 1 && conv->spec.kernel[0] == 1 && conv->spec.padding[0] == 0;
+}
+
+/* `count` samples of a shape, or `count` kernels over channels. Returns how many axes there are. */
+static int axes_of(const struct layer *conv, uint32_t count, uint32_t channels,
+                   const uint32_t lengths[MODEL_AXES], int axes[CUDNN_AXES])
+{
+    int used = 0;
+    axes[used++] = (int)count;
+    axes[used++] = (int)channels;
+    for (int i = flat(conv); i < MODEL_AXES; i++)
+        axes[used++] = (int)lengths[i];
+    return used;
+}
+
+static enum status describe_tensor(const struct layer *conv, uint32_t count, const struct shape *shape,
+                                   cudnnTensorDescriptor_t tensor)
+{
+    const uint32_t lengths[MODEL_AXES] = {shape->depth, shape->height, shape->width};
+    int axes[CUDNN_AXES], used = axes_of(conv, count, shape->channels, lengths, axes);
+    CUDNN_TRY(SetTensorNdDescriptorEx(tensor, CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, used, axes));
+    return STATUS_OK;
+}
+
+/* Batches may be short. */
+static enum status describe_batch(const struct device_layer *layer, uint32_t count)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
+    return describe_tensor(layer->layer, count, &layer->layer->out, self->out);
+}
+
+static enum status describe_plan(const struct layer *conv, const struct convolution *self,
+                                 cudnnMathType_t math)
+{
+    int axes[CUDNN_AXES], pads[MODEL_AXES], ones[MODEL_AXES], used = 0;
+    for (int i = flat(conv); i < MODEL_AXES; i++, used++) {
+        pads[used] = (int)conv->spec.padding[i];
+        ones[used] = 1;
+    }
+    CUDNN_TRY(SetConvolutionNdDescriptor(self->plan, used, pads, ones, ones, CUDNN_CROSS_CORRELATION,
+                                         CUDNN_DATA_FLOAT));
+    CUDNN_TRY(SetConvolutionMathType(self->plan, math));
+    used = axes_of(conv, conv->out.channels, conv->in.channels, conv->spec.kernel, axes);
+    CUDNN_TRY(SetFilterNdDescriptor(self->weight, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, used, axes));
+    return STATUS_OK;
+}
+
+static enum status create(struct convolution *self, cudaStream_t stream)
+{
+    CUDNN_TRY(Create(&self->handle));
+    CUDNN_TRY(SetStream(self->handle, stream));
+    CUDNN_TRY(CreateTensorDescriptor(&self->in));
+    CUDNN_TRY(CreateTensorDescriptor(&self->out));
+    CUDNN_TRY(CreateFilterDescriptor(&self->weight));
+    CUDNN_TRY(CreateConvolutionDescriptor(&self->plan));
+    return STATUS_OK;
+}
+
+/* ---- Algorithms ---- */
+
+/* The first that is deterministic and asks for no more scratch than it may: they come with the one that cuDNN
+ * holds to be the fastest in front. */
+template <class Found, class Algorithm>
+static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
+                          size_t *scratch_bytes)
+{
+    for (int i = 0; i < count; i++)
+        if (found[i].status == CUDNN_STATUS_SUCCESS && found[i].determinism == CUDNN_DETERMINISTIC &&
+            found[i].memory <= CUDNN_SCRATCH_MAX) {
+            *algorithm = found[i].algo;
+            *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
+            return STATUS_OK;
+        }
+    return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for it", what);
+}
+
+static enum status choose_all(const struct device_layer *layer, struct convolution *self)
+{
+    const char *name = layer->layer->name;
+    cudnnConvolutionFwdAlgoPerf_t forward[ALGORITHMS_MAX];
+    cudnnConvolutionBwdDataAlgoPerf_t data[ALGORITHMS_MAX];
+    cudnnConvolutionBwdFilterAlgoPerf_t filter[ALGORITHMS_MAX];
+    int count;
+    CUDNN_TRY(GetConvolutionForwardAlgorithm_v7(self->handle, self->in, self->weight, self->plan, self->out,
+                                                ALGORITHMS_MAX, &count, forward));
+    TRY(choose(forward, count, name, &self->forward, &self->scratch_bytes));
+    if (!layer->out_delta)
+        return STATUS_OK; /* no training */
+    CUDNN_TRY(GetConvolutionBackwardFilterAlgorithm_v7(self->handle, self->in, self->out, self->plan,
+                                                       self->weight, ALGORITHMS_MAX, &count, filter));
+    TRY(choose(filter, count, name, &self->filter, &self->scratch_bytes));
+    if (!layer->in_delta)
+        return STATUS_OK;
+    CUDNN_TRY(GetConvolutionBackwardDataAlgorithm_v7(self->handle, self->weight, self->out, self->plan,
+                                                     self->in, ALGORITHMS_MAX, &count, data));
+    return choose(data, count, name, &self->data, &self->scratch_bytes);
+}
+
+template <cudnnMathType_t MATH>
+static enum status prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+                           cudaStream_t stream)
+{
+    struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
+    if (!self)
+        return status_set(STATUS_FAILED, "cudnn: out of memory");
+    layer->library = self;
+    TRY(create(self, stream));
+    TRY(describe_plan(layer->layer, self, MATH));
+    TRY(describe_batch(layer, batch));
+    TRY(choose_all(layer, self));
+    return self->scratch_bytes ? hold_bytes(holding, &self->scratch, self->scratch_bytes) : STATUS_OK;
+}
+
+/* ---- Both ways ---- */
+
+static const float one = 1, zero = 0;
+
+static __global__ void finish_kernel(float *values, const float *bias, struct divider places,
+                                     uint32_t channels, bool relu, uint32_t count)
+{
+    uint32_t i = own_element();
+    if (i >= count)
+        return;
+    float value = values[i] + bias[places.quotient(i) % channels];
+    values[i] = relu && value <= 0 ? 0 : value; /* a NaN goes through */
+}
+
+static enum status forward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    const struct layer *conv = layer->layer;
+    const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
+    const struct divider places = divider_of((uint32_t)conv->out_values / channels);
+    TRY(describe_batch(layer, pass->count));
+    CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
+                                 pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
+                                 self->scratch_bytes, &zero, self->out, layer->out));
+    finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
+                                                                  places, channels, layer->relu, values);
+    CUDA_TRY_LAUNCH("finish_kernel");
+    return STATUS_OK;
+}
+
+static enum status backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    const struct layer *conv = layer->layer;
+    TRY(describe_batch(layer, pass->count));
+    TRY(bias_backward(layer, pass));
+    CUDNN_TRY(ConvolutionBackwardFilter(self->handle, &one, self->in, layer->in, self->out, layer->out_delta,
+                                        self->plan, self->filter, self->scratch, self->scratch_bytes, &zero,
+                                        self->weight, pass->gradients + conv->weight));
+    if (!layer->in_delta)
+        return STATUS_OK;
+    CUDNN_TRY(ConvolutionBackwardData(self->handle, &one, self->weight, pass->parameters + conv->weight,
+                                      self->out, layer->out_delta, self->plan, self->data, self->scratch,
+                                      self->scratch_bytes, &zero, self->in, layer->in_delta));
+    return layer->relu_before
+               ? relu_mask(layer->in, layer->in_delta, pass->count * (uint32_t)conv->in_values, pass->stream)
+               : STATUS_OK;
+}
+
+const struct layer_passes cudnn_conv_fp32 = {prepare<CUDNN_FMA_MATH>, forward, backward, release};
+const struct layer_passes cudnn_conv_tf32 = {prepare<CUDNN_DEFAULT_MATH>, forward, backward, release};

@@ -1,0 +1,441 @@
+/* `train-graph`, `infer-graph`: `cnn` alone, in bf16 on tensor cores, six kernels a step, replayed as a CUDA
+ * graph over many steps. Where training is lives on the device, so one graph serves all epochs. */
+#include "train/graph_engine.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "train/graph.cuh"
+#include "train/network.cuh"
+
+#define GRAPH_STEPS 32 /* of the long graph */
+
+struct graph_state {
+    const struct train *train;
+    int device;
+    bool colour;
+    cudaStream_t stream;
+    struct holding holding;
+    struct graph_plan plan;
+    cudaGraphExec_t one, many; /* a step that keeps all gradients; GRAPH_STEPS that do not */
+    cudaGraphExec_t inference;
+    uint32_t epoch; /* whose order lies on the device, when there is one */
+    bool ordered;
+    struct { /* in pinned memory, read and written by the graph of inference */
+        struct graph_moment moment;
+        float logits[]; /* of a batch */
+    } * page;
+};
+
+/* ---- What it takes ---- */
+
+static bool same_layer(const struct layer_spec *mine, const struct layer_spec *other)
+{
+    return mine->kind == other->kind && mine->channels == other->channels && mine->rate == other->rate &&
+           memcmp(mine->kernel, other->kernel, sizeof mine->kernel) == 0 &&
+           memcmp(mine->padding, other->padding, sizeof mine->padding) == 0;
+}
+
+/* The layers that the kernels are written for. */
+static bool is_cnn(const struct model *model)
+{
+    static const struct layer_spec layers[] = {
+        {LAYER_CONV, CONV1_CHANNELS, {1, 3, 3}, {}, 0},
+        {LAYER_RELU, 0, {}, {}, 0},
+        {LAYER_CONV, CONV2_CHANNELS, {1, 3, 3}, {}, 0},
+        {LAYER_RELU, 0, {}, {}, 0},
+        {LAYER_POOL, 0, {1, 2, 2}, {}, 0},
+        {LAYER_DROPOUT, 0, {}, {}, DROPOUT1_THRESHOLD / 256.0f},
+        {LAYER_LINEAR, HIDDEN, {}, {}, 0},
+        {LAYER_RELU, 0, {}, {}, 0},
+        {LAYER_DROPOUT, 0, {}, {}, DROPOUT2_THRESHOLD / 256.0f},
+        {LAYER_LINEAR, 0, {}, {}, 0},
+    };
+    if (model->layer_count != COUNT_OF(layers))
+        return false;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (!same_layer(&layers[i], &model->layers[i].spec))
+            return false;
+    return true;
+}
+
+template <class NET> static bool has_shape(const struct shape *shape)
+{
+    return shape->channels == NET::channels && shape->depth == 1 && shape->height == NET::height &&
+           shape->width == NET::width;
+}
+
+static enum status graph_accepts(const struct train *train)
+{
+    const struct model *model = train->model;
+    bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
+    if (is_cnn(model) && shape && train->data->type == DATA_U8 && model->classes <= GRAPH_CLASSES)
+        return STATUS_OK;
+    return status_set(
+        STATUS_USAGE,
+        "it is made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
+        "%s of %ux%ux%u and %u classes; train-cuda takes all models and shapes",
+        GRAPH_CLASSES, model->name, train->data->type == DATA_U8 ? "bytes" : "halves", model->input.channels,
+        model->input.height, model->input.width, model->classes);
+}
+
+/* Tensor cores for bf16, and shared memory for a sample's convolutions. */
+static enum status check_device(struct graph_state *graph)
+{
+    int major, shared;
+    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
+    graph->plan.overlap = major >= 9;
+    if (major < 8 || shared < graph_shared_bytes(graph->colour))
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
+            "device is sm_%d0 with %d KB; train-cuda runs on it",
+            graph_shared_bytes(graph->colour) / 1024, major, shared / 1024);
+    return STATUS_OK;
+}
+
+/* ---- Memory ---- */
+
+/* Device memory of zeros. */
+template <class T> static enum status zeros(struct graph_state *graph, T **pointer, size_t count)
+{
+    TRY(hold(&graph->holding, pointer, count));
+    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), graph->stream));
+    return STATUS_OK;
+}
+
+static enum status open_data(struct graph_state *graph)
+{
+    const struct data *data = graph->train->data;
+    for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
+        size_t bytes = data->sets[part].count * data->sample_bytes;
+        uint8_t *values;
+        TRY(hold(&graph->holding, &values, bytes));
+        CUDA_TRY(
+            cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
+        graph->plan.values[part] = values;
+    }
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        graph->plan.scale[c] = data->scale[c];
+        graph->plan.offset[c] = data->offset[c];
+    }
+    return STATUS_OK;
+}
+
+/* What both directions need. */
+static enum status open_forward(struct graph_state *graph)
+{
+    struct graph_plan *plan = &graph->plan;
+    const struct model *model = graph->train->model;
+    size_t features = model->layers[DROPOUT1_NUMBER].out_values;
+    size_t splits = graph->colour ? graph_colour::splits : graph_gray::splits;
+    for (uint32_t t = 0; t < GRAPH_TENSORS; t++)
+        plan->tensors[t] = (uint32_t)model->tensors[t].first;
+    TRY(zeros(graph, &plan->state.parameters, model->arena_values));
+    TRY(zeros(graph, &plan->moment, 1));
+    TRY(zeros(graph, &plan->conv2_weight, CONV2_BYTES / sizeof *plan->conv2_weight));
+    TRY(zeros(graph, &plan->fc1_weight, HIDDEN * features));
+    TRY(zeros(graph, &plan->pooled, plan->rows * features));
+    TRY(zeros(graph, &plan->split_sums, splits * plan->rows * HIDDEN));
+    return zeros(graph, &plan->logits, (size_t)plan->rows * plan->classes);
+}
+
+static enum status open_backward(struct graph_state *graph)
+{
+    struct graph_plan *plan = &graph->plan;
+    const struct model *model = graph->train->model;
+    const struct data_set *set = &graph->train->data->sets[DATA_TRAIN];
+    size_t features = model->layers[DROPOUT1_NUMBER].out_values;
+    size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
+    uint32_t *labels;
+    TRY(hold(&graph->holding, &labels, set->count));
+    CUDA_TRY(cudaMemcpyAsync(labels, set->labels, set->count * sizeof *labels, cudaMemcpyHostToDevice,
+                             graph->stream));
+    plan->labels = labels;
+    TRY(zeros(graph, &plan->state.first, model->arena_values));
+    TRY(zeros(graph, &plan->state.second, model->arena_values));
+    TRY(zeros(graph, &plan->gradients, model->arena_values));
+    TRY(zeros(graph, &plan->order, set->count));
+    TRY(zeros(graph, &plan->place, 1));
+    TRY(zeros(graph, &plan->peaks, plan->rows * features));
+    TRY(zeros(graph, &plan->hidden, (size_t)plan->rows * HIDDEN));
+    TRY(zeros(graph, &plan->hidden_delta, (size_t)plan->rows * HIDDEN));
+    TRY(zeros(graph, &plan->logit_delta, (size_t)plan->rows * plan->classes));
+    TRY(zeros(graph, &plan->losses, plan->rows));
+    TRY(zeros(graph, &plan->right, plan->rows));
+    TRY(zeros(graph, &plan->pooled_delta, plan->rows * features));
+    TRY(zeros(graph, &plan->conv_sums, plan->parts * conv));
+    return zeros(graph, &plan->totals, 1);
+}
+
+static void open_plan(struct graph_state *graph)
+{
+    const struct train *train = graph->train;
+    struct graph_plan *plan = &graph->plan;
+    plan->seed = train->seed;
+    plan->batch = train->batch;
+    plan->rows = (train->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
+    plan->samples = train->data->sets[DATA_TRAIN].count;
+    plan->classes = train->model->classes;
+    /* Never by the device: the same sums on any. */
+    plan->parts = train->batch < GRAPH_PARTS_MAX ? train->batch : GRAPH_PARTS_MAX;
+    plan->augment = train->augment;
+    plan->optimizer = train->optimizer;
+    plan->schedule = train->schedule;
+    plan->smoothing = train->smoothing;
+}
+
+static enum status clear_totals(struct graph_state *graph)
+{
+    static const struct train_totals none = {
+        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .bad_step = TRAIN_FINE};
+    CUDA_TRY(cudaMemcpyAsync(graph->plan.totals, &none, sizeof none, cudaMemcpyHostToDevice, graph->stream));
+    return STATUS_OK;
+}
+
+/* ---- Graphs ---- */
+
+static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
+{
+    const struct graph_plan *plan = &graph->plan;
+    for (uint32_t i = 0; i < steps; i++) {
+        TRY(graph_forward(plan, graph->colour, true, graph->stream));
+        TRY(graph_dense(plan, graph->colour, true, graph->stream));
+        TRY(graph_dense_back(plan, graph->colour, graph->stream));
+        TRY(graph_conv_back(plan, graph->colour, graph->stream));
+        TRY(graph_update(plan, graph->colour, graph->stream));
+    }
+    return STATUS_OK;
+}
+
+static enum status enqueue_inference(struct graph_state *graph)
+{
+    const struct graph_plan *plan = &graph->plan;
+    CUDA_TRY(cudaMemcpyAsync(plan->moment, &graph->page->moment, sizeof *plan->moment, cudaMemcpyHostToDevice,
+                             graph->stream));
+    TRY(graph_forward(plan, graph->colour, false, graph->stream));
+    TRY(graph_dense(plan, graph->colour, false, graph->stream));
+    CUDA_TRY(cudaMemcpyAsync(graph->page->logits, plan->logits,
+                             (size_t)plan->batch * plan->classes * sizeof(float), cudaMemcpyDeviceToHost,
+                             graph->stream));
+    return STATUS_OK;
+}
+
+/* Records steps, or an inference where `steps` is 0. */
+static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphExec_t *into)
+{
+    cudaGraph_t made = NULL;
+    CUDA_TRY(cudaStreamBeginCapture(graph->stream, cudaStreamCaptureModeThreadLocal));
+    enum status status = steps ? enqueue_steps(graph, steps) : enqueue_inference(graph);
+    cudaError_t error = cudaStreamEndCapture(graph->stream, &made);
+    if (status == STATUS_OK)
+        status = cuda_status(error, "cudaStreamEndCapture", __FILE__, __LINE__);
+    if (status == STATUS_OK)
+        status = cuda_status(cudaGraphInstantiate(into, made, 0), "cudaGraphInstantiate", __FILE__, __LINE__);
+    if (status == STATUS_OK)
+        status = cuda_status(cudaGraphUpload(*into, graph->stream), "cudaGraphUpload", __FILE__, __LINE__);
+    if (made)
+        (void)cudaGraphDestroy(made);
+    return status;
+}
+
+static enum status open_graphs(struct graph_state *graph)
+{
+    TRY(record(graph, 0, &graph->inference));
+    if (graph->train->forward_only)
+        return STATUS_OK;
+    graph->plan.keep_gradients = false;
+    TRY(record(graph, GRAPH_STEPS, &graph->many));
+    graph->plan.keep_gradients = true;
+    return record(graph, 1, &graph->one);
+}
+
+/* ---- Opening and closing ---- */
+
+static enum status open_all(struct graph_state *graph)
+{
+    const struct train *train = graph->train;
+    TRY(device_probe(graph->device));
+    TRY(graph_accepts(train));
+    graph->colour = has_shape<graph_colour>(&train->model->input);
+    TRY(check_device(graph));
+    CUDA_TRY(cudaSetDevice(graph->device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
+    open_plan(graph);
+    CUDA_TRY(cudaHostAlloc(&graph->page,
+                           sizeof *graph->page + (size_t)train->batch * train->model->classes * sizeof(float),
+                           cudaHostAllocDefault));
+    memset(&graph->page->moment, 0, sizeof graph->page->moment);
+    TRY(open_data(graph));
+    TRY(open_forward(graph));
+    if (!train->forward_only) {
+        TRY(open_backward(graph));
+        TRY(clear_totals(graph));
+    }
+    TRY(open_graphs(graph));
+    CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    return STATUS_OK;
+}
+
+static void graph_close(void *state)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    /* Nothing can be done about an error here, and nothing depends on it. */
+    (void)cudaSetDevice(graph->device);
+    if (graph->stream)
+        (void)cudaStreamSynchronize(graph->stream);
+    for (cudaGraphExec_t each : {graph->one, graph->many, graph->inference})
+        if (each)
+            (void)cudaGraphExecDestroy(each);
+    holding_free(&graph->holding);
+    if (graph->page)
+        (void)cudaFreeHost(graph->page);
+    if (graph->stream)
+        (void)cudaStreamDestroy(graph->stream);
+    free(graph);
+}
+
+static enum status graph_open(const struct train *train, const struct resources *resources, void **state)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(calloc(1, sizeof *graph));
+    if (!graph)
+        return status_set(STATUS_FAILED, "graph: out of memory");
+    graph->train = train;
+    graph->device = resources->device;
+    enum status status = open_all(graph);
+    if (status != STATUS_OK) {
+        graph_close(graph);
+        return status;
+    }
+    *state = graph;
+    return STATUS_OK;
+}
+
+/* ---- State, in and out ---- */
+
+static enum status copy_arena(struct graph_state *graph, float *to, const float *from)
+{
+    size_t bytes = graph->train->model->arena_values * sizeof *to;
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, graph->stream));
+    return STATUS_OK;
+}
+
+static enum status copy_state(struct graph_state *graph, const struct train_state *to,
+                              const struct train_state *from)
+{
+    CUDA_TRY(cudaSetDevice(graph->device));
+    TRY(copy_arena(graph, to->parameters, from->parameters));
+    if (!graph->train->forward_only) {
+        TRY(copy_arena(graph, to->first, from->first));
+        TRY(copy_arena(graph, to->second, from->second));
+    }
+    return STATUS_OK;
+}
+
+static enum status graph_set(void *state, const struct train_state *from)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    TRY(copy_state(graph, &graph->plan.state, from));
+    TRY(graph_refresh(&graph->plan, graph->colour, graph->stream));
+    CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    return STATUS_OK;
+}
+
+static enum status graph_get(void *state, struct train_state *into)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    TRY(copy_state(graph, into, &graph->plan.state));
+    CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    return STATUS_OK;
+}
+
+static enum status graph_gradients(void *state, float *gradients)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    CUDA_TRY(cudaSetDevice(graph->device));
+    TRY(copy_arena(graph, gradients, graph->plan.gradients));
+    CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    return STATUS_OK;
+}
+
+/* ---- Steps ---- */
+
+/* The last step is never one of the long graph's: its gradients may be asked for. */
+static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    const struct graph_place place = {
+        .epoch = epoch, .step = first, .number = (uint64_t)epoch * train_steps(graph->train) + first};
+    CUDA_TRY(cudaSetDevice(graph->device));
+    if (!graph->ordered || graph->epoch != epoch) {
+        TRY(graph_order(&graph->plan, epoch, graph->stream));
+        graph->ordered = true;
+        graph->epoch = epoch;
+    }
+    TRY(graph_go_to(&graph->plan, &place, graph->stream));
+    for (; count > GRAPH_STEPS; count -= GRAPH_STEPS)
+        CUDA_TRY(cudaGraphLaunch(graph->many, graph->stream));
+    for (; count > 0; count--)
+        CUDA_TRY(cudaGraphLaunch(graph->one, graph->stream));
+    return STATUS_OK;
+}
+
+/* Samples are found, moved and normalised inside the first kernel: what of its time that takes is not known.
+ */
+static enum status graph_totals(void *state, struct train_totals *totals)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    CUDA_TRY(cudaSetDevice(graph->device));
+    CUDA_TRY(
+        cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
+    CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    totals->data_s = -1;
+    return clear_totals(graph);
+}
+
+/* ---- Inference ---- */
+
+static enum status graph_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                  float *logits)
+{
+    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    uint32_t batch = graph->train->batch, classes = graph->train->model->classes;
+    CUDA_TRY(cudaSetDevice(graph->device));
+    for (uint32_t done = 0; done < count; done += batch) {
+        uint32_t now = count - done < batch ? count - done : batch;
+        graph->page->moment.part = part;
+        graph->page->moment.first = first + done;
+        graph->page->moment.count = now;
+        CUDA_TRY(cudaGraphLaunch(graph->inference, graph->stream));
+        CUDA_TRY(cudaStreamSynchronize(graph->stream));
+        memcpy(logits + (size_t)done * classes, graph->page->logits, (size_t)now * classes * sizeof *logits);
+    }
+    return STATUS_OK;
+}
+
+static uint64_t graph_memory_bytes(const void *state)
+{
+    return static_cast<const struct graph_state *>(state)->holding.bytes;
+}
+
+extern "C" {
+extern const struct engine engine_graph;
+const struct engine engine_graph = {
+    .name = "graph",
+    /* bf16 has 8 bits: docs/train_graph.md says what these come from, and what breaks them. */
+    .bounds = {.loss = 4e-2, .drift = 0.4, .logits = 2e-2},
+    .accepts = graph_accepts,
+    .open = graph_open,
+    .close = graph_close,
+    .set = graph_set,
+    .get = graph_get,
+    .steps = graph_steps,
+    .totals = graph_totals,
+    .gradients = graph_gradients,
+    .evaluate = graph_evaluate,
+    .memory_bytes = graph_memory_bytes,
+};
+}

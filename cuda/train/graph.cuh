@@ -1,0 +1,412 @@
+/* What the kernels of train-graph share: the shapes of `cnn`, where things lie in memory, and the small
+ * device functions that more than one of them uses.
+ *
+ * A step is six kernels (docs/train_graph.md); matrices are bf16, sums fp32, parameters and the optimizer's
+ * state fp32. All shapes are compiled in, so that every index is made of constants. */
+#ifndef FDSL_CUDA_TRAIN_GRAPH_CUH
+#define FDSL_CUDA_TRAIN_GRAPH_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "common/check.cuh"
+#include "core/portable.h"
+#include "core/status.h"
+#include "train/engine.h"
+#include "train/mma.cuh"
+
+/* ---- The network: layers 0 to 9 of `cnn` ---- */
+
+#define CONV1_CHANNELS     32
+#define CONV2_CHANNELS     64
+#define CONV_TAPS          9
+#define HIDDEN             128
+#define GRAPH_CLASSES      32  /* at most: a lane of a warp each */
+#define GRAPH_ROWS         128 /* buffers of a batch have a multiple of this: tiles need not ask */
+#define GRAPH_PARTS_MAX    128 /* blocks that share the samples of the convolutions' backward */
+#define DROPOUT1_NUMBER    5   /* places in the table: the streams of their draws */
+#define DROPOUT2_NUMBER    8
+#define DROPOUT1_THRESHOLD 64
+#define DROPOUT2_THRESHOLD 128
+
+enum graph_tensor { CONV1_W, CONV1_B, CONV2_W, CONV2_B, FC1_W, FC1_B, FC2_W, FC2_B, GRAPH_TENSORS };
+
+/* Everything that follows from the shape of a sample. SPLITS: into how many parts fc1's sums over its inputs
+ * are cut, forward, so that a batch of 256 gives every multiprocessor one. SLICE: inputs of fc1 that a block
+ * takes backward. */
+template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS, int SLICE> struct graph_net {
+    static constexpr int channels = CHANNELS, height = HEIGHT, width = WIDTH;
+    static constexpr int values = channels * height * width;
+    static constexpr int taps1 = CONV_TAPS * channels;
+    static constexpr int depth1 = (taps1 + 1 + 15) / 16 * 16; /* taps and a one, in whole steps of 16 */
+    static constexpr int rows1 = height - 2, columns1 = width - 2, pixels1 = rows1 * columns1;
+    static constexpr int rows2 = height - 4, columns2 = width - 4;
+    static constexpr int window_columns = columns2 / 2, windows = rows2 / 2 * window_columns;
+    static constexpr int features = CONV2_CHANNELS * windows;
+    static constexpr int splits = SPLITS, split_depth = features / SPLITS, slice = SLICE;
+    /* Behind the arena's four tensors of convolutions; these are multiples of 64 values without gaps. */
+    static constexpr int conv_parameters = CONV1_CHANNELS * taps1 + CONV1_CHANNELS +
+                                           CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
+    static_assert(features % SPLITS == 0 && split_depth % 32 == 0, "halves of splits in steps of 16");
+    static_assert(features % SLICE == 0, "whole slices");
+    static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows lie in pairs");
+    static_assert(conv_parameters % 64 == 0 && CONV1_CHANNELS * taps1 % MODEL_ALIGNMENT == 0, "no gaps");
+};
+
+typedef graph_net<1, 28, 28, 32, 72> graph_gray;
+typedef graph_net<3, 32, 32, 28, 56> graph_colour;
+
+/* ---- Where things lie ---- */
+
+/* conv2's weights as the kernels multiply by them: bf16 [64][9 taps x 32], rows padded by 16 bytes so that
+ * eight neighbouring ones lie in eight different groups of banks. */
+#define CONV2_DEPTH (CONV_TAPS * CONV1_CHANNELS)
+#define CONV2_PITCH (CONV2_DEPTH * 2 + 16) /* bytes */
+#define CONV2_BYTES (CONV2_CHANNELS * CONV2_PITCH)
+
+/* conv1's output in shared memory: a pixel's 32 bf16 are four pieces of 16 bytes, exchanged by its number so
+ * that eight neighbours' pieces lie in eight groups of banks. */
+FDSL_HD uint32_t conv1_piece(uint32_t pixel, uint32_t piece)
+{
+    return pixel * 64 + ((piece ^ (pixel >> 1 & 3)) << 4);
+}
+
+/* The gradient of conv2's output, likewise: 64 bf16 a pixel, eight pieces. */
+FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
+{
+    return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
+}
+
+/* Where training is: read by a step's first kernel, moved on by its last. */
+struct graph_place {
+    uint32_t epoch, step; /* in the epoch */
+    uint64_t number;      /* of the step, over all epochs */
+};
+
+/* What the kernels of a step must know of it: made by the first of them; for inference, by the host. */
+struct graph_moment {
+    uint32_t epoch, first, count; /* `count` samples from place `first` of the order */
+    uint32_t part;                /* of inference: which set, in its own order */
+    uint64_t number;
+    struct update update;
+};
+
+/* A step's parameters: the same for every launch. Pointers are to device memory; `rows` is the batch, rounded
+ * up to GRAPH_ROWS, and rows behind the batch hold zeros. */
+struct graph_plan {
+    uint64_t seed;
+    uint32_t batch, rows, samples, classes, parts;
+    struct augment augment;
+    struct optimizer optimizer;
+    struct schedule schedule;
+    float smoothing;
+    float scale[3], offset[3];
+    const uint8_t *values[DATA_PARTS];
+    const uint32_t *labels; /* of the training set */
+    uint32_t *order;        /* the epoch's: which sample is at a place */
+    struct graph_place *place;
+    struct graph_moment *moment;
+    struct train_state state;
+    float *gradients; /* an arena */
+    uint32_t tensors[GRAPH_TENSORS];
+    bool keep_gradients; /* fc1's too; the little ones always are */
+    bool overlap;        /* a kernel may begin while the one before it ends: begin_beside() */
+    /* Parameters as matrices are multiplied by them. */
+    __nv_bfloat16 *conv2_weight; /* CONV2_BYTES, as above */
+    __nv_bfloat16 *fc1_weight;   /* (128, features) */
+    /* Activations and their gradients; [rows] samples each. */
+    __nv_bfloat16 *pooled; /* (features): behind ReLU and dropout, not yet scaled by its 4/3 */
+    uint8_t *peaks;        /* (features): a bit for the one of four that was the largest; 0: no gradient */
+    float *split_sums;     /* [splits][rows](128): of fc1 */
+    float *hidden;         /* (128): behind ReLU and dropout, scaled */
+    __nv_bfloat16 *hidden_delta; /* (128) */
+    float *logit_delta;          /* (classes) */
+    float *logits;               /* (classes), of inference */
+    float *losses;
+    uint32_t *right;
+    __nv_bfloat16 *pooled_delta; /* (features): in terms of conv2's output where `peaks` has a bit */
+    float *conv_sums;            /* [parts](conv_parameters): gradients of the samples of a block */
+    struct train_totals *totals;
+};
+
+/* ---- Launches: each enqueues on `stream` ---- */
+
+enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream);
+enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream);
+enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+
+/* The shared memory that a block of the largest kernel takes. */
+int graph_shared_bytes(bool colour);
+
+/* Between steps: the order of an epoch; where to go on; the bf16 copies of new parameters. */
+enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
+enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream);
+enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+
+/* ---- Launches that overlap (sm_90; elsewhere one begins when the one before it has ended) ----
+ *
+ * Every kernel calls end_of_last() before it touches what the kernel before it wrote, or what that one still
+ * reads, and let_next_begin() behind that. So what lies before end_of_last() runs beside the kernel before,
+ * and may use all that older ones wrote. */
+
+static __device__ __forceinline__ void end_of_last(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Launches a kernel of a step with `bytes` of shared memory. */
+static inline enum status begin_beside(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
+                                       int threads, int bytes, const struct graph_plan *plan,
+                                       cudaStream_t stream)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = plan->overlap;
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, *plan), name, __FILE__, __LINE__);
+}
+
+/* ---- Device functions ---- */
+
+/* A barrier of `threads` threads, whole warps, wherever in the code they are; number 0 is __syncthreads()'s.
+ */
+template <int NUMBER, int THREADS> static __device__ __forceinline__ void meet(void)
+{
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
+}
+
+/* As mma_load4() and its transposed form, from an address in shared memory. */
+static __device__ __forceinline__ void load4(uint32_t word[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(address));
+}
+
+static __device__ __forceinline__ void load4_transposed(uint32_t word[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(address));
+}
+
+static __device__ __forceinline__ void load2_transposed(uint32_t word[2], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(word[0]), "=r"(word[1])
+                 : "r"(address));
+}
+
+/* c += a b, and the compiler may move it. */
+static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* An 8 x 8 matrix of 16 bits a value, across the warp, turned around. */
+static __device__ __forceinline__ uint32_t turned(uint32_t word)
+{
+    uint32_t result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+    return result;
+}
+
+/* Two floats as bf16, the first in the lower half. */
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+/* The larger; a NaN where there is one. */
+static __device__ __forceinline__ float larger(float a, float b)
+{
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
+static __device__ __forceinline__ uint32_t bf16_bits(float value)
+{
+    return __bfloat16_as_ushort(__float2bfloat16(value));
+}
+
+static __device__ __forceinline__ float bf16_low(uint32_t word)
+{
+    return __uint_as_float(word << 16);
+}
+
+static __device__ __forceinline__ float bf16_high(uint32_t word)
+{
+    return __uint_as_float(word & 0xffff0000u);
+}
+
+/* The optimizer's step with parameter `at` of the arena; the new parameter. */
+static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
+                                                       const struct update &update, size_t at, float gradient)
+{
+    float parameter = plan.state.parameters[at], first = plan.state.first[at], second = 0;
+    if (update.kind != OPTIMIZER_SGD)
+        second = plan.state.second[at];
+    plan.gradients[at] = gradient;
+    optimizer_step(&update, gradient, &parameter, &first, &second);
+    plan.state.parameters[at] = parameter;
+    plan.state.first[at] = first;
+    if (update.kind != OPTIMIZER_SGD)
+        plan.state.second[at] = second;
+    return parameter;
+}
+
+static __device__ __forceinline__ float warp_sum(float value)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        value += __shfl_xor_sync(~0u, value, offset);
+    return value;
+}
+
+/* A sample's bytes, moved, as bf16 (all bytes are exact in it) into shared memory: (channels, height, width).
+ * By THREADS threads, of which this one is `thread`. */
+template <class NET, int THREADS>
+static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
+                                                  int thread, uint16_t *image)
+{
+#pragma unroll 8
+    for (int i = thread; i < NET::values; i += THREADS) {
+        uint32_t x = i % NET::width, y = i / NET::width % NET::height, plane = i / (NET::width * NET::height);
+        int32_t from = draw_moved(&move, NET::height, NET::width, y, x);
+        uint32_t byte = from < 0 ? 0 : sample[plane * (NET::width * NET::height) + (uint32_t)from];
+        image[i] = (uint16_t)bf16_bits((float)byte);
+    }
+}
+
+/* Where tap k of a window is in the image, from the window's first pixel; 0 for what is no tap. */
+template <class NET> static __device__ __forceinline__ int tap_offset(int k)
+{
+    return k < NET::taps1
+               ? k / CONV_TAPS * (NET::height * NET::width) + k % CONV_TAPS / 3 * NET::width + k % 3
+               : 0;
+}
+
+/* The first pixel of the window of pixel `p` of conv1's output. */
+template <class NET> static __device__ __forceinline__ int window_first(int p)
+{
+    return p / NET::columns1 * NET::width + p % NET::columns1;
+}
+
+/* conv1, its bias and ReLU, from the image in shared memory to conv1_piece()s in shared memory, by WARPS
+ * warps of which this is `warp`. The product is of bytes with weights that are already scaled; what
+ * normalising adds is in `bias` (in shared memory). Forward and backward make the same bits. */
+template <class NET, int WARPS>
+static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
+                                                     const float *bias, int warp, uint8_t *out)
+{
+    constexpr int steps = NET::depth1 / 16, tiles = (NET::pixels1 + 15) / 16;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t b[steps][4][2];
+    int taps[steps][4];
+    float start[4][2];
+    const float *weight = plan.state.parameters + plan.tensors[CONV1_W];
+#pragma unroll
+    for (int s = 0; s < steps; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int k = 16 * s + 8 * half + 2 * t;
+            taps[s][2 * half] = tap_offset<NET>(k);
+            taps[s][2 * half + 1] = tap_offset<NET>(k + 1);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const float *row = weight + (8 * n + g) * NET::taps1;
+                float low = k < NET::taps1 ? row[k] * plan.scale[k / CONV_TAPS] : 0;
+                float high = k + 1 < NET::taps1 ? row[k + 1] * plan.scale[(k + 1) / CONV_TAPS] : 0;
+                b[s][n][half] = pack(low, high);
+            }
+        }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        start[n][0] = bias[8 * n + 2 * t];
+        start[n][1] = bias[8 * n + 2 * t + 1];
+    }
+    for (int tile = warp; tile < tiles; tile += WARPS) {
+        int p[2], first[2];
+        float c[4][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            p[h] = 16 * tile + 8 * h + g;
+            first[h] = window_first<NET>(min(p[h], NET::pixels1 - 1));
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            c[n][0] = c[n][2] = start[n][0];
+            c[n][1] = c[n][3] = start[n][1];
+        }
+#pragma unroll
+        for (int s = 0; s < steps; s++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* a[i]: pixels of half i % 2, taps of half i / 2 */
+                uint32_t low = image[first[i % 2] + taps[s][2 * (i / 2)]];
+                uint32_t high = image[first[i % 2] + taps[s][2 * (i / 2) + 1]];
+                a[i] = low | high << 16;
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                multiply(c[n], a, b[s][n][0], b[s][n][1]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                if (p[h] < NET::pixels1)
+                    *reinterpret_cast<uint32_t *>(out + conv1_piece(p[h], n) + 4 * t) =
+                        pack(larger(c[n][2 * h], 0), larger(c[n][2 * h + 1], 0));
+    }
+}
+
+/* What conv1 adds to its products of bytes, for output `o`: its bias, and what normalising adds to a window.
+ */
+template <class NET> static __device__ __forceinline__ float conv1_bias(const struct graph_plan &plan, int o)
+{
+    const float *weight = plan.state.parameters + plan.tensors[CONV1_W] + o * NET::taps1;
+    float sum = plan.state.parameters[plan.tensors[CONV1_B] + o];
+#pragma unroll
+    for (int k = 0; k < NET::taps1; k++)
+        sum = fmaf(weight[k], plan.offset[k / CONV_TAPS], sum);
+    return sum;
+}
+
+/* Copies conv2's weights to shared memory; the caller commits, waits and meets the others. */
+template <int THREADS>
+static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan &plan, int thread,
+                                                         uint8_t *to)
+{
+    const uint8_t *from = reinterpret_cast<const uint8_t *>(plan.conv2_weight);
+#pragma unroll 4
+    for (int i = 16 * thread; i < CONV2_BYTES; i += 16 * THREADS)
+        copy_async16(to + i, from + i);
+}
+
+#endif

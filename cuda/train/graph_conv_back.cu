@@ -1,0 +1,379 @@
+/* train-graph, the convolutions backward: a block takes every parts-th sample of the batch. It makes conv1's
+ * output once more from the sample's bytes, spreads the gradients of the pooled values to where they came
+ * from, and multiplies both in shared memory: half of the warps for the gradients of conv2's weights, whose
+ * sums stay in registers over all samples, half for those of its input and, from these, of conv1's weights.
+ * The sums of a block go to memory at the end; graph_update.cu adds them in a fixed order. */
+#include "common/check.cuh"
+#include "common/shared.cuh"
+#include "train/graph.cuh"
+#include "train/graph_head_back.cuh"
+
+#define WARPS   16
+#define HALF    (WARPS / 2)
+#define THREADS (32 * WARPS)
+#define TILES   3 /* of 16 pixels, that a warp makes gradients of at a time, all 32 channels of them */
+
+/* The gradient of conv2's output lies in rows as long as conv1's, so that a tap is a fixed distance: columns
+ * and rows that conv2's output has not are zeros. Its pixel (y, x) is number (y + 2) * columns1 + x + 2. */
+template <class NET> struct layout {
+    static constexpr int border = 2 * NET::columns1 + 2;
+    static constexpr int delta_pixels = NET::pixels1 + border;
+    static constexpr int delta = 0;
+    static constexpr int conv1 = delta + delta_pixels * 128;
+    static constexpr int weight = conv1 + NET::pixels1 * 64;
+    static constexpr int image = weight + CONV2_BYTES;
+    static constexpr int bias1 = image + NET::values * 2;
+    static constexpr int bias2 =
+        bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
+    static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
+    static constexpr int steps1 = NET::depth1 / 16;
+    /* Of conv2's weights: 16 pixels each. */
+    static constexpr int steps2 =
+        NET::columns2 % 8 == 0 ? NET::rows2 * NET::columns2 / 16 : (NET::rows2 * NET::columns1 + 15) / 16;
+    static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1, "warps' sums fit where the gradient was");
+    static_assert(conv1 % 128 == 0 && weight % 16 == 0 && image % 16 == 0 && bias1 % 4 == 0, "aligned");
+};
+
+/* ---- Filling shared memory ---- */
+
+/* Of a sample, by the first half of the warps: a lane takes a pair of windows and eight channels at a time
+ * and stores for each of their eight pixels the gradients of those channels, or zeros. Lanes of a warp are
+ * spread over two pairs next to each other and four groups of channels, so that stores do not meet in a bank.
+ */
+template <class NET>
+static __device__ __forceinline__ void spread(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
+{
+    constexpr int pairs = NET::windows / 2, share = (pairs + 3) / 4; /* a quarter of the windows a warp */
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = warp / 2;
+    int piece = warp % 2 * 4 + lane / 2 % 4, own = lane % 2 + lane / 8 * 2;
+    const uint8_t *deltas =
+        reinterpret_cast<const uint8_t *>(plan.pooled_delta + (size_t)row * NET::features);
+    const uint8_t *peaks = plan.peaks + (size_t)row * NET::features;
+    float sums[8] = {};
+    for (int pair = quarter * share + own; pair < min((quarter + 1) * share, pairs); pair += 8) {
+        uint32_t delta[8], peak[8];
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            int at = (8 * piece + c) * NET::windows + 2 * pair;
+            delta[c] = *reinterpret_cast<const uint32_t *>(deltas + 2 * at);
+            peak[c] = *reinterpret_cast<const uint16_t *>(peaks + at);
+        }
+        int y = 2 * pair / NET::window_columns * 2, x = 2 * pair % NET::window_columns * 2;
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            uint32_t value[4], which[4]; /* of two channels each */
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                value[c] = __byte_perm(delta[2 * c], delta[2 * c + 1], w ? 0x7632 : 0x5410);
+                which[c] = __byte_perm(peak[2 * c], peak[2 * c + 1], w ? 0x5511 : 0x4400);
+                sums[2 * c] += which[c] & 0xff ? bf16_low(value[c]) : 0;
+                sums[2 * c + 1] += which[c] & 0xff0000 ? bf16_high(value[c]) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* pixel (i / 2, i % 2) of the window has bit i */
+                uint32_t pixel = (y + i / 2 + 2) * NET::columns1 + x + 2 * w + i % 2 + 2;
+                uint32_t word[4];
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    uint32_t bit = which[c] >> i & 0x00010001u;
+                    word[c] = value[c] & (bit << 16) - bit; /* 1 becomes 0xffff in its half */
+                }
+                *reinterpret_cast<uint4 *>(shared + layout<NET>::delta + delta_piece(pixel, piece)) =
+                    make_uint4(word[0], word[1], word[2], word[3]);
+            }
+        }
+    }
+    /* The gradient of conv2's bias: over the lanes with these channels, to where this warp alone adds. */
+    float *bias2 =
+        reinterpret_cast<float *>(shared + layout<NET>::bias2) + quarter * CONV2_CHANNELS + 8 * piece;
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        sums[c] += __shfl_xor_sync(~0u, sums[c], 1);
+        sums[c] += __shfl_xor_sync(~0u, sums[c], 8);
+        sums[c] += __shfl_xor_sync(~0u, sums[c], 16);
+        if (own == 0)
+            bias2[c] += sums[c];
+    }
+}
+
+/* Of a sample, by the second half of the warps: its image, and conv1's output. */
+template <class NET>
+static __device__ __forceinline__ void recompute(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
+{
+    int thread = threadIdx.x - THREADS / 2;
+    uint32_t number = plan.order[plan.moment->first + row];
+    struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
+    uint16_t *image = reinterpret_cast<uint16_t *>(shared + layout<NET>::image);
+    take_image<NET, THREADS / 2>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread, image);
+    meet<1, THREADS / 2>();
+    conv1_forward<NET, HALF>(plan, image, reinterpret_cast<const float *>(shared + layout<NET>::bias1),
+                             thread / 32, shared + layout<NET>::conv1);
+}
+
+/* ---- Gradients of conv2's weights ---- */
+
+/* Pixel number in conv1's output of pixel `i` (of 8) of group `group` of conv2's output. Where rows have
+ * whole groups only those are taken, else all that there is between the first and the last, zeros too. */
+template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int group, int i)
+{
+    if (NET::columns2 % 8 == 0)
+        return group / (NET::columns2 / 8) * NET::columns1 + group % (NET::columns2 / 8) * 8 + i;
+    return 8 * group + i;
+}
+
+/* A warp of the second half sums (32 outputs, 9 taps, 8 inputs) over the pixels of a sample. */
+template <class NET>
+static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][CONV_TAPS][4])
+{
+    typedef layout<NET> at;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF, outputs = warp / 4 * 4, inputs = warp % 4;
+    int row_a = lane % 8, group_a = lane / 16, piece_a = outputs + lane / 8 % 2, group_b = lane / 8 % 2;
+    uint32_t taps[5]; /* matrices come by fours: two groups of pixels for two taps */
+#pragma unroll
+    for (int i = 0; i < 5; i++) {
+        int tap = min(2 * i + lane / 16, CONV_TAPS - 1);
+        taps[i] = tap / 3 * NET::columns1 + tap % 3;
+    }
+    for (int s = 0; s < at::steps2; s++) {
+        uint32_t pixel_a = group_pixel<NET>(2 * s + group_a, row_a) + at::border;
+        uint32_t pixel_b = group_pixel<NET>(2 * s + group_b, row_a);
+        uint32_t a[2][4], b[5][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+            load4_transposed(a[m], shared + at::delta + delta_piece(pixel_a, piece_a + 2 * m));
+#pragma unroll
+        for (int i = 0; i < 5; i++) {
+            uint32_t pixel = pixel_b + taps[i];
+            if (NET::columns2 % 8 != 0)
+                pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* against zeros */
+            uint32_t from = shared + at::conv1 + conv1_piece(pixel, inputs);
+            if (i < 4)
+                load4_transposed(b[i], from);
+            else
+                load2_transposed(b[i], from);
+        }
+#pragma unroll
+        for (int tap = 0; tap < CONV_TAPS; tap++)
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                multiply(c[m][tap], a[m], b[tap / 2][tap % 2 * 2], b[tap / 2][tap % 2 * 2 + 1]);
+    }
+}
+
+/* ---- Gradients of conv2's input, and of conv1's weights ---- */
+
+/* (48 pixels, 32 channels) from tile 3 * unit on: over nine taps and 64 outputs. */
+template <class NET>
+static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, float c[TILES][4][4])
+{
+    typedef layout<NET> at;
+    int lane = threadIdx.x % 32;
+    uint32_t pixels[TILES];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        pixels[m] = at::border + min(16 * (TILES * unit + m) + lane % 16, NET::pixels1 - 1);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+    }
+    uint32_t weight = shared + at::weight + lane % 16 * CONV2_PITCH + lane / 16 * 16;
+#pragma unroll
+    for (int tap = 0; tap < CONV_TAPS; tap++) {
+        uint32_t from[TILES];
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+            from[m] =
+                shared + at::delta + delta_piece(pixels[m] - (tap / 3 * NET::columns1 + tap % 3), lane / 16);
+#pragma unroll
+        for (int s = 0; s < CONV2_CHANNELS / 16; s++) {
+            uint32_t a[TILES][4], b[2][4];
+#pragma unroll
+            for (int m = 0; m < TILES; m++)
+                load4(a[m], from[m] ^ s * 32);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                load4_transposed(b[n], weight + s * 16 * CONV2_PITCH + tap * 64 + n * 32);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+                    multiply(c[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+}
+
+/* Masks these by conv1's ReLU and multiplies them with the windows of bytes that they had: rows of `sums` are
+ * taps, then a one, whose products are the bias's gradient. */
+template <class NET>
+static __device__ __forceinline__ void back_conv1(const uint8_t *shared, int unit, const float c[TILES][4][4],
+                                                  float sums[layout<NET>::steps1][4][4])
+{
+    typedef layout<NET> at;
+    const uint16_t *image = reinterpret_cast<const uint16_t *>(shared + at::image);
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        int tile = 16 * (TILES * unit + m);
+        uint32_t b[4][2];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int p = tile + 8 * h + g;
+                uint32_t value = 0;
+                if (p < NET::pixels1) {
+                    uint32_t word =
+                        *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
+                    value = pack(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
+                }
+                b[n][h] = turned(value);
+            }
+        int first[2]; /* of pixels 2t and 2t + 8 of the tile; the next pixel is the next in its row */
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            first[h] = window_first<NET>(min(tile + 8 * h + 2 * t, NET::pixels1 - 2));
+#pragma unroll
+        for (int s = 0; s < at::steps1; s++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* a[i]: taps of half i % 2, pixels of half i / 2 */
+                int k = 16 * s + 8 * (i % 2) + g;
+                const uint16_t *from = image + first[i / 2] + tap_offset<NET>(k);
+                uint32_t word = from[0] | (uint32_t)from[1] << 16;
+                a[i] = k < NET::taps1 ? word : k == NET::taps1 ? 0x3f803f80u : 0;
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                multiply(sums[s][n], a, b[n][0], b[n][1]);
+        }
+    }
+}
+
+/* ---- The block's sums, to memory ---- */
+
+/* As conv2's weights are in shared memory: outputs, taps, inputs. */
+static __device__ __forceinline__ void store_weights(const float c[2][CONV_TAPS][4], float *sums)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF;
+    sums += (warp / 4 * 32 + lane / 4) * CONV2_DEPTH + warp % 4 * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int tap = 0; tap < CONV_TAPS; tap++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *reinterpret_cast<float2 *>(sums + (16 * m + 8 * h) * CONV2_DEPTH + tap * CONV1_CHANNELS) =
+                    make_float2(c[m][tap][2 * h], c[m][tap][2 * h + 1]);
+}
+
+/* A warp of the first half leaves its sums of conv1, (depth1, 32), in shared memory. */
+template <class NET>
+static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>::steps1][4][4], float *to)
+{
+    int lane = threadIdx.x % 32;
+    to += threadIdx.x / 32 * (NET::depth1 * CONV1_CHANNELS) + lane / 4 * CONV1_CHANNELS + lane % 4 * 2;
+#pragma unroll
+    for (int s = 0; s < layout<NET>::steps1; s++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *reinterpret_cast<float2 *>(to + (16 * s + 8 * h) * CONV1_CHANNELS + 8 * n) =
+                    make_float2(sums[s][n][2 * h], sums[s][n][2 * h + 1]);
+}
+
+/* Adds what the warps left. Normalised values are scale * byte + offset, so the gradient of a weight is its
+ * row times scale and the row of ones times offset. */
+template <class NET>
+static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left,
+                                                   float *sums)
+{
+    for (int i = threadIdx.x; i < (NET::taps1 + 1) * CONV1_CHANNELS; i += THREADS) {
+        int k = i / CONV1_CHANNELS, o = i % CONV1_CHANNELS;
+        float of_bytes = 0, of_ones = 0;
+#pragma unroll
+        for (int w = 0; w < HALF; w++) {
+            of_bytes += left[w * NET::depth1 * CONV1_CHANNELS + k * CONV1_CHANNELS + o];
+            of_ones += left[w * NET::depth1 * CONV1_CHANNELS + NET::taps1 * CONV1_CHANNELS + o];
+        }
+        if (k < NET::taps1)
+            sums[o * NET::taps1 + k] =
+                fmaf(plan.scale[k / CONV_TAPS], of_bytes, plan.offset[k / CONV_TAPS] * of_ones);
+        else
+            sums[CONV1_CHANNELS * NET::taps1 + o] = of_ones;
+    }
+}
+
+template <class NET>
+static __global__ void __launch_bounds__(THREADS, 1)
+    conv_back_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    typedef layout<NET> at;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    if (blockIdx.x >= plan.parts) {
+        head_back<THREADS>(plan, blockIdx.x - plan.parts, shared);
+        return;
+    }
+    float *bias2 = reinterpret_cast<float *>(shared + at::bias2);
+    float *sums = plan.conv_sums + (size_t)blockIdx.x * NET::conv_parameters;
+    uint32_t count = plan.moment->count, base = shared_address(shared);
+    bool for_inputs = threadIdx.x < THREADS / 2;
+    take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
+    copy_commit();
+    for (int i = threadIdx.x; i < at::delta_pixels * 8; i += THREADS)
+        reinterpret_cast<uint4 *>(shared + at::delta)[i] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < 4 * CONV2_CHANNELS)
+        bias2[threadIdx.x] = 0;
+    if (threadIdx.x < CONV1_CHANNELS)
+        reinterpret_cast<float *>(shared + at::bias1)[threadIdx.x] = conv1_bias<NET>(plan, threadIdx.x);
+    copy_wait<0>();
+    __syncthreads();
+    if (for_inputs) {
+        float of_conv1[at::steps1][4][4] = {};
+        end_of_last(); /* the gradients of what was pooled; all else is older */
+        let_next_begin();
+        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
+            spread<NET>(plan, row, shared);
+            meet<2, THREADS>();
+            for (int unit = threadIdx.x / 32; unit < (NET::pixels1 + 16 * TILES - 1) / (16 * TILES);
+                 unit += HALF) {
+                float c[TILES][4][4];
+                back_inputs<NET>(base, unit, c);
+                back_conv1<NET>(shared, unit, c, of_conv1);
+            }
+            meet<2, THREADS>();
+        }
+        leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
+    } else {
+        float of_conv2[2][CONV_TAPS][4] = {};
+        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
+            recompute<NET>(plan, row, shared);
+            meet<2, THREADS>();
+            back_weights<NET>(base, of_conv2);
+            meet<2, THREADS>();
+        }
+        store_weights(of_conv2, sums + CONV1_CHANNELS * (NET::taps1 + 1));
+    }
+    __syncthreads();
+    store_conv1<NET>(plan, reinterpret_cast<const float *>(shared + at::delta), sums);
+    if (threadIdx.x < CONV2_CHANNELS)
+        sums[NET::conv_parameters - CONV2_CHANNELS + threadIdx.x] =
+            (bias2[threadIdx.x] + bias2[CONV2_CHANNELS + threadIdx.x]) +
+            (bias2[2 * CONV2_CHANNELS + threadIdx.x] + bias2[3 * CONV2_CHANNELS + threadIdx.x]);
+}
+
+template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
+{
+    return begin_beside(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS), THREADS,
+                        layout<NET>::bytes, plan, stream);
+}
+
+enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)
+{
+    return colour ? launch<graph_colour>(plan, stream) : launch<graph_gray>(plan, stream);
+}
+
+int graph_shared_bytes(bool colour)
+{
+    return colour ? layout<graph_colour>::bytes : layout<graph_gray>::bytes;
+}

@@ -1,0 +1,215 @@
+/* train-graph, the linear layers forward: fc1 in slices of its inputs, and then, a block a sample, all behind
+ * it: the slices' sum, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
+#include "common/check.cuh"
+#include "common/shared.cuh"
+#include "train/graph.cuh"
+
+/* ---- fc1: 64 samples of a slice of the inputs a block ---- */
+
+#define ROWS    64
+#define THREADS 256
+
+template <class NET> struct slice {
+    static constexpr int depth = NET::split_depth;
+    static constexpr int pitch = depth * 2 + 16; /* bytes: neighbouring rows in different banks */
+    static constexpr int weight = ROWS * pitch;
+    static constexpr int bytes = weight + HIDDEN * pitch;
+    static_assert(pitch / 16 % 2 == 1, "an odd number of pieces of 16 bytes");
+};
+
+/* Half of the slice's depth, of ROWS samples or of the weights, on its way to shared memory. */
+template <class NET, int LINES>
+static __device__ __forceinline__ void take_half(const __nv_bfloat16 *from, int half, uint8_t *to)
+{
+    constexpr int pieces = NET::split_depth / 16; /* of 16 bytes, in half a row */
+#pragma unroll 4
+    for (int i = threadIdx.x; i < LINES * pieces; i += THREADS) {
+        int line = i / pieces, at = i % pieces + half * pieces;
+        copy_async16(to + line * slice<NET>::pitch + 16 * at, from + (size_t)line * NET::features + 8 * at);
+    }
+}
+
+template <class NET>
+static __global__ void __launch_bounds__(THREADS, 1)
+    dense_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    typedef slice<NET> at;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    uint32_t row = blockIdx.y * ROWS, column = blockIdx.x * NET::split_depth;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp % 2 * 32, n0 = warp / 2 * 32;
+    const __nv_bfloat16 *samples = plan.pooled + (size_t)row * NET::features + column;
+    take_half<NET, HIDDEN>(plan.fc1_weight + column, 0, shared + at::weight);
+    take_half<NET, HIDDEN>(plan.fc1_weight + column, 1, shared + at::weight);
+    end_of_last();
+    let_next_begin();
+    take_half<NET, ROWS>(samples, 0, shared);
+    copy_commit();
+    take_half<NET, ROWS>(samples, 1, shared);
+    copy_commit();
+    if (row >= plan.moment->count) {
+        copy_wait<0>();
+        return;
+    }
+    uint32_t from_a = shared_address(shared) + (m0 + lane % 16) * at::pitch + lane / 16 * 16;
+    uint32_t from_b =
+        shared_address(shared) + at::weight + (n0 + lane % 8 + lane / 16 * 8) * at::pitch + lane / 8 % 2 * 16;
+    float c[2][4][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (half == 0)
+            copy_wait<1>();
+        else
+            copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int s = half * NET::split_depth / 32; s < (half + 1) * NET::split_depth / 32; s++) {
+            uint32_t a[2][4], b[2][4];
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                load4(a[m], from_a + m * 16 * at::pitch + s * 32);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                load4(b[n], from_b + n * 16 * at::pitch + s * 32);
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    multiply(c[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+    float *sums =
+        plan.split_sums + ((size_t)blockIdx.x * plan.rows + row + m0 + lane / 4) * HIDDEN + n0 + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *reinterpret_cast<float2 *>(sums + (16 * m + 8 * h) * HIDDEN + 8 * n) =
+                    make_float2(c[m][n][2 * h], c[m][n][2 * h + 1]);
+}
+
+/* ---- The head: a block a sample, a thread a hidden value ---- */
+
+/* The hidden value of this thread: the slices added in their order, bias, ReLU, and `kept` by dropout. */
+template <class NET, bool TRAINING>
+static __device__ __forceinline__ float take_hidden(const struct graph_plan &plan, uint32_t row, float kept)
+{
+    const float *sums = plan.split_sums + (size_t)row * HIDDEN + threadIdx.x;
+    float part[NET::splits], sum = 0;
+#pragma unroll
+    for (int s = 0; s < NET::splits; s++)
+        part[s] = sums[(size_t)s * plan.rows * HIDDEN];
+#pragma unroll
+    for (int s = 0; s < NET::splits; s++)
+        sum += part[s];
+    /* What dropout keeps of conv2 is multiplied here, where sums are floats. */
+    float scale = TRAINING ? 256.0f / (256 - DROPOUT1_THRESHOLD) : 1;
+    float value = larger(fmaf(scale, sum, plan.state.parameters[plan.tensors[FC1_B] + threadIdx.x]), 0);
+    return kept == 0 ? 0 : value * kept;
+}
+
+/* Softmax and cross-entropy by one warp, a lane a class; the loss, whether the guess is right, and the
+ * gradient of the mean over the batch. */
+static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
+                                                 const float *logits, float *deltas)
+{
+    uint32_t lane = threadIdx.x;
+    bool real = lane < plan.classes;
+    float logit = real ? logits[lane] : -INFINITY, best = logit;
+    uint32_t guess = lane;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) { /* of equal ones the first */
+        float other = __shfl_xor_sync(~0u, best, offset);
+        uint32_t place = __shfl_xor_sync(~0u, guess, offset);
+        if (other > best || (other == best && place < guess)) {
+            best = other;
+            guess = place;
+        }
+    }
+    best = __shfl_sync(~0u, best, 0);
+    float log_sum = logf(warp_sum(real ? expf(logit - best) : 0));
+    float log_p = logit - best - log_sum;
+    float wanted = plan.smoothing / (float)plan.classes + (lane == label ? 1 - plan.smoothing : 0);
+    float loss = warp_sum(real ? -wanted * log_p : 0);
+    if (real) {
+        float delta = (expf(log_p) - wanted) / (float)plan.moment->count;
+        deltas[lane] = delta;
+        plan.logit_delta[(size_t)row * plan.classes + lane] = delta;
+    }
+    if (lane == 0) {
+        plan.losses[row] = loss;
+        plan.right[row] = guess == label;
+    }
+}
+
+template <class NET, bool TRAINING>
+static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    __shared__ float hidden[HIDDEN], logits[GRAPH_CLASSES], deltas[GRAPH_CLASSES];
+    uint32_t row = blockIdx.x;
+    int lane = threadIdx.x % 32;
+    const float *weight = plan.state.parameters + plan.tensors[FC2_W];
+    const float *bias = plan.state.parameters + plan.tensors[FC2_B];
+    if (row >= plan.moment->count) { /* of a short batch: adds nothing to gradients of weights */
+        if (TRAINING)
+            plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
+        return;
+    }
+    float kept = 1;
+    uint32_t label = 0;
+    if (TRAINING) {
+        uint32_t number = plan.order[plan.moment->first + row];
+        struct philox_block draw =
+            draw_dropout(plan.seed, plan.moment->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
+        kept = draw_kept(draw, threadIdx.x, DROPOUT2_THRESHOLD) ? 256.0f / (256 - DROPOUT2_THRESHOLD) : 0;
+        label = plan.labels[number];
+    }
+    end_of_last();
+    let_next_begin();
+    float value = take_hidden<NET, TRAINING>(plan, row, kept);
+    hidden[threadIdx.x] = value;
+    __syncthreads();
+    for (uint32_t k = threadIdx.x / 32; k < plan.classes; k += HIDDEN / 32) {
+        float sum = 0;
+#pragma unroll
+        for (int i = lane; i < HIDDEN; i += 32)
+            sum = fmaf(hidden[i], weight[k * HIDDEN + i], sum);
+        sum = warp_sum(sum);
+        if (lane == 0)
+            logits[k] = sum + bias[k];
+    }
+    __syncthreads();
+    if (!TRAINING) {
+        if (threadIdx.x < plan.classes)
+            plan.logits[(size_t)row * plan.classes + threadIdx.x] = logits[threadIdx.x];
+        return;
+    }
+    if (threadIdx.x < 32)
+        take_loss(plan, row, label, logits, deltas);
+    __syncthreads();
+    float delta = 0;
+    for (uint32_t k = 0; k < plan.classes; k++)
+        delta = fmaf(deltas[k], weight[k * HIDDEN + threadIdx.x], delta);
+    /* A value of 0 was taken by ReLU or by dropout, and has no gradient. */
+    delta = value == 0 ? 0 : delta * (256.0f / (256 - DROPOUT2_THRESHOLD));
+    plan.hidden[(size_t)row * HIDDEN + threadIdx.x] = value;
+    plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(delta);
+}
+
+template <class NET, bool TRAINING>
+static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
+{
+    TRY(begin_beside(dense_kernel<NET>, "dense_kernel", dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS),
+                     THREADS, slice<NET>::bytes, plan, stream));
+    return begin_beside(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
+                        stream);
+}
+
+enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)
+{
+    if (colour)
+        return training ? launch<graph_colour, true>(plan, stream)
+                        : launch<graph_colour, false>(plan, stream);
+    return training ? launch<graph_gray, true>(plan, stream) : launch<graph_gray, false>(plan, stream);
+}

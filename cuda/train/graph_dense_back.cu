@@ -1,0 +1,252 @@
+/* train-graph, fc1 backward: a block a slice of its inputs, for the whole batch, so that its sums are
+ * complete. It makes the gradient of those inputs and of their weights, half of the warps each, and takes the
+ * optimizer's step with the latter right there: 98 % of all parameters. */
+#include "common/check.cuh"
+#include "common/shared.cuh"
+#include "train/graph.cuh"
+
+#define ROWS        128 /* samples at a time; the next are on their way */
+#define WARPS       16
+#define HALF        (WARPS / 2)
+#define THREADS     (32 * WARPS)
+
+#define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes: neighbouring rows in different banks */
+
+/* What dropout multiplied its values by. */
+#define KEPT_SCALE (256.0f / (256 - DROPOUT1_THRESHOLD))
+
+/* Shared memory, in bytes from its beginning. */
+template <class NET> struct layout {
+    static constexpr int columns = NET::slice; /* inputs a block: an odd number of eights */
+    static constexpr int pitch = columns * 2;  /* so neighbouring rows are in different banks as they are */
+    static constexpr int weight = 0;           /* (HIDDEN, columns) */
+    static constexpr int delta = weight + HIDDEN * pitch; /* (ROWS, HIDDEN): gradients of the hidden values */
+    static constexpr int input = delta + ROWS * DELTA_PITCH;   /* (ROWS, columns) */
+    static constexpr int stage = ROWS * (DELTA_PITCH + pitch); /* bytes of the two; there are two of each */
+    static constexpr int bytes = delta + 2 * stage;
+    static constexpr int gradient = delta; /* at the end: (HIDDEN, columns) floats */
+    static_assert(pitch / 16 % 2 == 1 && HIDDEN * columns * 4 <= stage, "fits");
+};
+
+/* A matrix of `rows` rows of `pieces` times 16 bytes on its way to shared memory. */
+static __device__ __forceinline__ void take(const void *from, size_t from_pitch, int rows, int pieces,
+                                            uint8_t *to, int to_pitch)
+{
+#pragma unroll 4
+    for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
+        int row = i / pieces, at = i % pieces * 16;
+        copy_async16(to + row * to_pitch + at, static_cast<const uint8_t *>(from) + row * from_pitch + at);
+    }
+}
+
+/* ROWS samples from `row` on, into the stage whose turn it is: fc1's inputs, and the gradients of its
+ * outputs. */
+template <class NET>
+static __device__ __forceinline__ void take_inputs(const struct graph_plan &plan, uint32_t row,
+                                                   uint32_t column, uint8_t *shared)
+{
+    typedef layout<NET> at;
+    take(plan.pooled + (size_t)row * NET::features + column, NET::features * 2, ROWS, at::columns / 8,
+         shared + row / ROWS % 2 * at::stage + at::input, at::pitch);
+}
+
+template <class NET>
+static __device__ __forceinline__ void take_deltas(const struct graph_plan &plan, uint32_t row,
+                                                   uint8_t *shared)
+{
+    typedef layout<NET> at;
+    take(plan.hidden_delta + (size_t)row * HIDDEN, HIDDEN * 2, ROWS, HIDDEN / 8,
+         shared + row / ROWS % 2 * at::stage + at::delta, DELTA_PITCH);
+}
+
+/* c += a times (16 rows, columns) whose rows lie from `from` on, by a lane's row; the inputs of the sum are
+ * rows. */
+template <class NET>
+static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t a[4], uint32_t from)
+{
+    constexpr int tiles = layout<NET>::columns / 8;
+#pragma unroll
+    for (int n = 0; n < tiles / 2; n++) {
+        uint32_t b[4];
+        load4_transposed(b, from + n * 32);
+        multiply(c[2 * n], a, b[0], b[1]);
+        multiply(c[2 * n + 1], a, b[2], b[3]);
+    }
+    uint32_t b[2];
+    load2_transposed(b, from + tiles / 2 * 32);
+    multiply(c[tiles - 1], a, b[0], b[1]);
+}
+
+/* The gradient of the inputs of 16 samples a warp, summed over the hidden values. */
+template <class NET>
+static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan, uint32_t shared,
+                                                   uint32_t stage, uint32_t row, uint32_t column)
+{
+    typedef layout<NET> at;
+    constexpr int tiles = at::columns / 8;
+    int lane = threadIdx.x % 32, m0 = threadIdx.x / 32 * 16;
+    uint32_t from_a = shared + stage + at::delta + (m0 + lane % 16) * DELTA_PITCH + lane / 16 * 16;
+    uint32_t from_b = shared + at::weight + lane % 16 * at::pitch + lane / 16 * 16;
+    float c[tiles][4] = {};
+#pragma unroll
+    for (int s = 0; s < HIDDEN / 16; s++) {
+        uint32_t a[4];
+        load4(a, from_a + s * 32);
+        multiply_row<NET>(c, a, from_b + s * 16 * at::pitch);
+    }
+    __nv_bfloat16 *to =
+        plan.pooled_delta + (size_t)(row + m0 + lane / 4) * NET::features + column + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *reinterpret_cast<uint32_t *>(to + (size_t)(8 * h) * NET::features + 8 * n) =
+                pack(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
+}
+
+/* The gradient of the weights of 16 hidden values a warp; the sum goes on over all samples. */
+template <class NET>
+static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t stage, float c[][4])
+{
+    typedef layout<NET> at;
+    int lane = threadIdx.x % 32, m0 = (threadIdx.x / 32 - HALF) * 16;
+    uint32_t from_a =
+        shared + stage + at::delta + (lane % 8 + lane / 16 * 8) * DELTA_PITCH + m0 * 2 + lane / 8 % 2 * 16;
+    uint32_t from_b = shared + stage + at::input + lane % 16 * at::pitch + lane / 16 * 16;
+#pragma unroll
+    for (int s = 0; s < ROWS / 16; s++) {
+        uint32_t a[4];
+        load4_transposed(a, from_a + s * 16 * DELTA_PITCH);
+        multiply_row<NET>(c, a, from_b + s * 16 * at::pitch);
+    }
+}
+
+/* A warp's gradients of weights, for all. */
+template <class NET>
+static __device__ __forceinline__ void leave_gradients(const float c[][4], uint8_t *shared)
+{
+    typedef layout<NET> at;
+    int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - HALF) * 16 + lane / 4;
+    float *to = reinterpret_cast<float *>(shared + at::gradient) + row * at::columns + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < at::columns / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *reinterpret_cast<float2 *>(to + 8 * h * at::columns + 8 * n) =
+                make_float2(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
+}
+
+/* Four parameters beside each other, and the optimizer's step with them. */
+static __device__ __forceinline__ void step_four(const struct update &update, float4 gradient,
+                                                 float4 *parameter, float4 *first, float4 *second)
+{
+    optimizer_step(&update, gradient.x, &parameter->x, &first->x, &second->x);
+    optimizer_step(&update, gradient.y, &parameter->y, &first->y, &second->y);
+    optimizer_step(&update, gradient.z, &parameter->z, &first->z, &second->z);
+    optimizer_step(&update, gradient.w, &parameter->w, &first->w, &second->w);
+}
+
+/* The optimizer's step with the weights of this slice: each thread loads all its share before the first use.
+ */
+template <class NET>
+static __device__ __forceinline__ void step_weights(const struct graph_plan &plan, uint32_t column,
+                                                    const uint8_t *shared)
+{
+    typedef layout<NET> at;
+    constexpr int fours = at::columns / 4, all = HIDDEN * fours, share = (all + THREADS - 1) / THREADS;
+    const struct update update = plan.moment->update;
+    bool moments = update.kind != OPTIMIZER_SGD;
+    size_t begin = plan.tensors[FC1_W] + column;
+    float4 parameter[share], first[share], second[share];
+    size_t place[share];
+#pragma unroll
+    for (int k = 0; k < share; k++) {
+        int i = threadIdx.x + k * THREADS;
+        place[k] = (size_t)(i / fours) * NET::features + i % fours * 4;
+        second[k] = make_float4(0, 0, 0, 0);
+        if (i < all) {
+            parameter[k] = *reinterpret_cast<const float4 *>(plan.state.parameters + begin + place[k]);
+            first[k] = *reinterpret_cast<const float4 *>(plan.state.first + begin + place[k]);
+            if (moments)
+                second[k] = *reinterpret_cast<const float4 *>(plan.state.second + begin + place[k]);
+        }
+    }
+    __syncthreads(); /* the gradients are there */
+#pragma unroll
+    for (int k = 0; k < share; k++) {
+        int i = threadIdx.x + k * THREADS;
+        if (i >= all)
+            continue;
+        float4 gradient = reinterpret_cast<const float4 *>(shared + at::gradient)[i];
+        step_four(update, gradient, &parameter[k], &first[k], &second[k]);
+        *reinterpret_cast<float4 *>(plan.state.parameters + begin + place[k]) = parameter[k];
+        *reinterpret_cast<float4 *>(plan.state.first + begin + place[k]) = first[k];
+        if (moments)
+            *reinterpret_cast<float4 *>(plan.state.second + begin + place[k]) = second[k];
+        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + place[k]) =
+            make_uint2(pack(parameter[k].x, parameter[k].y), pack(parameter[k].z, parameter[k].w));
+        if (plan.keep_gradients)
+            *reinterpret_cast<float4 *>(plan.gradients + begin + place[k]) = gradient;
+    }
+}
+
+/* What that will load, on its way to the L2 while the products are made. */
+template <class NET>
+static __device__ __forceinline__ void expect_weights(const struct graph_plan &plan, uint32_t column)
+{
+    constexpr int eights = layout<NET>::columns / 8; /* a sector each */
+    size_t begin = plan.tensors[FC1_W] + column;
+    for (int i = threadIdx.x; i < HIDDEN * eights; i += THREADS) {
+        size_t at = begin + (size_t)(i / eights) * NET::features + i % eights * 8;
+        for (const float *from : {plan.state.parameters, plan.state.first, plan.state.second})
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    }
+}
+
+template <class NET>
+static __global__ void __launch_bounds__(THREADS, 1)
+    dense_back_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    typedef layout<NET> at;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    uint32_t column = blockIdx.x * at::columns, count = plan.moment->count, base = shared_address(shared);
+    bool for_inputs = threadIdx.x < THREADS / 2;
+    float c[at::columns / 8][4] = {};
+    take(plan.fc1_weight + column, NET::features * 2, HIDDEN, at::columns / 8, shared + at::weight,
+         at::pitch);
+    take_inputs<NET>(plan, 0, column, shared);
+    expect_weights<NET>(plan, column);
+    end_of_last();
+    let_next_begin();
+    take_deltas<NET>(plan, 0, shared);
+    copy_commit();
+    for (uint32_t row = 0; row < count; row += ROWS) { /* rows behind `count` are zeros */
+        if (row + ROWS < count) {
+            take_inputs<NET>(plan, row + ROWS, column, shared);
+            take_deltas<NET>(plan, row + ROWS, shared);
+        }
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        uint32_t stage = row / ROWS % 2 * at::stage;
+        if (for_inputs)
+            back_inputs<NET>(plan, base, stage, row, column);
+        else
+            back_weights<NET>(base, stage, c);
+        __syncthreads();
+    }
+    if (!for_inputs)
+        leave_gradients<NET>(c, shared);
+    step_weights<NET>(plan, column, shared);
+}
+
+template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
+{
+    return begin_beside(dense_back_kernel<NET>, "dense_back_kernel", dim3(NET::features / NET::slice),
+                        THREADS, layout<NET>::bytes, plan, stream);
+}
+
+enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)
+{
+    return colour ? launch<graph_colour>(plan, stream) : launch<graph_gray>(plan, stream);
+}

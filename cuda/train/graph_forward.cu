@@ -1,0 +1,239 @@
+/* train-graph, the first kernel of a step: a block a sample, from its bytes to what fc1 takes. The sample is
+ * gathered, moved and normalised, conv1's output stays in shared memory, conv2 multiplies it there as an
+ * implicit GEMM, and ReLU, pooling and dropout are the end of that product: written are 2 bytes a pooled
+ * value and a byte that says where it came from. */
+#include "common/check.cuh"
+#include "common/shared.cuh"
+#include "train/graph.cuh"
+
+#define WARPS   6
+#define THREADS (32 * WARPS)
+#define TILES   3 /* of 16 pixels, 4 windows, that a warp makes at a time, all 64 channels of them */
+
+/* Shared memory, in bytes from its beginning. */
+template <class NET> struct layout {
+    static constexpr int conv1 = 0;
+    static constexpr int weight = conv1 + NET::pixels1 * 64;
+    static constexpr int pooled = weight + CONV2_BYTES;
+    /* Values between channels: eight channels' are stored at a time, each in a bank of its own. Sixteen that
+     * share a draw of dropout lie together. */
+    static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
+    static constexpr int peaks = pooled + CONV2_CHANNELS * pitch * 2;
+    static constexpr int image = peaks + NET::features;
+    static constexpr int bias = image + NET::values * 2;
+    static constexpr int bytes = bias + CONV1_CHANNELS * 4;
+    static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* that an SM of 228 KB takes */
+    static_assert(image % 16 == 0 && peaks % 16 == 0 && bias % 4 == 0, "aligned");
+};
+
+/* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of
+ * window r % 8 / 2, so the four pixels of a window are two values in each of two lanes. */
+template <class NET>
+static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
+                                                     float c[TILES][8][4])
+{
+    int lane = threadIdx.x % 32, row = lane % 16, piece = lane / 16;
+    uint32_t pixels[TILES];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        int window = min(4 * (TILES * unit + m) + row % 8 / 2, NET::windows - 1);
+        int y = 2 * (window / NET::window_columns) + row / 8;
+        int x = 2 * (window % NET::window_columns) + row % 2;
+        pixels[m] = (uint32_t)(y * NET::columns1 + x);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+    }
+    /* Of the weights: rows are outputs, 8 deep a matrix. */
+    weight += (lane % 8 + lane / 16 * 8) * CONV2_PITCH + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int tap = 0; tap < CONV_TAPS; tap++) {
+        uint32_t at[TILES];
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+            at[m] = conv1 + conv1_piece(pixels[m] + tap / 3 * NET::columns1 + tap % 3, piece);
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            uint32_t a[TILES][4], b[4][4];
+#pragma unroll
+            for (int m = 0; m < TILES; m++)
+                load4(a[m], at[m] ^ 32 * s);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                load4(b[n], weight + n * 16 * CONV2_PITCH + tap * 64 + s * 32);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    multiply(c[m][2 * n], a[m], b[n][0], b[n][1]);
+                    multiply(c[m][2 * n + 1], a[m], b[n][2], b[n][3]);
+                }
+        }
+    }
+}
+
+/* Bias, ReLU and pooling: lanes with even windows' columns take one channel, their neighbours the next. Of
+ * equal values the first counts, as in the reference. */
+template <class NET>
+static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
+                                            uint16_t *values, uint8_t *peaks)
+{
+    int lane = threadIdx.x % 32, g = lane / 4;
+    bool odd = g % 2;
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        int window = 4 * (TILES * unit + m) + g / 2;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float *sums = c[m][n];
+            float top = __shfl_xor_sync(~0u, odd ? sums[0] : sums[1], 4);
+            float bottom = __shfl_xor_sync(~0u, odd ? sums[2] : sums[3], 4);
+            float own_top = odd ? sums[1] : sums[0], own_bottom = odd ? sums[3] : sums[2];
+            float first = odd ? top : own_top, second = odd ? own_top : top;
+            float third = odd ? bottom : own_bottom, fourth = odd ? own_bottom : bottom;
+            uint32_t peak = second > first ? 2 : 1;
+            float best = larger(first, second);
+            peak = third > best ? 4 : peak;
+            best = larger(best, third);
+            peak = fourth > best ? 8 : peak;
+            best = larger(best, fourth) + bias[n];
+            if (best <= 0) {
+                best = 0;
+                peak = 0;
+            }
+            if (window < NET::windows) {
+                int channel = 8 * n + 2 * (lane % 4) + odd;
+                values[channel * layout<NET>::pitch + window] = (uint16_t)bf16_bits(best);
+                peaks[channel * NET::windows + window] = (uint8_t)peak;
+            }
+        }
+    }
+}
+
+/* Dropout, and out to memory: 16 values that share a draw at a time. */
+template <class NET, bool TRAINING>
+static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
+                                            uint32_t row, const uint8_t *shared)
+{
+    uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
+    uint4 *peaks = reinterpret_cast<uint4 *>(plan.peaks + (size_t)row * NET::features);
+    for (int i = threadIdx.x; i < NET::features / 16; i += THREADS) {
+        int channel = 16 * i / NET::windows, at = 16 * i % NET::windows;
+        const uint4 *from = reinterpret_cast<const uint4 *>(shared + layout<NET>::pooled +
+                                                            (channel * layout<NET>::pitch + at) * 2);
+        union {
+            uint4 all[2];
+            uint32_t word[8];
+        } value = {{from[0], from[1]}};
+        union {
+            uint4 all;
+            uint32_t word[4];
+        } peak = {reinterpret_cast<const uint4 *>(shared + layout<NET>::peaks)[i]};
+        if (TRAINING) {
+            struct philox_block draw = draw_dropout(plan.seed, epoch, number, DROPOUT1_NUMBER, 16 * i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t kept = __vcmpgeu4(draw.word[j], DROPOUT1_THRESHOLD * 0x01010101u);
+                peak.word[j] &= kept;
+                value.word[2 * j] &= __byte_perm(kept, 0, 0x1100);
+                value.word[2 * j + 1] &= __byte_perm(kept, 0, 0x3322);
+            }
+            peaks[i] = peak.all;
+        }
+        pooled[2 * i] = value.all[0];
+        pooled[2 * i + 1] = value.all[1];
+    }
+}
+
+/* The row of a sample that a short batch has not: zeros, which add nothing to gradients of weights. */
+template <class NET> static __device__ void clear_row(const struct graph_plan &plan, uint32_t row)
+{
+    uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
+    for (int i = threadIdx.x; i < NET::features / 8; i += THREADS)
+        pooled[i] = make_uint4(0, 0, 0, 0);
+}
+
+/* What the step's other kernels must know of it: by one thread, beside all that the others do. */
+static __device__ void tell_moment(const struct graph_plan &plan, uint32_t first, uint32_t count)
+{
+    struct graph_moment *moment = plan.moment;
+    moment->epoch = plan.place->epoch;
+    moment->first = first;
+    moment->count = count;
+    moment->number = plan.place->number;
+    moment->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.place->number);
+}
+
+template <class NET, bool TRAINING>
+static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
+    forward_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    typedef layout<NET> at;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    uint32_t epoch = 0, first, count, row = blockIdx.x, number;
+    if (TRAINING) {
+        epoch = plan.place->epoch;
+        first = plan.place->step * plan.batch;
+        count = min(plan.batch, plan.samples - first);
+    } else {
+        first = plan.moment->first;
+        count = plan.moment->count;
+    }
+    if (row >= count) {
+        end_of_last();
+        let_next_begin();
+        if (TRAINING && row == plan.batch && threadIdx.x == 0)
+            tell_moment(plan, first, count);
+        if (TRAINING && row < plan.batch)
+            clear_row<NET>(plan, row);
+        return;
+    }
+    number = TRAINING ? plan.order[first + row] : first + row;
+    struct draw_move move = {0, 0, false};
+    if (TRAINING)
+        move = draw_move(&plan.augment, plan.seed, epoch, number);
+    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.moment->part];
+    uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
+    float *bias1 = reinterpret_cast<float *>(shared + at::bias);
+    take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
+    end_of_last(); /* the parameters of the convolutions */
+    let_next_begin();
+    take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
+    copy_commit();
+    if (threadIdx.x < CONV1_CHANNELS)
+        bias1[threadIdx.x] = conv1_bias<NET>(plan, threadIdx.x);
+    float bias2[8];
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        bias2[n] =
+            plan.state
+                .parameters[plan.tensors[CONV2_B] + 8 * n + 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2];
+    __syncthreads();
+    conv1_forward<NET, WARPS>(plan, image, bias1, threadIdx.x / 32, shared + at::conv1);
+    copy_wait<0>();
+    __syncthreads();
+    for (int unit = threadIdx.x / 32; unit < (NET::windows + 4 * TILES - 1) / (4 * TILES); unit += WARPS) {
+        float c[TILES][8][4];
+        conv2_forward<NET>(shared_address(shared + at::conv1), shared_address(shared + at::weight), unit, c);
+        pool<NET>(c, bias2, unit, reinterpret_cast<uint16_t *>(shared + at::pooled), shared + at::peaks);
+    }
+    __syncthreads();
+    drop<NET, TRAINING>(plan, epoch, number, row, shared);
+}
+
+template <class NET, bool TRAINING>
+static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
+{
+    struct graph_plan own = *plan;
+    own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
+    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
+                        THREADS, layout<NET>::bytes, &own, stream);
+}
+
+enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)
+{
+    if (colour)
+        return training ? launch<graph_colour, true>(plan, stream)
+                        : launch<graph_colour, false>(plan, stream);
+    return training ? launch<graph_gray, true>(plan, stream) : launch<graph_gray, false>(plan, stream);
+}

@@ -1,0 +1,133 @@
+/* train-graph, what the head leaves to be summed over the samples: the gradients of fc2 and of fc1's bias,
+ * with the optimizer's steps, and the totals. It is little, and needs nothing of the convolutions, so a few
+ * blocks of their kernel do it beside the others. */
+#ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
+#define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
+
+#include "train/graph.cuh"
+
+#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and GRAPH_PARTS_MAX of them take samples */
+
+#define HEAD_CLASSES 4 /* at a time in a block */
+
+/* fc2's weights of the classes from `k` on: thread i takes hidden value i % 128 of every fourth sample for
+ * all of them; then it adds the four sums, in their order, of class i / 128. `shared` has room for
+ * HEAD_CLASSES * THREADS. */
+template <int THREADS>
+static __device__ __forceinline__ void update_classes(const struct graph_plan &plan,
+                                                      const struct update &update, uint32_t k, float *shared)
+{
+    constexpr uint32_t groups = THREADS / HIDDEN;
+    static_assert(groups == HEAD_CLASSES, "a group of threads a class");
+    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
+    float sums[HEAD_CLASSES] = {}, sum = 0;
+#pragma unroll 4
+    for (uint32_t j = own; j < count; j += groups) {
+        float hidden = plan.hidden[(size_t)j * HIDDEN + n];
+#pragma unroll
+        for (uint32_t c = 0; c < HEAD_CLASSES; c++)
+            sums[c] = fmaf(plan.logit_delta[(size_t)j * plan.classes + min(k + c, plan.classes - 1)], hidden,
+                           sums[c]);
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < HEAD_CLASSES; c++)
+        shared[c * THREADS + threadIdx.x] = sums[c];
+    __syncthreads();
+#pragma unroll
+    for (uint32_t g = 0; g < groups; g++)
+        sum += shared[own * THREADS + g * HIDDEN + n];
+    if (k + own < plan.classes)
+        step_parameter(plan, update, plan.tensors[FC2_W] + (k + own) * HIDDEN + n, sum);
+    __syncthreads();
+}
+
+/* fc1's bias, likewise. */
+template <int THREADS>
+static __device__ __forceinline__ void update_hidden_bias(const struct graph_plan &plan,
+                                                          const struct update &update, float *shared)
+{
+    constexpr uint32_t groups = THREADS / HIDDEN;
+    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN;
+    float sum = 0;
+#pragma unroll 8
+    for (uint32_t j = threadIdx.x / HIDDEN; j < count; j += groups)
+        sum += __bfloat162float(plan.hidden_delta[(size_t)j * HIDDEN + n]);
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < HIDDEN) {
+        sum = 0;
+#pragma unroll
+        for (uint32_t g = 0; g < groups; g++)
+            sum += shared[g * HIDDEN + n];
+        step_parameter(plan, update, plan.tensors[FC1_B] + n, sum);
+    }
+    __syncthreads();
+}
+
+/* fc2's bias: a warp a class, a lane every 32nd sample. */
+template <int THREADS>
+static __device__ __forceinline__ void update_last_bias(const struct graph_plan &plan,
+                                                        const struct update &update)
+{
+    uint32_t count = plan.moment->count;
+    for (uint32_t k = threadIdx.x / 32; k < plan.classes; k += THREADS / 32) {
+        float sum = 0;
+#pragma unroll 8
+        for (uint32_t j = threadIdx.x % 32; j < count; j += 32)
+            sum += plan.logit_delta[(size_t)j * plan.classes + k];
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0)
+            step_parameter(plan, update, plan.tensors[FC2_B] + k, sum);
+    }
+}
+
+/* The batch's losses and right answers: thread i of samples i, i + THREADS, ... and then a tree. */
+template <int THREADS>
+static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
+{
+    uint32_t *rights = reinterpret_cast<uint32_t *>(sums + THREADS);
+    uint32_t count = plan.moment->count, correct = 0;
+    double sum = 0;
+    for (uint32_t j = threadIdx.x; j < count; j += THREADS) {
+        sum += plan.losses[j];
+        correct += plan.right[j];
+    }
+    sums[threadIdx.x] = sum;
+    rights[threadIdx.x] = correct;
+    for (uint32_t half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+            rights[threadIdx.x] += rights[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x != 0)
+        return;
+    plan.totals->loss += sums[0];
+    plan.totals->correct += rights[0];
+    plan.totals->samples += count;
+    if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
+        plan.totals->bad_step = plan.moment->number;
+    /* Only the first kernel of a step reads it. */
+    plan.place->step++;
+    plan.place->number++;
+}
+
+/* Block `block` of HEAD_BLOCKS: classes are dealt out among all but the last, which has the rest. `shared`
+ * has room for THREADS times 16 bytes. */
+template <int THREADS>
+static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,
+                                                 uint8_t *shared)
+{
+    const struct update update = plan.moment->update;
+    if (block < HEAD_BLOCKS - 1) {
+        for (uint32_t k = block * HEAD_CLASSES; k < plan.classes; k += (HEAD_BLOCKS - 1) * HEAD_CLASSES)
+            update_classes<THREADS>(plan, update, k, reinterpret_cast<float *>(shared));
+        return;
+    }
+    update_hidden_bias<THREADS>(plan, update, reinterpret_cast<float *>(shared));
+    update_last_bias<THREADS>(plan, update);
+    add_totals<THREADS>(plan, reinterpret_cast<double *>(shared));
+}
+
+#endif

@@ -1,0 +1,292 @@
+"""PyTorch trains a network of ours: as its users write it, and as fast as it can be made to.
+
+Ways to train, by the names of MODES:
+
+  loader    eager, fed by a DataLoader's worker processes
+  resident  eager, all samples on the device as bytes; a permutation there, normalised there
+  graph     that in bf16 (autocast), channels-last, with the fastest of cuDNN's algorithms and a fused optimizer; all steps of
+            an epoch are one CUDA graph
+  best      that with forward, backward and optimizer compiled, in one of the modes of torch.compile (EFFORTS): by default
+            each kernel is the fastest of all that it can try, which is a minute of set-up
+
+The first two are PyTorch with its own defaults. On a CPU, best is compiled alone: no graph, no bf16.
+"""
+
+import contextlib
+import time
+
+import numpy  # noqa: F401  of a torch without it, tensors cannot be read
+import torch
+from torch.nn import functional
+
+MODES = ("loader", "resident", "graph", "best")
+PRECISIONS = ("fp32", "tf32", "bf16")
+EFFORTS = ("max-autotune-no-cudagraphs", "default")  # no graphs of its own: ours holds the whole epoch
+# The layers of src/train/model.c by their names; what follows a colon is padding, the rate of dropout, or how many layers
+# before an addition the other output is.
+MODELS = {
+    "logreg": "fc1",
+    "lenet": "conv1:2 relu pool conv2 relu pool fc1 relu fc2 relu fc3",
+    "cnn": "conv1 relu conv2 relu pool dropout1:0.25 fc1 relu dropout2:0.5 fc2",
+    "cnn3d": "conv1:1 relu pool conv2:1 relu pool fc1 relu dropout1:0.5 fc2",
+    "cnn-fdsl": "conv1:1 relu pool conv2:1 relu conv3:1 add:4 relu conv4:1 relu pool conv5:1 relu conv6:1 add:4 relu "
+                "conv7:1 relu pool conv8:1 relu conv9:1 add:4 relu mean fc1",
+}
+
+
+class Net(torch.nn.Module):
+    """A model of ours in PyTorch, over given parameters."""
+
+    def __init__(self, model, parameters, channels_last=False):
+        """`channels_last`: a tensor that is flattened stays as it lies in that layout, and the columns of the linear layer
+        behind it take its order: the same network, less a transposition each way."""
+        super().__init__()
+        self.layers = [tuple((layer + ":0").split(":")[:2]) for layer in MODELS[model].split()]
+        convs = [tensor for name, tensor in parameters.items() if name.startswith("conv") and tensor.dim() > 1]
+        self.channels_last = channels_last and bool(convs)
+        if self.channels_last:
+            weight, channels = parameters["fc1.weight"], len(convs[-1])
+            turned = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
+            parameters = {**parameters, "fc1.weight": turned}
+        self.tensors = torch.nn.ParameterDict(
+            {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
+
+    def named(self):
+        """The parameters under our names."""
+        return {"_".join(name.split("_")[:-1]) + "." + name.split("_")[-1]: tensor
+                for name, tensor in self.tensors.items()}
+
+    def forward(self, values, factors=None):
+        outputs = []
+        for name, detail in self.layers:
+            weight = self.tensors[name + "_weight"] if name[:2] in ("co", "fc") else None
+            if name.startswith("conv"):
+                conv = functional.conv2d if weight.dim() == 4 else functional.conv3d
+                values = conv(values, weight, self.tensors[name + "_bias"], padding=int(detail))
+            elif name == "relu":
+                values = functional.relu(values)
+            elif name == "pool":
+                values = (functional.max_pool2d if values.dim() == 4 else functional.max_pool3d)(values, 2)
+            elif name.startswith("dropout"):
+                values = (values * factors[name].reshape(values.shape) if factors else
+                          functional.dropout(values, float(detail), self.training))
+            elif name == "add":
+                values = values + outputs[-int(detail)]
+            elif name == "mean":
+                values = values.flatten(2).mean(2)
+            else:
+                if self.channels_last and values.dim() > 2:
+                    values = values.movedim(1, -1)
+                values = functional.linear(values.flatten(1), weight, self.tensors[name + "_bias"])
+            outputs.append(values)
+        return values
+
+
+def optimizer_of(net, row, **more):
+    """torch.optim's of what a row says."""
+    rate, decay = float(row["lr"]), float(row["weight_decay"])
+    if row["optimizer"] == "sgd":
+        more.pop("capturable", None)  # it has no step to count
+        return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]), weight_decay=decay, **more)
+    kind = torch.optim.Adam if row["optimizer"] == "adam" else torch.optim.AdamW
+    return kind(net.parameters(), rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"]), decay, **more)
+
+
+def synchronise(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Training:
+    """What all ways have in common. A child's epoch_sums() makes an epoch and returns the sums of its losses and of its
+    right answers, as tensors."""
+
+    def __init__(self, row, data, before, device, precision, channels_last=False):
+        self.row, self.device, self.precision = row, device, precision
+        self.batch, self.smoothing = int(row["batch"]), float(row["label_smoothing"])
+        self.data, self.count = data, len(data["train.labels"])
+        self.scale, self.offset = data["scale"].to(device), data["offset"].to(device)
+        self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()}, channels_last)
+        self.trained_s, self.reached, self.setup_s = 0.0, {}, 0.0
+        torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"  # PyTorch's default is to allow it here alone
+        torch.backends.cudnn.benchmark = False
+        torch.manual_seed(int(row["seed"]))
+
+    def normalised(self, values):
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        return values.float() * self.scale.reshape(shape) + self.offset.reshape(shape)
+
+    def forward(self, values, labels):
+        """The mean loss of a batch, and how many answers are right."""
+        with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
+            logits = self.net(self.normalised(values))
+        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
+        return loss, (logits.argmax(1) == labels).sum()
+
+    def epoch(self):
+        """One epoch: its seconds, mean loss and share of right answers while it went."""
+        self.net.train()
+        synchronise(self.device)
+        begin = time.perf_counter()
+        loss_sum, right = self.epoch_sums()
+        synchronise(self.device)
+        elapsed = time.perf_counter() - begin
+        self.trained_s += elapsed
+        return elapsed, loss_sum.item() / self.count, right.item() / self.count
+
+    @torch.no_grad()
+    def test(self):
+        """The mean loss and the share of right answers of the test set, in fp32."""
+        self.net.eval()
+        loss = right = 0.0
+        for values, labels in zip(self.data["test.values"].split(1000), self.data["test.labels"].split(1000)):
+            values, labels = values.to(self.device), labels.to(self.device)
+            logits = self.net(self.normalised(values))
+            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+            right += (logits.argmax(1) == labels).sum().item()
+        count = len(self.data["test.labels"])
+        accuracy = right / count
+        for share in (98, 99):
+            if accuracy >= share / 100:
+                self.reached.setdefault(share, self.trained_s)
+        return loss / count, accuracy
+
+
+class Eager(Training):
+    """Operation by operation; `workers` processes of a DataLoader, or samples on the device where it is 0."""
+
+    def __init__(self, row, data, before, device, precision, workers):
+        if workers == 0:
+            data = {name: tensor.to(device) for name, tensor in data.items()}
+        super().__init__(row, data, before, device, precision)
+        self.optimizer = optimizer_of(self.net, row)
+        self.loader = self.loader_of(workers) if workers else None
+
+    def loader_of(self, workers):
+        """A DataLoader whose worker processes have begun and stay for all epochs."""
+        loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(self.data["train.values"], self.data["train.labels"]), batch_size=self.batch,
+            shuffle=True, num_workers=workers, pin_memory=self.device.type == "cuda", persistent_workers=True)
+        for _ in loader:
+            pass
+        return loader
+
+    def batches(self):
+        """The shuffled batches of an epoch, on the device."""
+        if self.loader is None:
+            for picks in torch.randperm(self.count, device=self.device).split(self.batch):
+                yield self.data["train.values"][picks], self.data["train.labels"][picks]
+            return
+        for values, labels in self.loader:
+            yield values.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def epoch_sums(self):
+        loss_sum = torch.zeros((), device=self.device)
+        right_sum = torch.zeros((), device=self.device)
+        for values, labels in self.batches():
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, right = self.forward(values, labels)
+            loss.backward()
+            self.optimizer.step()
+            loss_sum += loss.detach() * len(labels)
+            right_sum += right
+        return loss_sum, right_sum
+
+
+class Replayed(Training):
+    """All steps of an epoch in one CUDA graph; compiled with an effort of EFFORTS, or, where it is None, not."""
+
+    def __init__(self, row, data, before, device, precision, effort):
+        super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)
+        cuda = device.type == "cuda"
+        self.net.to(memory_format=torch.channels_last_3d if data["train.values"].dim() == 5 else torch.channels_last)
+        # Laid out so too, whatever a single channel looks like.
+        self.values = self.data["train.values"].movedim(1, -1).contiguous()
+        self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
+        # PyTorch's fused Adam takes few blocks for so few parameters; one that is compiled takes them all.
+        self.optimizer = optimizer_of(self.net, row, **({"capturable": True} if cuda else {}),
+                                      **({"foreach": True} if effort else {"fused": True} if cuda else {}))
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
+        # A short last batch stays eager: kernels of its own would cost as much set-up again, for one step of an epoch.
+        self.whole_forward, self.update = self.compiled(effort) if effort else (self.picked_forward, self.optimizer.step)
+        self.order = torch.empty(self.count, dtype=torch.int64, device=device)
+        self.firsts = range(0, self.count, self.batch)
+        self.sizes = torch.tensor([min(self.batch, self.count - first) for first in self.firsts], device=device)
+        self.net.train()
+        self.graph = self.captured() if cuda else None
+        if not cuda:
+            self.warm_up()
+        self.start_over()
+
+    def compiled(self, effort):
+        import torch._inductor.config  # not in every torch that has the rest
+        torch._inductor.config.autotune_num_choices_displayed = 0
+        return [torch.compile(function, mode=effort, dynamic=False)
+                for function in (self.picked_forward, self.optimizer.step)]
+
+    def picked_forward(self, picks):
+        values = self.values.index_select(0, picks).movedim(-1, 1)
+        return self.forward(values, self.data["train.labels"].index_select(0, picks))
+
+    def step(self, first):
+        picks = self.order[first:first + self.batch]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, right = (self.whole_forward if len(picks) == self.batch else self.picked_forward)(picks)
+        loss.backward()
+        self.update()
+        return loss.detach(), right
+
+    def all_steps(self):
+        losses, rights = zip(*[self.step(first) for first in self.firsts])
+        return torch.dot(torch.stack(losses), self.sizes.float()), torch.stack(rights).sum()
+
+    def warm_up(self):
+        """Compiles, and tries the algorithms of both sizes of a batch."""
+        torch.arange(self.count, out=self.order)
+        for first in (self.firsts[0], self.firsts[0], self.firsts[0], self.firsts[-1]):
+            self.step(first)
+
+    def captured(self):
+        side = torch.cuda.Stream()  # as capturing asks for
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.warm_up()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.sums = self.all_steps()
+        return graph
+
+    @torch.no_grad()
+    def start_over(self):
+        """Back to the beginning, each tensor where the graph knows it."""
+        for tensor, initial in zip(self.net.parameters(), self.initial):
+            tensor.copy_(initial)
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                if torch.is_tensor(tensor):
+                    tensor.zero_()
+
+    def epoch_sums(self):
+        torch.randperm(self.count, out=self.order)
+        if self.graph is None:
+            return self.all_steps()
+        self.graph.replay()
+        return self.sums
+
+
+def training_of(mode, row, data, before, device, precision, workers, effort):
+    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where the mode is
+    graph or best, on a GPU. `workers` is of loader and `effort` of best."""
+    synchronise(device)
+    begin = time.perf_counter()
+    if mode in ("loader", "resident"):
+        training = Eager(row, data, before, device, precision, workers if mode == "loader" else 0)
+    else:
+        training = Replayed(row, data, before, device, precision or ("bf16" if device.type == "cuda" else "fp32"),
+                            effort if mode == "best" else None)
+    synchronise(device)
+    training.setup_s = time.perf_counter() - begin
+    return training

@@ -1,0 +1,448 @@
+/* The engine of train-graph against the oracle, over odd batches: gradients of a step tensor by tensor,
+ * losses and ways of several, logits of the test set; whether the same seed gives the same bits, also where
+ * another engine goes on in the middle; and that faults which are planted leave the same bounds. make
+ * check-gpu runs it.
+ *
+ *   gpu_graph [--short] [NUMBER ...]   cases to try, all without a number; --short: small batches, two steps
+ *   gpu_graph --count                  how many there are: the oracle is slow, so run several side by side
+ *
+ * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/device.h"
+#include "core/philox.h"
+#include "train/graph_engine.cuh"
+
+#define EXACT_MAX \
+    0.01 /* of a tensor's gradients, norm by norm, where pooling is exact; a fault is further off */
+#define GRADIENT_MAX 0.15 /* else: the windows that bf16 decides another way */
+#define LOSS_FLOOR   1e-2 /* a smaller loss is what is left of logits that are not small */
+#define SEED         7
+#define SHORT_BATCH  16
+#define SHORT_STEPS  2
+
+/* ---- Cases ---- */
+
+enum fault {
+    FAULT_NONE,
+    FAULT_TAP,     /* conv2 forgets its last tap */
+    FAULT_BIAS,    /* conv1 forgets its bias */
+    FAULT_CHANNEL, /* fc1 forgets a channel of 64 */
+    FAULT_MOVE,    /* samples are not moved */
+    FAULT_LABEL,   /* labels are not smoothed */
+};
+
+static const char *const fault_names[] = {
+    "", "conv2 without a tap", "conv1 without its bias", "fc1 without a channel", "no moves", "no smoothing",
+};
+
+struct trial {
+    struct shape shape;
+    uint32_t classes, batch, count, steps; /* `count` samples to learn from */
+    enum optimizer_kind optimizer;
+    float smoothing;
+    struct augment augment;
+    enum fault fault;
+    bool exact;
+};
+
+static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
+static const struct augment still = {0, false}, moved = {3, true};
+
+static const struct trial trials[] = {
+    /* One step, exact up to pooling. */
+    {gray, 10, 1, 3, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {gray, 10, 2, 5, 1, OPTIMIZER_ADAM, 0, moved, FAULT_NONE, true},
+    {gray, 1, 3, 8, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {gray, 10, 7, 17, 1, OPTIMIZER_ADAMW, 0.3f, moved, FAULT_NONE, true},
+    {gray, 10, 129, 300, 3, OPTIMIZER_SGD, 0.3f, still, FAULT_NONE, true},
+    {gray, 10, 256, 600, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    {gray, 32, 257, 300, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
+    {colour, 10, 1, 3, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_NONE, true},
+    {colour, 3, 7, 17, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    {colour, 10, 129, 140, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
+    /* The same with faults. */
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_TAP, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_BIAS, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_CHANNEL, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_MOVE, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_LABEL, true},
+    /* Fifty steps from usual parameters. */
+    {gray, 10, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE, false},
+    {colour, 10, 2, 101, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_TAP, false},
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_CHANNEL, false},
+};
+
+/* ---- Data and engines ---- */
+
+static void *must_have(void *memory)
+{
+    if (!memory) {
+        fprintf(stderr, "gpu_graph: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+static void must(enum status status)
+{
+    if (status != STATUS_OK) {
+        printf("FAILED  %s\n", status_text());
+        exit(1);
+    }
+}
+
+/* Random squares of random brightness, so that neighbouring pixels are alike, and so are some windows; with
+ * random labels. `exact`: bytes of 0 and 1. */
+static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
+                     struct data_set *set)
+{
+    uint32_t width = data->shape.width;
+    uint8_t *values = static_cast<uint8_t *>(must_have(malloc(count * data->sample_bytes)));
+    set->count = count;
+    set->values = values;
+    set->labels = static_cast<uint32_t *>(must_have(malloc(count * sizeof *set->labels)));
+    for (size_t i = 0; i < count * data->sample_values; i++) {
+        uint32_t square = (uint32_t)(i / width / 3 * width + i % width / 3);
+        uint32_t word = philox(philox_key(1), square, stream, 0, 0).word[0];
+        uint32_t noise = philox(philox_key(3), (uint32_t)i, stream, 0, 0).word[0];
+        values[i] = word & 1 ? 0 : exact ? noise >> 30 != 0 : (uint8_t)((word >> 8 & 127) + (noise & 127));
+    }
+    for (uint32_t i = 0; i < count; i++)
+        set->labels[i] = philox_below(philox(philox_key(2), i, stream, 0, 0).word[0], data->classes);
+}
+
+static void data_random(const struct trial *trial, struct data *data)
+{
+    *data = {};
+    data->shape = trial->shape;
+    data->type = DATA_U8;
+    data->classes = trial->classes;
+    data->sample_bytes = data->sample_values = shape_values(&trial->shape);
+    fill_set(data, trial->exact, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
+    fill_set(data, trial->exact, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
+    data_normalise(data, true);
+    for (uint32_t c = 0; trial->exact && c < data->shape.channels; c++) {
+        data->scale[c] = 1;
+        data->offset[c] = c == 1 ? 0 : -0.5f;
+    }
+}
+
+/* Makes the convolutions' parameters few bits long: then conv1's output is a number of 8 bits and conv2's
+ * sums are exact in fp32, so pooling takes what the oracle's does, also among equals, and what is left is the
+ * rounding of what is pooled and of the gradients. fc1's biases keep its sums away from 0, where ReLU
+ * decides. Otherwise bf16 decides some windows the other way, which costs some per cent of the gradients'
+ * norms. */
+static void make_exact(const struct model *model, struct train_state *state)
+{
+    const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
+    for (size_t i = 0; i < conv1->weight_values + conv1->bias_values;
+         i++) /* the bias lies behind, without a gap */
+        state->parameters[i] =
+            (float)(int32_t)(philox(philox_key(4), (uint32_t)i, 0, 0, 0).word[0] % 7) / 8 - 0.375f;
+    for (size_t i = 0; i < conv2->weight_values; i++)
+        state->parameters[conv2->weight + i] =
+            (float)(int32_t)(philox(philox_key(5), (uint32_t)i, 0, 0, 0).word[0] % 15) / 128 - 7 / 128.0f;
+    for (size_t i = 0; i < fc1->bias_values; i++)
+        state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
+}
+
+/* An engine in a place of its training. */
+struct learner {
+    const struct engine *engine;
+    void *state;
+};
+
+static struct learner learner_open(const struct engine *engine, const struct train *train,
+                                   const struct train_state *from)
+{
+    struct learner learner = {engine, NULL};
+    const struct resources resources = {.threads = 1, .device = 0};
+    must(engine->open(train, &resources, &learner.state));
+    must(engine->set(learner.state, from));
+    return learner;
+}
+
+/* Steps from number `first` on, each on its own, or as many at once as an epoch has. */
+static struct train_totals take_steps(const struct learner *learner, const struct train *train,
+                                      uint32_t first, uint32_t count, bool at_once)
+{
+    struct train_totals totals;
+    uint32_t steps = train_steps(train), now;
+    for (uint32_t i = first; i < first + count; i += now) {
+        uint32_t left = steps - i % steps;
+        now = !at_once ? 1 : left < first + count - i ? left : first + count - i;
+        must(learner->engine->steps(learner->state, i / steps, i % steps, now));
+    }
+    must(learner->engine->totals(learner->state, &totals));
+    return totals;
+}
+
+static struct train_state state_of(const struct learner *learner, size_t values)
+{
+    struct train_state state;
+    if (!train_state_new(values, &state))
+        must_have(NULL);
+    must(learner->engine->get(learner->state, &state));
+    return state;
+}
+
+/* What the engine is given in place of what the oracle is: as a kernel with this fault would compute. */
+static void plant(enum fault fault, const struct model *model, struct train *train, struct train_state *state)
+{
+    const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
+    if (fault == FAULT_TAP)
+        for (size_t i = 8; i < conv2->weight_values; i += 9)
+            state->parameters[conv2->weight + i] = 0;
+    if (fault == FAULT_BIAS)
+        memset(state->parameters + conv1->bias, 0, conv1->bias_values * sizeof(float));
+    if (fault == FAULT_CHANNEL)
+        for (uint32_t o = 0; o < 128; o++)
+            memset(state->parameters + fc1->weight + o * fc1->in_values, 0,
+                   fc1->in_values / 64 * sizeof(float));
+    if (fault == FAULT_MOVE)
+        train->augment = still;
+    if (fault == FAULT_LABEL)
+        train->smoothing = 0;
+}
+
+/* ---- Comparisons ---- */
+
+/* The norm of what differs over the norm of what is right; of two zeros 0. */
+static double off_by(const float *mine, const float *right, size_t count)
+{
+    double off = 0, all = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)mine[i] - right[i]) * ((double)mine[i] - right[i]);
+        all += (double)right[i] * right[i];
+    }
+    return off == 0 ? 0 : sqrt(off / all);
+}
+
+static double worst_of(double a, double b)
+{
+    return isnan(a) || a > b ? a : b; /* a NaN is the worst, on either side */
+}
+
+/* How far off each tensor's gradients are; returns the worst. */
+static double compare_gradients(const struct learner *mine, const struct learner *oracle,
+                                const struct model *model, double each[MODEL_TENSORS_MAX])
+{
+    size_t bytes = model->arena_values * sizeof(float);
+    float *ours = static_cast<float *>(must_have(malloc(bytes)));
+    float *right = static_cast<float *>(must_have(malloc(bytes)));
+    must(mine->engine->gradients(mine->state, ours));
+    must(oracle->engine->gradients(oracle->state, right));
+    double worst = 0;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        each[t] = off_by(ours + tensor->first, right + tensor->first, tensor->values);
+        worst = worst_of(each[t], worst);
+    }
+    free(ours);
+    free(right);
+    return worst;
+}
+
+static double compare_losses(const struct train_totals *mine, const struct train_totals *right)
+{
+    double least = LOSS_FLOOR * (double)right->samples;
+    if (mine->samples != right->samples)
+        return INFINITY;
+    return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
+}
+
+/* By how much our parameters went another way than the oracle's, over its way, of the worst tensor. */
+static double compare_ways(const struct train_state *mine, const struct train_state *from,
+                           const struct train_state *right, const struct train_state *begin,
+                           const struct model *model)
+{
+    double worst = 0;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        double off = 0, all = 0;
+        for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values;
+             i++) {
+            double way = (double)right->parameters[i] - begin->parameters[i];
+            off += pow((double)mine->parameters[i] - from->parameters[i] - way, 2);
+            all += way * way;
+        }
+        worst = worst_of(off == 0 ? 0 : sqrt(off / all), worst);
+    }
+    return worst;
+}
+
+static double compare_logits(const struct learner *mine, const struct learner *oracle,
+                             const struct train *train)
+{
+    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second on */
+    size_t values = (size_t)count * train->model->classes;
+    float *ours = static_cast<float *>(must_have(malloc(values * sizeof *ours)));
+    float *right = static_cast<float *>(must_have(malloc(values * sizeof *right)));
+    must(mine->engine->evaluate(mine->state, DATA_TEST, 1, count, ours));
+    must(oracle->engine->evaluate(oracle->state, DATA_TEST, 1, count, right));
+    double largest = 0, off = 0;
+    for (size_t i = 0; i < values; i++) {
+        off = worst_of(fabs((double)ours[i] - right[i]), off);
+        largest = worst_of(fabs(right[i]), largest);
+    }
+    free(ours);
+    free(right);
+    return off / largest;
+}
+
+/* Whether another engine that takes the steps at once, and a third one that goes on behind half of them, come
+ * to the same bits as `end`. */
+static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps,
+                    const struct train_state *end)
+{
+    size_t values = train->model->arena_values;
+    struct learner one = learner_open(&engine_graph, train, begin);
+    take_steps(&one, train, 0, steps / 2, true);
+    struct train_state middle = state_of(&one, values);
+    struct learner two = learner_open(&engine_graph, train, &middle);
+    take_steps(&two, train, steps / 2, steps - steps / 2, true);
+    struct train_state last = state_of(&two, values);
+    bool same = memcmp(last.parameters, end->parameters, values * sizeof(float)) == 0 &&
+                memcmp(last.first, end->first, values * sizeof(float)) == 0 &&
+                memcmp(last.second, end->second, values * sizeof(float)) == 0;
+    engine_graph.close(one.state);
+    engine_graph.close(two.state);
+    train_state_free(&middle);
+    train_state_free(&last);
+    return same;
+}
+
+/* ---- A case ---- */
+
+struct verdict {
+    double tensors[MODEL_TENSORS_MAX], gradients, losses, ways, logits;
+    bool same;
+};
+
+static struct verdict compare(const struct trial *trial, const struct train *train,
+                              const struct train_state *begin)
+{
+    struct verdict verdict = {};
+    struct train ours = *train;
+    struct train_state planted, mine_end, right_end;
+    size_t values = train->model->arena_values;
+    if (!train_state_new(values, &planted))
+        must_have(NULL);
+    memcpy(planted.parameters, begin->parameters, values * sizeof(float));
+    plant(trial->fault, train->model, &ours, &planted);
+    struct learner mine = learner_open(&engine_graph, &ours, &planted);
+    struct learner oracle = learner_open(&engine_oracle, train, begin);
+    verdict.logits = compare_logits(&mine, &oracle, train);
+    for (uint32_t i = 0; i < trial->steps; i++) {
+        struct train_totals own = take_steps(&mine, train, i, 1, false);
+        struct train_totals right = take_steps(&oracle, train, i, 1, false);
+        verdict.losses = worst_of(compare_losses(&own, &right), verdict.losses);
+        if (i == 0)
+            verdict.gradients = compare_gradients(&mine, &oracle, train->model, verdict.tensors);
+    }
+    mine_end = state_of(&mine, values);
+    right_end = state_of(&oracle, values);
+    verdict.ways = compare_ways(&mine_end, &planted, &right_end, begin, train->model);
+    verdict.same = goes_on(&ours, &planted, trial->steps, &mine_end);
+    engine_graph.close(mine.state);
+    engine_oracle.close(oracle.state);
+    train_state_free(&planted);
+    train_state_free(&mine_end);
+    train_state_free(&right_end);
+    return verdict;
+}
+
+/* Prints a line; whether all is well: right, or a planted fault is seen. */
+static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
+{
+    static const char *const optimizers[] = {"sgd", "adam", "adamw"};
+    const struct engine_bounds *bounds = &engine_graph.bounds;
+    bool near = verdict->gradients <= (trial->exact ? EXACT_MAX : GRADIENT_MAX) &&
+                verdict->losses <= bounds->loss && verdict->ways <= bounds->drift &&
+                verdict->logits <= bounds->logits;
+    bool well = verdict->same && near == (trial->fault == FAULT_NONE);
+    printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: off by %.1e in gradients, %.1e in "
+           "losses, "
+           "%.1e in ways, %.1e in logits%s\n       ",
+           well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
+           trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
+           trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
+           verdict->gradients, verdict->losses, verdict->ways, verdict->logits,
+           verdict->same ? "" : "; not the same bits twice");
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        printf(" %s %.1e", model->tensors[t].name, verdict->tensors[t]);
+    printf("\n");
+    return well;
+}
+
+static bool run(const struct trial *trial)
+{
+    struct model model;
+    struct data data;
+    struct train_state begin;
+    const struct model_table *table = model_tables;
+    while (strcmp(table->name, "cnn") != 0)
+        table++;
+    must(model_build(table, trial->shape, trial->classes, &model));
+    data_random(trial, &data);
+    if (!train_state_new(model.arena_values, &begin))
+        must_have(NULL);
+    model_initialise(&model, SEED, begin.parameters);
+    if (trial->exact)
+        make_exact(&model, &begin);
+    struct train train = {};
+    train.model = &model;
+    train.data = &data;
+    train.seed = SEED;
+    train.batch = trial->batch;
+    train.augment = trial->augment;
+    train.optimizer = {trial->optimizer, 0.9, 0.9, 0.999, 1e-8, 1e-3};
+    train.schedule = {SCHEDULE_COSINE, trial->optimizer == OPTIMIZER_SGD ? 0.002 : 0.0002, 5, 1000, 0, 0};
+    train.smoothing = trial->smoothing;
+    struct verdict verdict = compare(trial, &train, &begin);
+    bool well = judge(trial, &model, &verdict);
+    train_state_free(&begin);
+    data_close(&data);
+    return well;
+}
+
+/* Whether case `number`, counted from 1, is one of those named. */
+static bool asked_for(uint32_t number, int count, char **numbers)
+{
+    for (int i = 0; i < count; i++)
+        if (strtoul(numbers[i], NULL, 10) == number)
+            return true;
+    return count == 0;
+}
+
+int main(int argc, char **argv)
+{
+    int failures = 0;
+    bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    if (argc == 2 && strcmp(argv[1], "--count") == 0) {
+        printf("%zu\n", COUNT_OF(trials));
+        return 0;
+    }
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_graph: %s\n", status_text());
+        return 4;
+    }
+    argv += brief ? 2 : 1;
+    argc -= brief ? 2 : 1;
+    for (uint32_t i = 0; i < COUNT_OF(trials); i++) {
+        struct trial trial = trials[i];
+        if (!asked_for(i + 1, argc, argv) || (brief && (trial.batch > SHORT_BATCH || trial.fault)))
+            continue;
+        if (brief && trial.steps > SHORT_STEPS)
+            trial.steps = SHORT_STEPS;
+        failures += !run(&trial);
+    }
+    return failures ? 3 : 0;
+}

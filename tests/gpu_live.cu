@@ -1,0 +1,355 @@
+/* Live training samples on the device: the bits of the host's, in order on two streams, and the same
+ * training. make check-gpu runs it.
+ *
+ *   gpu_live [--short]   --short: for compute-sanitizer
+ *
+ * No tool sees a hazard between streams, so they are provoked: a step that is slower or faster than the
+ * generator, at random, copies its batch, then poisons the buffer; whatever is read too early or written too
+ * early shows in the copies. Two planted faults show that it does.
+ *
+ * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "core/philox.h"
+#include "train/engine.cuh"
+#include "train/feed.cuh"
+
+#define THREADS 8
+#define POISON  0xaa
+
+static bool brief;
+static int failures;
+
+static void must(enum status status)
+{
+    if (status != STATUS_OK) {
+        printf("FAILED  %s\n", status_text());
+        exit(1);
+    }
+}
+
+static void must(cudaError_t error)
+{
+    must(cuda_status(error, "a call", __FILE__, __LINE__));
+}
+
+static void *must_have(void *memory)
+{
+    if (!memory) {
+        fprintf(stderr, "gpu_live: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+static void tell(bool well, const char *what)
+{
+    printf("%s  %s\n", well ? "ok    " : "FAILED", what);
+    failures += !well;
+}
+
+/* ---- Data ---- */
+
+struct set {
+    uint32_t classes, res, count, batch;
+    bool fresh;
+};
+
+static void open_data(const struct set *set, enum data_feed feed, struct data *data)
+{
+    struct data_request request = {};
+    request.name = "synth";
+    request.train_size = set->count;
+    request.test_size = 5;
+    request.classes = set->classes;
+    request.res = set->res;
+    request.batch = set->batch;
+    request.feed = feed;
+    request.fresh = set->fresh;
+    request.resources = {.threads = THREADS, .device = 0};
+    must(data_open(&request, data));
+    data_normalise(data, true);
+}
+
+static void make_on_host(const struct data *data, const uint64_t *numbers, uint32_t count, uint8_t *samples)
+{
+    const struct generator_request request = {
+        .on_device = false, .resources = {.threads = THREADS, .device = 0}, .batch = count};
+    struct generator *generator;
+    must(data_generator(data, &request, &generator));
+    must(generator_make(generator, numbers, count, samples, nullptr));
+    generator_close(generator);
+}
+
+/* ---- The generator ---- */
+
+/* Numbers from all over, some twice; in batches that are full and short. */
+static void compare_generators(const struct set *set)
+{
+    struct data data;
+    open_data(set, DATA_LIVE, &data);
+    const uint32_t count = set->count;
+    size_t bytes = count * data.sample_bytes;
+    auto *numbers = static_cast<uint64_t *>(must_have(malloc(count * sizeof(uint64_t))));
+    for (uint32_t i = 0; i < count; i++) {
+        struct philox_block block = philox(philox_key(1), i, 0, 0, 0);
+        numbers[i] = i % 5 == 4 ? numbers[i - 1] : (uint64_t)(block.word[0] % 4096) << block.word[1] % 36;
+    }
+    auto *right = static_cast<uint8_t *>(must_have(malloc(bytes)));
+    auto *mine = static_cast<uint8_t *>(must_have(malloc(bytes)));
+    make_on_host(&data, numbers, count, right);
+
+    const struct generator_request request = {
+        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = set->batch};
+    struct generator *generator;
+    uint64_t *device_numbers;
+    uint8_t *samples;
+    cudaStream_t stream;
+    must(data_generator(&data, &request, &generator));
+    must(cudaMalloc(&device_numbers, count * sizeof *numbers));
+    must(cudaMalloc(&samples, set->batch * data.sample_bytes));
+    must(cudaStreamCreate(&stream));
+    must(cudaMemcpy(device_numbers, numbers, count * sizeof *numbers, cudaMemcpyHostToDevice));
+    for (uint32_t at = 0; at < count; at += set->batch) {
+        uint32_t some = count - at < set->batch ? count - at : set->batch;
+        must(generator_make(generator, device_numbers + at, some, samples, stream));
+        must(cudaMemcpyAsync(mine + at * data.sample_bytes, samples, some * data.sample_bytes,
+                             cudaMemcpyDeviceToHost, stream));
+    }
+    must(cudaStreamSynchronize(stream));
+    char text[128];
+    snprintf(text, sizeof text,
+             "generator: %u images of %u^2, %u classes, batch %u, %.1f MB of device memory", count, set->res,
+             set->classes, set->batch, 1e-6 * (double)generator_memory_bytes(generator));
+    tell(memcmp(mine, right, bytes) == 0, text);
+    generator_close(generator);
+    must(cudaFree(samples));
+    must(cudaFree(device_numbers));
+    must(cudaStreamDestroy(stream));
+    free(mine);
+    free(right);
+    free(numbers);
+    data_close(&data);
+}
+
+/* ---- Order on two streams ---- */
+
+static __global__ void spin_kernel(uint64_t ns)
+{
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - begin < ns);
+}
+
+/* So long takes step `i`: nothing, or some hundred microseconds, or milliseconds. */
+static uint64_t step_ns(uint32_t i)
+{
+    struct philox_block block = philox(philox_key(2), i, 0, 0, 0);
+    return block.word[0] % 3 == 0 ? 0 : block.word[1] % (block.word[0] % 3 == 1 ? 300000 : 3000000);
+}
+
+enum fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
+
+/* Copies of the batches that `steps` steps found. */
+static void run_steps(struct device_feed *feed, uint32_t steps, enum fault fault, uint8_t *copies)
+{
+    const struct train *train = feed->train;
+    size_t bytes = train->batch * train->data->sample_bytes;
+    uint32_t an_epoch = train_steps(train);
+    cudaStream_t training, hasty;
+    must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&hasty, cudaStreamNonBlocking));
+    device_feed_look(feed, steps);
+    for (uint32_t i = 0; i < steps; i++) {
+        struct device_set set = {};
+        must(device_feed_take(feed, i / an_epoch, i % an_epoch, training, &set));
+        void *samples = const_cast<void *>(set.values);
+        if (fault == RELEASED_EARLY)
+            must(device_feed_release(feed, training));
+        if (fault == RELEASED_EARLY)
+            spin_kernel<<<1, 1, 0, training>>>(2000000);
+        must(cudaMemcpyAsync(copies + i * bytes, samples, bytes, cudaMemcpyDeviceToDevice,
+                             fault == NOT_WAITED ? hasty : training));
+        must(cudaMemsetAsync(samples, POISON, bytes, training));
+        if (fault != RELEASED_EARLY)
+            must(device_feed_release(feed, training));
+        spin_kernel<<<1, 1, 0, training>>>(step_ns(i));
+        must(cudaGetLastError());
+    }
+    must(cudaStreamSynchronize(training));
+    must(cudaStreamSynchronize(hasty));
+    must(cudaStreamDestroy(training));
+    must(cudaStreamDestroy(hasty));
+}
+
+/* How many of the steps found other samples than theirs. */
+static uint32_t count_wrong(const struct train *train, uint32_t steps, const uint8_t *copies)
+{
+    const struct data *data = train->data;
+    uint32_t wrong = 0, an_epoch = train_steps(train), all = data->sets[DATA_TRAIN].count;
+    auto *numbers = static_cast<uint32_t *>(must_have(malloc(train->batch * sizeof(uint32_t))));
+    auto *live = static_cast<uint64_t *>(must_have(malloc(train->batch * sizeof(uint64_t))));
+    auto *right = static_cast<uint8_t *>(must_have(malloc(train->batch * data->sample_bytes)));
+    for (uint32_t i = 0; i < steps; i++) {
+        struct draw_order order = draw_order(train->seed, i / an_epoch, all);
+        uint32_t count = train_batch(train, &order, i % an_epoch, numbers);
+        for (uint32_t j = 0; j < count; j++)
+            live[j] = data_number(data->fresh, i / an_epoch, numbers[j]);
+        make_on_host(data, live, count, right);
+        wrong +=
+            memcmp(copies + i * train->batch * data->sample_bytes, right, count * data->sample_bytes) != 0;
+    }
+    free(right);
+    free(live);
+    free(numbers);
+    return wrong;
+}
+
+static void provoke(const struct set *set, enum fault fault)
+{
+    static const char *const names[] = {"", ", planted fault: released early",
+                                        ", planted fault: not waited for"};
+    struct data data;
+    struct holding holding = {};
+    struct device_feed feed;
+    struct train train = {};
+    struct train_totals totals;
+    uint8_t *copies;
+    const uint32_t steps = brief ? 7 : 60;
+    open_data(set, DATA_LIVE, &data);
+    train.data = &data;
+    train.seed = 5;
+    train.batch = set->batch;
+    size_t bytes = (size_t)steps * set->batch * data.sample_bytes;
+    must(device_feed_open(&feed, &train, 0, &holding));
+    must(cudaMalloc(&copies, bytes));
+    run_steps(&feed, steps, fault, copies);
+    must(device_feed_totals(&feed, steps, &totals));
+    auto *host = static_cast<uint8_t *>(must_have(malloc(bytes)));
+    must(cudaMemcpy(host, copies, bytes, cudaMemcpyDeviceToHost));
+    uint32_t wrong = count_wrong(&train, steps, host);
+    char text[160];
+    snprintf(text, sizeof text,
+             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; made in %.2f ms each, waited %.2f", steps,
+             set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
+             1e3 * totals.generate_s / steps, 1e3 * totals.data_s / steps);
+    tell(fault == NO_FAULT ? wrong == 0 : wrong > 0, text);
+    free(host);
+    must(cudaFree(copies));
+    device_feed_close(&feed);
+    holding_free(&holding);
+    data_close(&data);
+}
+
+/* ---- Training ---- */
+
+/* The parameters behind two epochs: in one go, or step by step, with some repeated and another engine going
+ * on in the middle. */
+static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
+                  struct train_state *into, size_t *values, uint64_t *memory_bytes)
+{
+    struct data data;
+    struct model model;
+    struct train train = {};
+    struct train_state begin;
+    void *state;
+    const struct resources resources = {.threads = 1, .device = 0};
+    open_data(set, feed, &data);
+    must(model_build(table, data.shape, data.classes, &model));
+    train.model = &model;
+    train.data = &data;
+    train.seed = 5;
+    train.batch = set->batch;
+    train.augment = {2, true};
+    train.optimizer = {OPTIMIZER_ADAM, 0.9, 0.9, 0.999, 1e-8, 0};
+    train.schedule = {SCHEDULE_CONSTANT, 0.001, 0, 1, 1, 1};
+    if (!train_state_new(model.arena_values, into) || !train_state_new(model.arena_values, &begin))
+        must_have(nullptr);
+    model_initialise(&model, 5, begin.parameters);
+    must(engine_cuda.open(&train, &resources, &state));
+    must(engine_cuda.set(state, &begin));
+    uint32_t steps = train_steps(&train);
+    if (broken) { /* as --verify and a resumed run have it */
+        must(engine_cuda.steps(state, 0, 0, 1));
+        must(engine_cuda.set(state, &begin));
+        for (uint32_t i = 0; i < steps; i++)
+            must(engine_cuda.steps(state, 0, i, 1));
+        must(engine_cuda.get(state, into));
+        engine_cuda.close(state);
+        must(engine_cuda.open(&train, &resources, &state));
+        must(engine_cuda.set(state, into));
+    } else
+        must(engine_cuda.steps(state, 0, 0, steps));
+    must(engine_cuda.steps(state, 1, 0, steps));
+    must(engine_cuda.get(state, into));
+    *values = model.arena_values;
+    *memory_bytes = engine_cuda.memory_bytes(state);
+    engine_cuda.close(state);
+    train_state_free(&begin);
+    data_close(&data);
+}
+
+static bool same(const struct train_state *a, const struct train_state *b, size_t values)
+{
+    return memcmp(a->parameters, b->parameters, values * sizeof(float)) == 0 &&
+           memcmp(a->first, b->first, values * sizeof(float)) == 0 &&
+           memcmp(a->second, b->second, values * sizeof(float)) == 0;
+}
+
+static void compare_training(const struct set *set, const struct model_table *table)
+{
+    struct train_state stored = {}, live, broken;
+    size_t values;
+    uint64_t stored_bytes = 0, live_bytes;
+    if (!set->fresh)
+        learn(set, table, DATA_STORED, false, &stored, &values, &stored_bytes);
+    learn(set, table, DATA_LIVE, false, &live, &values, &live_bytes);
+    learn(set, table, DATA_LIVE, true, &broken, &values, &live_bytes);
+    char text[160];
+    snprintf(text, sizeof text,
+             "%s: %u^2, batch %u of %u%s: the same parameters%s, and step by step (%.1f, %.1f MB)",
+             table->name, set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
+             set->fresh ? "" : " live and stored", 1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
+    tell((set->fresh || same(&stored, &live, values)) && same(&live, &broken, values), text);
+    train_state_free(&stored);
+    train_state_free(&live);
+    train_state_free(&broken);
+}
+
+/* ---- All of it ---- */
+
+static const struct set generated[] = {
+    {1, 24, 7, 1, false}, {7, 33, 23, 7, false}, {1000, 64, 600, 257, false}, {1000, 224, 300, 256, false}};
+static const struct set ordered[] = {{10, 64, 37, 1, false},
+                                     {10, 64, 61, 7, true},
+                                     {1000, 224, 1000, 256, false},
+                                     {1000, 64, 2000, 257, true}};
+static const struct set learnt[] = {
+    {7, 32, 37, 1, false}, {10, 33, 61, 7, false}, {1000, 64, 600, 257, false}, {10, 64, 300, 64, true}};
+
+int main(int argc, char **argv)
+{
+    brief = argc > 1 && strcmp(argv[1], "--short") == 0;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_live: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    const size_t some = brief ? 2 : COUNT_OF(generated);
+    for (size_t i = 0; i < some; i++)
+        compare_generators(&generated[i]);
+    for (size_t i = 0; i < some; i++)
+        provoke(&ordered[i], NO_FAULT);
+    for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
+        provoke(&ordered[2], (enum fault)fault);
+    for (size_t i = 0; i < some; i++)
+        compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
+    return failures ? 3 : 0;
+}

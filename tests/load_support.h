@@ -1,0 +1,312 @@
+/* What the suites of the workload `load` share: data sets on disk, whole and broken, and variants that read
+ * them. */
+#ifndef FDSL_TESTS_LOAD_SUPPORT_H
+#define FDSL_TESTS_LOAD_SUPPORT_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/options.h"
+#include "core/png_image.h"
+#include "core/workload.h"
+#include "load/load.h"
+#include "load/tar.h"
+
+/* ---- Data sets on disk ---- */
+
+static char folder[PATH_MAX];
+
+static inline void make_folder(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/fdsl-load-XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+static inline void remove_folder(void)
+{
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static inline const char *in_folder(const char *name)
+{
+    static char path[2 * PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+/* A byte of a sample. */
+static inline uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
+{
+    return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
+}
+
+/* Sizes that cross blocks, pages and edges. */
+static inline uint32_t size_of(uint32_t sample, uint32_t member)
+{
+    return member ? sample % 3 : (sample * 997) % 9000;
+}
+
+static inline void put_member(FILE *stream, uint32_t sample, uint32_t member)
+{
+    char name[64];
+    uint8_t header[TAR_BLOCK_BYTES];
+    uint32_t size = size_of(sample, member);
+    snprintf(name, sizeof name, "%06u.%s", sample, member ? "cls" : "bin");
+    cr_assert_eq(tar_header(header, name, size), STATUS_OK);
+    fwrite(header, 1, sizeof header, stream);
+    for (uint32_t i = 0; i < size; i++)
+        putc(content(sample, member, i), stream);
+    for (uint32_t i = 0; i < tar_padding(size); i++)
+        putc(0, stream);
+}
+
+/* Shards of different sizes, with an odd number of samples in all. */
+static inline void make_shards(uint32_t samples)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    uint32_t sample = 0;
+    for (int shard = 0; shard < 3; shard++) {
+        char name[64];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        FILE *stream = fopen(in_folder(name), "w");
+        cr_assert_not_null(stream);
+        for (uint32_t end = shard == 2 ? samples : (shard + 1) * samples / 4; sample < end; sample++)
+            for (uint32_t member = 0; member < 2; member++)
+                put_member(stream, sample, member);
+        fwrite(zeros, 1, sizeof zeros, stream);
+        fclose(stream);
+    }
+}
+
+static inline void make_files(uint32_t samples)
+{
+    for (uint32_t sample = 0; sample < samples; sample++)
+        for (uint32_t member = 0; member < 2; member++) {
+            char name[64];
+            snprintf(name, sizeof name, "%03u", sample / 100);
+            mkdir(in_folder(name), 0777);
+            snprintf(name, sizeof name, "%03u/%06u.%s", sample / 100, sample, member ? "cls" : "bin");
+            FILE *stream = fopen(in_folder(name), "w");
+            cr_assert_not_null(stream);
+            for (uint32_t i = 0; i < size_of(sample, member); i++)
+                putc(content(sample, member, i), stream);
+            fclose(stream);
+        }
+}
+
+/* The workload's input for a command line. */
+struct job {
+    const struct workload *workload;
+    struct options options;
+    void *parameters, *input;
+    char *line;
+};
+
+static inline enum status open_job(struct job *job, const char *line)
+{
+    char *argv[32] = {(char *)"test", (char *)"--data", folder};
+    int argc = 3;
+    *job = (struct job){.workload = workload_find("load"), .line = strdup(line)};
+    for (char *rest = job->line, *word; (word = strsep(&rest, " "));)
+        if (*word)
+            argv[argc++] = word;
+    job->parameters = calloc(1, job->workload->parameters_bytes);
+    job->options = (struct options){
+        .tables = {{job->workload->options, job->workload->option_count, job->parameters}}, .table_count = 1};
+    cr_assert_eq(options_parse(&job->options, argc, argv), STATUS_OK, "%s", status_text());
+    return job->workload->open(&job->options, job->parameters, &(const struct place){.ranks = 1},
+                               &job->input);
+}
+
+static inline void close_job(struct job *job)
+{
+    if (job->input)
+        job->workload->close(job->input);
+    options_free(&job->options);
+    free(job->parameters);
+    free(job->line);
+}
+
+/* Sets a variant up, NULL where it cannot run here. */
+static inline const struct variant *start(struct job *job, const char *name, void **state)
+{
+    const struct variant_entry *entry = variant_find(name);
+    const struct resources resources = {.threads = 3};
+    if (variant_available(entry, &resources) != STATUS_OK)
+        return NULL;
+    cr_assert_eq(job->workload->accepts(job->input, entry->variant), STATUS_OK, "%s", status_text());
+    cr_assert_eq(entry->variant->setup(&resources, job->input, state), STATUS_OK, "%s", status_text());
+    return entry->variant;
+}
+
+static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
+static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
+
+static inline void expect_exactly_once(const char *name, const char *line)
+{
+    struct job job;
+    void *state;
+    uint64_t wrong = 1;
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        struct run_time unused;
+        struct load_result result;
+        for (uint64_t number = 0; number < 3; number++)
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s %s: %s", name, line,
+                         status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        cr_assert_eq(result.tally.count % 101, 0, "%s %s", name, line);
+        cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s", status_text());
+        cr_assert_eq(wrong, 0, "%s %s", name, line);
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+/* A data set with an index. */
+static inline void prepare(const char *layout)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    snprintf(command, sizeof command,
+             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
+             ">/dev/null 2>&1",
+             program ? program : "./fdsl-bench", folder,
+             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
+/* ---- Broken ones ---- */
+
+static inline void overwrite(const char *name, long offset, const void *bytes, size_t count)
+{
+    int fd = open(in_folder(name), O_WRONLY);
+    cr_assert(fd >= 0 && pwrite(fd, bytes, count, offset) == (ssize_t)count);
+    close(fd);
+}
+
+static inline void expect_refused(const char *words)
+{
+    struct job job;
+    enum status status = open_job(&job, "--cache any");
+    cr_assert_neq(status, STATUS_OK, "%s", words);
+    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    close_job(&job);
+}
+
+/* Samples from number `sample` on that are whole in a shard that ends at `bytes`, less the last, which the
+ * cut might have shortened. */
+static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
+{
+    uint32_t whole = 0;
+    for (uint64_t end = 0;; whole++)
+        for (uint32_t member = 0; member < 2; member++) {
+            uint32_t size = size_of(sample + whole, member);
+            end += TAR_BLOCK_BYTES + size + tar_padding(size);
+            if (end > bytes) /* a sample of which the first member is there counts, and is the last */
+                return whole - (member == 0);
+        }
+}
+
+#ifdef HAVE_PNG
+/* 20 pictures, of which number 7 is none. */
+static inline void make_pictures(bool shard)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    FILE *stream = shard ? fopen(in_folder("p.tar"), "w") : NULL;
+    for (int i = 0; i < 20; i++) {
+        const struct png_shape shape = {5, 3, 3};
+        uint8_t pixels[45], header[TAR_BLOCK_BYTES];
+        char name[64];
+        void *bytes;
+        size_t size;
+        memset(pixels, i * 3, sizeof pixels);
+        cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK);
+        if (i == 7)
+            memset((uint8_t *)bytes + 20, 0xee, 20);
+        snprintf(name, sizeof name, "%06d.png", i);
+        if (!shard)
+            stream = fopen(in_folder(name), "w");
+        cr_assert_eq(tar_header(header, name, size), STATUS_OK);
+        fwrite(header, 1, shard ? sizeof header : 0, stream);
+        fwrite(bytes, 1, size, stream);
+        fwrite(zeros, 1, shard ? tar_padding(size) : 0, stream);
+        if (!shard)
+            fclose(stream);
+        free(bytes);
+    }
+    if (shard)
+        cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
+}
+#endif
+
+/* ---- What a row says ---- */
+
+static inline size_t column_of(const struct workload *workload, const char *column)
+{
+    size_t place = 0;
+    while (workload->measures[place].column && strcmp(workload->measures[place].column, column) != 0)
+        place++;
+    cr_assert_not_null(workload->measures[place].column, "%s", column);
+    return place;
+}
+
+/* The text of a column after one run. */
+static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    char texts[64][64] = {{0}};
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, variant_name, &state);
+    cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
+    cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s", status_text());
+    memcpy(text, texts[column_of(job.workload, column)], 64);
+    variant->teardown(state);
+    close_job(&job);
+}
+
+/* With --on-error skip every variant reads the rest, `left` samples; `skipped` is what the column says. */
+static inline void expect_skipped(uint32_t left, const char *skipped)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants) + COUNT_OF(file_variants); v++) {
+        bool shards = v < COUNT_OF(shard_variants);
+        const char *name = shards ? shard_variants[v] : file_variants[v - COUNT_OF(shard_variants)];
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        char texts[64][64] = {{0}};
+        cr_assert_eq(open_job(&job, "--cache any --on-error skip --shuffle 9 --batch 4"), STATUS_OK, "%s",
+                     status_text());
+        const struct load *load = job.input;
+        const struct variant *variant = load->dataset->shards == shards ? start(&job, name, &state) : NULL;
+        if (variant) {
+            for (uint64_t number = 0; number < 2; number++)
+                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                             status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_eq(result.tally.count, left, "%s: %d left", name, (int)result.tally.count);
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_str_eq(texts[column_of(job.workload, "skipped")], skipped);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* Training samples that are generated while training: the same bits as those that are stored, whoever makes
+ * them, in whatever batches; and none of them in the test set. */
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/origin.h"
+#include "core/workload.h"
+#include "train/feed.h"
+
+#define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
+
+#define CLASSES    7
+#define RES        24
+#define LARGE      160 /* room for all of an image: of a small canvas some are all black */
+#define TRAIN      61
+#define TEST       33
+
+TestSuite(live, .timeout = 120);
+
+static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct data *data)
+{
+    const struct data_request request = {.name = "synth",
+                                         .train_size = TRAIN,
+                                         .test_size = TEST,
+                                         .classes = CLASSES,
+                                         .res = res,
+                                         .batch = batch,
+                                         .feed = feed,
+                                         .fresh = fresh,
+                                         .resources = {.threads = 2}};
+    must(data_open(&request, data));
+    data_normalise(data, true);
+}
+
+/* ---- Generators ---- */
+
+/* A sample as one thread of scalar C makes it. */
+static void make_alone(struct origin_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
+{
+    struct origin_sample sample = {0};
+    must(naive->origin->make(naive->state, number, 1, &sample));
+    const struct origin_member *array = origin_member(&sample, "npy"),
+                               *class_ = origin_member(&sample, "cls");
+    memcpy(into, (const char *)array->bytes + array->size - RES * RES, RES * RES);
+    char text[24] = "";
+    memcpy(text, class_->bytes, class_->size);
+    *label = strtoull(text, NULL, 10);
+    origin_sample_free(&sample);
+}
+
+static const uint64_t numbers[] = {
+    5, 0, 6, UINT64_C(1) << 31, 5, 4294967301, 123456789012345, 93, 1000, 7777777, 3, 2047};
+#define NUMBERS ((uint32_t)COUNT_OF(numbers))
+
+/* Any numbers, twice too, in any batches, by any number of threads. */
+Test(live, generators_make_any_samples)
+{
+    static const char *const by_naive[] = {"--variant", "naive", "--encode", "npy", "--classes", "7",
+                                           "--res",     "24",    "--batch",  "1",   NULL};
+    static const char *const words[] = {"--encode", "npy", "--classes", "7", "--res", "24", NULL};
+    const struct resources one = {.threads = 1};
+    struct origin_reader naive, reader;
+    uint8_t right[NUMBERS][RES * RES];
+    must(origin_open("synth", by_naive, &one, &naive));
+    must(origin_open("synth", words, &one, &reader));
+    for (uint32_t i = 0; i < NUMBERS; i++) {
+        uint64_t label;
+        make_alone(&naive, numbers[i], right[i], &label);
+        cr_expect_eq(reader.origin->label(reader.state, numbers[i]), label);
+        cr_expect_eq(label, numbers[i] % CLASSES);
+    }
+    for (int threads = 1; threads <= 13; threads += 4)
+        for (uint32_t batch = 1; batch <= NUMBERS; batch += batch == 1 ? 4 : 7) {
+            const struct generator_request request = {.resources = {.threads = threads}, .batch = batch};
+            struct generator *generator;
+            uint8_t mine[NUMBERS][RES * RES];
+            memset(mine, 0xaa, sizeof mine);
+            must(reader.origin->generate(reader.state, &request, &generator));
+            for (uint32_t at = 0; at < NUMBERS; at += batch)
+                must(generator_make(generator, numbers + at, NUMBERS - at < batch ? NUMBERS - at : batch,
+                                    mine[at], NULL));
+            cr_expect_eq(memcmp(mine, right, sizeof right), 0, "%d threads, batch %u", threads, batch);
+            cr_expect_geq(generator_memory_bytes(generator), batch * RES * RES);
+            generator_close(generator);
+        }
+    origin_close(&reader);
+    origin_close(&naive);
+}
+
+Test(live, a_device_that_is_not_there_is_told)
+{
+    static const char *const words[] = {"--classes", "7", "--res", "24", NULL};
+    const struct generator_request request = {
+        .on_device = true, .resources = {.threads = 1, .device = 4096}, .batch = 4};
+    struct origin_reader reader;
+    struct generator *generator;
+    must(origin_open("synth", words, &request.resources, &reader));
+    cr_expect_eq(reader.origin->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
+    origin_close(&reader);
+}
+
+/* ---- Sets ---- */
+
+/* What a set is does not depend on how it comes. */
+Test(live, live_and_stored_sets_are_the_same)
+{
+    struct data stored, live, constant;
+    open_data(DATA_STORED, false, 8, RES, &stored);
+    open_data(-1, false, 8, RES, &live);
+    open_data(DATA_CONSTANT, false, 8, RES, &constant);
+    cr_expect(stored.feed == DATA_STORED && live.feed == DATA_LIVE && constant.feed == DATA_CONSTANT);
+    cr_expect_eq(memcmp(stored.hashes, live.hashes, sizeof live.hashes), 0);
+    cr_expect(stored.scale[0] == live.scale[0] && stored.offset[0] == live.offset[0]);
+    cr_expect_eq(
+        memcmp(stored.sets[DATA_TRAIN].labels, live.sets[DATA_TRAIN].labels, TRAIN * sizeof(uint32_t)), 0);
+    cr_expect_eq(live.sets[DATA_TRAIN].count, TRAIN);
+    data_close(&stored);
+    data_close(&live);
+    data_close(&constant);
+}
+
+/* Large sets have few samples in memory, and all labels. */
+Test(live, little_of_a_live_set_is_held)
+{
+    struct data live, constant;
+    struct data_request request = {.name = "synth",
+                                   .train_size = 100000,
+                                   .test_size = 3,
+                                   .classes = 11,
+                                   .res = 5,
+                                   .batch = 1500,
+                                   .feed = -1,
+                                   .resources = {.threads = 2}};
+    must(data_open(&request, &live));
+    request.feed = DATA_CONSTANT;
+    must(data_open(&request, &constant));
+    cr_expect(data_held(&live, DATA_TRAIN) == DATA_MEASURED && data_held(&constant, DATA_TRAIN) == 1500);
+    cr_expect(data_measured(&live, DATA_TRAIN) == DATA_MEASURED && data_held(&live, DATA_TEST) == 3);
+    cr_expect_eq(live.hashes[DATA_TRAIN], constant.hashes[DATA_TRAIN]);
+    for (uint32_t i = 0; i < 100000; i++)
+        cr_assert_eq(live.sets[DATA_TRAIN].labels[i], i % 11);
+    data_close(&live);
+    data_close(&constant);
+}
+
+/* No image is in both sets, whatever the epoch; with fresh samples an epoch shares none with another. */
+Test(live, test_samples_are_apart)
+{
+    struct data data;
+    open_data(DATA_LIVE, true, TRAIN, LARGE, &data);
+    const struct generator_request request = {.resources = {.threads = 2}, .batch = TRAIN};
+    struct generator *generator;
+    uint8_t *samples = malloc(3 * TRAIN * data.sample_bytes), *end = samples;
+    must(data_generator(&data, &request, &generator));
+    for (uint32_t epoch = 0; epoch < 3; epoch++, end += TRAIN * data.sample_bytes) {
+        uint64_t of[TRAIN];
+        for (uint32_t n = 0; n < TRAIN; n++) {
+            of[n] = data_number(data.fresh, epoch, n);
+            cr_expect_eq(of[n] % CLASSES, data.sets[DATA_TRAIN].labels[n]);
+        }
+        must(generator_make(generator, of, TRAIN, end, NULL));
+    }
+    for (const uint8_t *mine = samples; mine < end; mine += data.sample_bytes) {
+        for (uint32_t n = 0; n < TEST; n++)
+            cr_expect_neq(memcmp(mine, data_sample(&data, DATA_TEST, n), data.sample_bytes), 0);
+        for (const uint8_t *other = samples; other < mine; other += data.sample_bytes)
+            cr_expect_neq(memcmp(mine, other, data.sample_bytes), 0);
+    }
+    generator_close(generator);
+    free(samples);
+    data_close(&data);
+    /* Numbers of all epochs and of the largest set: below those for tests, or past all of them. */
+    for (uint32_t epoch = 0; epoch < 5; epoch++) {
+        uint64_t first = data_number(UINT64_C(4294967296), epoch, 0), last = first + INT32_MAX - 1;
+        cr_expect(last < UINT64_C(1) << 31 || first >= (UINT64_C(1) << 31) + INT32_MAX);
+    }
+}
+
+/* ---- Engines ---- */
+
+/* The parameters behind two epochs, threads and batches being what they may. */
+static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
+                  struct train_state *into)
+{
+    struct data data;
+    struct model model;
+    void *state;
+    open_data(feed, fresh, batch, RES, &data);
+    must(model_build(&model_tables[1], data.shape, data.classes, &model)); /* lenet */
+    const struct train train = {.model = &model,
+                                .data = &data,
+                                .seed = 3,
+                                .batch = batch,
+                                .augment = {1, true},
+                                .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
+                                .schedule = {.rate = 0.01}};
+    const struct resources resources = {.threads = threads};
+    cr_assert(train_state_new(model.arena_values, into));
+    model_initialise(&model, 3, into->parameters);
+    must(engine->open(&train, &resources, &state));
+    must(engine->set(state, into));
+    for (uint32_t epoch = 0; epoch < 2; epoch++)
+        must(engine->steps(state, epoch, 0, train_steps(&train)));
+    struct train_totals totals;
+    must(engine->totals(state, &totals));
+    cr_expect_eq(totals.samples, 2 * TRAIN);
+    cr_expect((data.feed == DATA_LIVE) == (totals.generate_s > 0) && totals.data_s >= totals.generate_s);
+    must(engine->get(state, into));
+    engine->close(state);
+    data_close(&data);
+}
+
+static bool learn_the_same(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
+                           const struct train_state *right, size_t values)
+{
+    struct train_state mine;
+    learn(engine, feed, fresh, batch, threads, &mine);
+    bool same = memcmp(mine.parameters, right->parameters, values * sizeof(float)) == 0;
+    train_state_free(&mine);
+    return same;
+}
+
+extern const struct engine engine_omp;
+
+static void compare_feeds(const struct engine *engine)
+{
+    struct model model;
+    must(model_build(&model_tables[1], (struct shape){1, 1, RES, RES}, CLASSES, &model));
+    static const uint32_t batches[] = {1, 8, TRAIN};
+    for (size_t i = 0; i < COUNT_OF(batches); i++) {
+        struct train_state stored;
+        learn(engine, DATA_STORED, false, batches[i], 2, &stored);
+        for (int threads = 1; threads <= 3; threads += 2)
+            cr_expect(
+                learn_the_same(engine, DATA_LIVE, false, batches[i], threads, &stored, model.arena_values));
+        cr_expect(!learn_the_same(engine, DATA_LIVE, true, batches[i], 2, &stored, model.arena_values));
+        cr_expect(!learn_the_same(engine, DATA_CONSTANT, false, batches[i], 2, &stored, model.arena_values) ||
+                  batches[i] == TRAIN);
+        train_state_free(&stored);
+    }
+}
+
+Test(live, naive_learns_the_same_live)
+{
+    compare_feeds(&engine_naive);
+}
+
+#ifdef _OPENMP
+Test(live, omp_learns_the_same_live)
+{
+    compare_feeds(&engine_omp);
+}
+#endif
+
+/* An engine that keeps all samples in memory is not given others. */
+Test(live, engines_that_store_all_refuse)
+{
+    const struct workload *workload = workload_find("train");
+    const struct place alone = {.ranks = 1};
+    struct engine narrow = engine_naive;
+    narrow.feeds = false;
+    const struct variant variant = {.traits = &narrow}, able = {.traits = &engine_naive};
+    for (int live = 0; live < 2; live++) {
+        char *argv[] = {(char *)"",
+                        (char *)"--data",
+                        (char *)"synth",
+                        (char *)"--train-size",
+                        (char *)"80",
+                        (char *)"--res",
+                        (char *)"16",
+                        (char *)"--model",
+                        (char *)"logreg",
+                        (char *)"--feed",
+                        (char *)(live ? "live" : "stored")};
+        void *parameters = calloc(1, workload->parameters_bytes), *input;
+        struct options options = {.tables = {{workload->options, workload->option_count, parameters}},
+                                  .table_count = 1};
+        must(options_parse(&options, COUNT_OF(argv), argv));
+        must(workload->open(&options, parameters, &alone, &input));
+        cr_expect_eq(workload->accepts(input, &able), STATUS_OK);
+        cr_expect_eq(workload->accepts(input, &variant), live ? STATUS_USAGE : STATUS_OK);
+        workload->close(input);
+        options_free(&options);
+        free(parameters);
+    }
+}

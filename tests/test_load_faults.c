@@ -1,0 +1,434 @@
+/* What every variant of `load` makes of data that are broken, or break while they are read. */
+#include "load_support.h"
+
+#include "load/cache.h"
+
+TestSuite(load_faults, .timeout = 60);
+
+Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
+    expect_refused("x-000001.tar: offset ");
+    expect_skipped(101 - 25 + whole_before(25, 20000), ""); /* how many were behind, nobody knows */
+}
+
+Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    overwrite("x-000001.tar", 3, "z", 1);
+    expect_refused("x-000001.tar: offset 0: ");
+    expect_skipped(76, "");
+}
+
+Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
+    expect_refused("x-000002.tar");
+    expect_skipped(50, "");
+}
+
+Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder,
+     .fini = remove_folder)
+{
+    expect_refused("no samples there");
+    fclose(fopen(in_folder("1.bin"), "w"));
+    expect_refused("hold no bytes");
+    cr_assert_eq(symlink(".", in_folder("again")), 0);
+    expect_refused("again/ leads back to a folder that it is in");
+    cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);
+    expect_refused("is not whole: what prepared it");
+    remove_folder();
+    expect_refused("No such file");
+    make_folder();
+}
+
+/* After it was opened: each variant ends with one line, and with --on-error skip goes on, counts, and works
+ * on less. A run that lost another number of samples than those before it is refused. */
+static void expect_run_fault(const char *name, const char *broken, const char *words)
+{
+    for (int skip = 0; skip <= 2; skip++) { /* 2: between two runs */
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        make_shards(101);
+        cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --batch 8" : "--cache any --batch 8"),
+                     STATUS_OK);
+        const struct variant *variant = start(&job, name, &state);
+        if (!variant) {
+            close_job(&job);
+            return;
+        }
+        if (skip != 1)
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(job.workload->work(job.input, variant).items, 101);
+        cr_assert_eq(variant->ready(state, 1), STATUS_OK);
+        cr_assert_eq(truncate(in_folder(broken), 8192), 0);
+        enum status status = variant->run(state, 1, &unused);
+        if (skip == 2) {
+            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
+            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
+        } else if (skip) {
+            cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_gt(result.skipped, 0, "%s", name);
+            cr_assert_eq(result.skipped + result.tally.count, 101, "%s", name);
+            const struct work work = job.workload->work(job.input, variant);
+            cr_assert_eq(work.items, (double)result.tally.count, "%s", name);
+            cr_assert_eq(work.bytes, (double)result.tally.bytes, "%s", name);
+        } else {
+            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
+            cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,
+                      status_text());
+        }
+        variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = make_folder,
+     .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        expect_run_fault(shard_variants[v], "x-000001.tar", "offset ");
+}
+
+Test(load_faults, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (int skip = 0; skip <= 1; skip++) {
+            struct job job;
+            void *state;
+            struct run_time unused;
+            struct load_result result;
+            char moved[2 * PATH_MAX];
+            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK);
+            const struct variant *variant = start(&job, file_variants[v], &state);
+            if (variant) {
+                snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+                cr_assert_eq(rename(in_folder("000/000050.bin"), moved), 0);
+                enum status status = variant_run(variant, state, 0, &unused);
+                cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s", file_variants[v]);
+                cr_assert(skip || strstr(status_text(), "000050.bin"), "%s", status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(!skip || result.skipped == 1);
+                cr_assert_eq(rename(moved, in_folder("000/000050.bin")), 0);
+                variant->teardown(state);
+            }
+            close_job(&job);
+        }
+}
+
+Test(load_faults, a_run_that_reads_nothing_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    char moved[2 * PATH_MAX];
+    make_files(100);
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK);
+    const struct variant *variant = start(&job, "files", &state);
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(in_folder("000"), moved), 0);
+    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "none of its 100 samples"), "%s", status_text());
+    variant->teardown(state);
+    close_job(&job);
+}
+
+Test(load_faults, a_file_that_grows_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        const char *name = in_folder("000/000050.bin");
+        cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
+        const struct variant *variant = start(&job, file_variants[v], &state);
+        struct stat before;
+        cr_assert_eq(stat(name, &before), 0);
+        cr_assert_eq(truncate(name, before.st_size + 5), 0);
+        if (variant) {
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", file_variants[v]);
+            cr_assert_not_null(strstr(status_text(), "size has changed"), "%s", status_text());
+            variant->teardown(state);
+        }
+        cr_assert_eq(truncate(in_folder("000/000050.bin"), before.st_size), 0);
+        close_job(&job);
+    }
+}
+
+Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini = remove_folder)
+{
+    prepare("files");
+    cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
+    cr_assert_eq(mkfifo(in_folder("000/000020.npy"), 0600), 0);
+    expect_refused("000020.npy: it is no regular file");
+    remove_folder();
+    make_folder();
+    make_shards(101);
+    struct job job;
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+    const struct load *load = job.input;
+    cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
+    cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
+    cr_assert_lt(dataset_file_open(load->dataset, 1, 0), 0);
+    cr_assert_not_null(strstr(status_text(), "no regular file"), "%s", status_text());
+    close_job(&job);
+}
+
+/* Makes a shard or a file go: its name leads elsewhere. */
+static void take_away(const char *name, bool pipe_instead)
+{
+    char moved[2 * PATH_MAX];
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(in_folder(name), moved), 0);
+    cr_assert(!pipe_instead || mkfifo(in_folder(name), 0600) == 0);
+}
+
+static void bring_back(const char *name)
+{
+    char moved[2 * PATH_MAX];
+    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
+    cr_assert_eq(rename(moved, in_folder(name)), 0); /* over a pipe too */
+}
+
+/* A shard that goes before a run: without skip an error, with it the loss of its samples, in every run, and
+ * the row is measured. */
+static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
+{
+    for (int skip = 0; skip <= 1; skip++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        char line[128], texts[64][64] = {{0}};
+        make_shards(101);
+        snprintf(line, sizeof line, "--cache %s --block 4 --depth 3%s", cache,
+                 skip ? " --on-error skip" : "");
+        cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, name, &state);
+        if (variant && skip) {
+            take_away("x-000001.tar", pipe_instead);
+            for (uint64_t number = 0; number < 3; number++) {
+                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                             status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(result.skipped == 25 && result.tally.count == 76, "%s", name);
+            }
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s: %s", name,
+                         status_text());
+            bring_back("x-000001.tar");
+            cr_assert_eq(variant_run(variant, state, 3, &unused), STATUS_FAILED, "%s", name);
+            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
+        } else if (variant) {
+            cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+            take_away("x-000001.tar", pipe_instead);
+            cr_assert_eq(variant->run(state, 0, &unused), STATUS_FAILED, "%s", name);
+            cr_assert_not_null(strstr(status_text(), "x-000001.tar"), "%s: %s", name, status_text());
+            bring_back("x-000001.tar");
+            cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", name, status_text());
+        }
+        if (variant)
+            variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init = make_folder,
+     .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (int pipe_instead = 0; pipe_instead <= 1; pipe_instead++)
+            expect_loss_of_a_shard(shard_variants[v], "any", pipe_instead);
+    expect_loss_of_a_shard("shards-uring", "warm", true);
+}
+
+/* What has shrunk for good is not copied to learn the bandwidth of copies, which would be a SIGBUS. */
+Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folder, .fini = remove_folder)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        char texts[64][64] = {{0}};
+        make_shards(101);
+        cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s",
+                         status_text());
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
+/* A pipe that some process holds for writing would be read without end. */
+Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second is empty */
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (int skip = 0; skip <= 1; skip++)
+            for (int held = 0; held <= 1; held++)
+                for (size_t n = 0; n < COUNT_OF(names); n++) {
+                    struct job job;
+                    void *state;
+                    struct run_time unused;
+                    struct load_result result;
+                    cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --depth 2"
+                                                     : "--cache any --depth 2"),
+                                 STATUS_OK, "%s", status_text());
+                    const struct variant *variant = start(&job, file_variants[v], &state);
+                    if (variant) {
+                        cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+                        take_away(names[n], true);
+                        int writer = held ? open(in_folder(names[n]), O_RDWR) : -1;
+                        enum status status = variant->run(state, 0, &unused);
+                        cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s: %s", file_variants[v],
+                                     status_text());
+                        cr_assert(skip || strstr(status_text(), names[n]), "%s", status_text());
+                        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                        cr_assert(!skip || (result.skipped == 1 && result.tally.count == 100));
+                        if (held)
+                            close(writer);
+                        bring_back(names[n]);
+                        variant->teardown(state);
+                    }
+                    close_job(&job);
+                }
+}
+
+/* The last member of a shard is empty and its header alone in the last block: that block is to be taken too.
+ */
+Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
+    for (int shard = 0; shard < 4; shard++) {
+        char name[64];
+        uint8_t header[TAR_BLOCK_BYTES];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        FILE *stream = fopen(in_folder(name), "w");
+        cr_assert_not_null(stream);
+        for (int member = 0; member < 2; member++) {
+            snprintf(name, sizeof name, "%d.%s", shard, member ? "cls" : "bin");
+            cr_assert_eq(tar_header(header, name, member ? 0 : sizeof data), STATUS_OK);
+            fwrite(header, 1, sizeof header, stream);
+            fwrite(data, 1, member ? 0 : sizeof data, stream);
+        }
+        fwrite(zeros, 1, sizeof zeros, stream);
+        fclose(stream);
+    }
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        cr_assert_eq(open_job(&job, "--cache any --block 4 --depth 3 --shuffle 0"), STATUS_OK, "%s",
+                     status_text());
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        for (uint64_t number = 0; variant && number < 4; number++)
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", shard_variants[v],
+                         status_text());
+        if (variant)
+            variant->teardown(state);
+        close_job(&job);
+    }
+}
+
+#ifdef HAVE_PNG
+/* On `ranks` ranks the broken one comes to another in every epoch: all of them lose it together. */
+static void expect_a_picture_lost(const char *name, uint64_t ranks)
+{
+    uint64_t skipped[4] = {0};
+    for (uint64_t rank = 0; rank < ranks; rank++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
+                     "%s", status_text());
+        cr_assert_eq(job.workload->move(job.input, job.parameters,
+                                        &(const struct place){.rank = rank, .ranks = ranks}),
+                     STATUS_OK);
+        const struct variant *variant = start(&job, name, &state);
+        for (uint64_t number = 0; variant && number < 4; number++) {
+            struct run_time unused;
+            struct load_result result;
+            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
+                         status_text());
+            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            cr_assert_eq(result.skipped + result.tally.count, 20 / ranks, "%s", name);
+            cr_assert_eq(job.workload->work(job.input, variant).items, (double)result.tally.count, "%s",
+                         name);
+            skipped[number] += result.skipped;
+        }
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+        if (!variant)
+            return;
+    }
+    for (int number = 0; number < 4; number++)
+        cr_assert_eq(skipped[number], 1, "%s: run %d lost %d", name, number, (int)skipped[number]);
+}
+
+static void expect_no_picture(const char *name, const char *file)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    cr_assert_eq(open_job(&job, "--cache any --decode"), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", name);
+        cr_assert(strstr(status_text(), file) && strstr(status_text(), "sample '000007'"), "%s",
+                  status_text());
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = make_folder,
+     .fini = remove_folder)
+{
+    for (int shard = 0; shard <= 1; shard++) {
+        make_pictures(shard);
+        for (size_t v = 0; v < (shard ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
+            const char *name = shard ? shard_variants[v] : file_variants[v];
+            expect_no_picture(name, shard ? "p.tar: offset " : "000007.png: offset ");
+            expect_a_picture_lost(name, 1);
+            expect_a_picture_lost(name, 2);
+        }
+        remove_folder();
+        make_folder();
+    }
+}
+#endif
+
+/* A variant that delivers wrong bytes is caught by the run itself. */
+Test(load_faults, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    make_shards(101);
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
+    const struct variant *variant = start(&job, "shards-mmap", &state);
+    const struct load *load = job.input;
+    overwrite("x-000000.tar", (long)load->dataset->members[load->dataset->samples[1].member].offset,
+              "\xff\xee", 2);
+    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_WRONG);
+    cr_assert_not_null(strstr(status_text(), "delivered"));
+    variant->teardown(state);
+    close_job(&job);
+}

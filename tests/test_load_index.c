@@ -1,0 +1,293 @@
+/* What `load` makes of an index: lost samples, flipped bits, names and lists that do not fit. */
+#include "load_support.h"
+
+TestSuite(load_index, .timeout = 60);
+
+Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = make_folder,
+     .fini = remove_folder)
+{
+    uint64_t tallies[2];
+    for (int shards = 0; shards <= 1; shards++) {
+        struct job job;
+        struct tally tally;
+        prepare(shards ? "shards" : "files");
+        for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
+            void *state;
+            uint64_t wrong;
+            cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+            const struct load *load = job.input;
+            cr_assert(load->dataset->indexed);
+            const struct variant *variant =
+                start(&job, shards ? shard_variants[v] : file_variants[v], &state);
+            if (variant) {
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                             status_text());
+                cr_assert_eq(wrong, 0);
+                variant->teardown(state);
+            }
+            const struct order_plan plan = load_plan(load, 1);
+            cr_assert_eq(load_expect(load, &plan, 0, &tally), STATUS_OK);
+            close_job(&job);
+        }
+        tallies[shards] = tally.sum;
+        remove_folder();
+        make_folder();
+    }
+    cr_assert_eq(tallies[0], tallies[1], "the same samples in either layout");
+}
+
+Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct dataset dataset;
+    prepare("shards");
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
+    char shard[64];
+    snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
+    overwrite(shard, (long)(member->offset + member->size / 2), "\xff", 1);
+    cr_assert_eq(dataset_hash(&dataset), STATUS_FAILED);
+    cr_assert(strstr(status_text(), shard) && strstr(status_text(), "offset "), "%s", status_text());
+    dataset_close(&dataset);
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+    cr_assert_eq(((struct load *)job.input)->dataset->skipped, 1);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        void *state;
+        struct run_time unused;
+        struct load_result result;
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (!variant)
+            continue;
+        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        cr_assert(result.skipped == 0 && result.tally.count == 39, "%s", shard_variants[v]);
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+/* Another key in the header of the sample at `offset`, which is where its data begin. */
+static void rename_member(const char *shard, uint64_t offset, const char *name)
+{
+    uint8_t before[TAR_BLOCK_BYTES], header[TAR_BLOCK_BYTES];
+    char size[13] = "";
+    int fd = open(in_folder(shard), O_RDWR);
+    cr_assert(fd >= 0 && pread(fd, before, sizeof before, (off_t)(offset - sizeof before)) == sizeof before);
+    memcpy(size, before + 124, 12);
+    cr_assert_eq(tar_header(header, name, strtoull(size, NULL, 8)), STATUS_OK);
+    cr_assert_eq(pwrite(fd, header, sizeof header, (off_t)(offset - sizeof header)), sizeof header);
+    close(fd);
+}
+
+/* With --verify all variants fail alike, and with skip all leave the same samples out. */
+static void expect_headers_compared(const char *words)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (int skip = 0; skip <= 1; skip++) {
+            struct job job;
+            void *state;
+            struct run_time unused;
+            struct load_result result;
+            uint64_t wrong = 1;
+            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK,
+                         "%s", status_text());
+            cr_assert_eq(((const struct load *)job.input)->dataset->skipped, (uint64_t)skip);
+            const struct variant *variant = start(&job, shard_variants[v], &state);
+            if (variant) {
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong),
+                             skip ? STATUS_OK : STATUS_FAILED, "%s", status_text());
+                cr_assert(skip || strstr(status_text(), words), "%s: %s", shard_variants[v], status_text());
+                cr_assert(!skip || wrong == 0);
+            }
+            if (variant && skip) {
+                cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
+                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                cr_assert(result.tally.count + result.skipped == 39, "%s", shard_variants[v]);
+            }
+            if (variant)
+                variant->teardown(state);
+            close_job(&job);
+        }
+}
+
+Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make_folder,
+     .fini = remove_folder)
+{
+    struct dataset dataset;
+    char words[256], shard[64];
+    prepare("shards");
+    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    const struct dataset_member member = dataset.members[dataset.samples[20].member];
+    snprintf(shard, sizeof shard, "%s", dataset.files[member.file].name);
+    cr_assert_eq(dataset_hash(&dataset), STATUS_OK, "%s", status_text());
+    dataset_close(&dataset);
+    rename_member(shard, member.offset, "000099.npy");
+    snprintf(words, sizeof words, "%s: offset %llu: the header names '000099.npy'", shard,
+             (unsigned long long)member.offset - TAR_BLOCK_BYTES);
+    expect_headers_compared(words);
+    rename_member(shard, member.offset, "000020.png");
+    expect_headers_compared("the header names '000020.png'");
+    rename_member(shard, member.offset, "README"); /* of no sample */
+    expect_headers_compared("the header names 'README'");
+    rename_member(shard, member.offset, "000020.npy");
+    overwrite(shard, (long)member.offset - TAR_BLOCK_BYTES, "9", 1);
+    snprintf(words, sizeof words, "%s: offset %llu: the header's checksum is wrong", shard,
+             (unsigned long long)member.offset - TAR_BLOCK_BYTES);
+    expect_headers_compared(words);
+}
+
+Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)
+{
+    prepare("shards");
+    cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
+    expect_refused("counter-000001.tar: the shard is missing");
+    expect_skipped(27, "13");
+    struct dataset dataset;
+    cr_assert_eq(dataset_open(folder, true, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert(dataset.faults == 1 && dataset.skipped == 13, "%d faults", (int)dataset.faults);
+    dataset_close(&dataset);
+    cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
+    cr_assert_eq(chmod(folder, 0), 0);
+    if (geteuid() == 0)
+        cr_assert_eq(seteuid(65534), 0);
+    expect_refused("Permission denied");
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(0), 0);
+    cr_assert_eq(chmod(folder, 0700), 0);
+}
+
+/* Lines of samples that were swapped, and the index signed anew: it must be refused, as readers would go
+ * back. */
+Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .fini = remove_folder)
+{
+    struct index index;
+    char command[3 * PATH_MAX], path[2 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    prepare("shards");
+    snprintf(path, sizeof path, "%s", in_folder("counter.index"));
+    cr_assert_eq(index_read(path, &index), STATUS_OK, "%s", status_text());
+    struct index_sample third = index.samples[3];
+    index.samples[3] = index.samples[4];
+    index.samples[4] = third;
+    cr_assert_eq(index_save(path, &index, 0, index.place_count), STATUS_OK, "%s", status_text());
+    index_free(&index);
+    expect_refused("counter.index: line 7: counter-000000.tar: offset ");
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        snprintf(command, sizeof command,
+                 "%s --variant %s --data '%s' --cache any --on-error skip --min-time 0 2>&1 | "
+                 "grep -q 'leaves no room for a header'",
+                 program ? program : "./fdsl-bench", shard_variants[v], folder);
+        if (variant_available(variant_find(shard_variants[v]), &(const struct resources){.threads = 1}) ==
+            STATUS_OK)
+            cr_assert_eq(system(command), 0, "%s", command);
+    }
+}
+
+#ifdef HAVE_JANSSON
+/* A list of wids for the shards of make_shards(), each with a number of samples and a size. */
+static void write_wids(const char *first, const char *more)
+{
+    FILE *stream = fopen(in_folder("x.wids.json"), "w");
+    fprintf(stream,
+            "{\"__kind__\": \"wids-shard-index-v1\", \"wids_version\": 1, \"shardlist\": [\n"
+            "{\"url\": \"%s\", \"nsamples\": 25%s},\n"
+            "{\"url\": \"x-000001.tar\", \"nsamples\": 25}, {\"url\": \"x-000002.tar\", \"nsamples\": 51}]}",
+            first, more);
+    cr_assert_eq(fclose(stream), 0);
+}
+
+Test(load_index, a_list_of_wids_tells_what_is_lost, .init = make_folder, .fini = remove_folder)
+{
+    char text[64];
+    make_shards(101);
+    write_wids("x-000000.tar", "");
+    expect_skipped(101, "0");
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        expect_exactly_once(shard_variants[v], "--cache any --shuffle 10");
+
+    uint32_t whole = whole_before(25, 20000);
+    snprintf(text, sizeof text, "%u", 25 - whole);
+    cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
+    expect_refused("x-000001.tar: offset ");
+    expect_skipped(76 + whole, text);
+    cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
+    expect_refused("x-000001.tar: cannot open");
+    expect_skipped(76, "25");
+}
+
+Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    void *state;
+    uint64_t wrong;
+    make_shards(101);
+    write_wids("x-000000.tar", ", \"filesize\": 1000");
+    expect_refused("x-000000.tar: the shard has ");
+    expect_skipped(101, "0"); /* all samples are there */
+    write_wids("../x-000000.tar", "");
+    expect_refused("x.wids.json: '../x-000000.tar' leads out of the folder");
+    write_wids("https://example.org/x.tar", "");
+    expect_refused("leads out of the folder");
+    write_wids("x-000002.tar", "");
+    expect_refused("x-000002.tar: the shard holds 51 samples and its wids index says 25");
+    write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, "shards", &state);
+    enum status status = job.workload->verify(job.input, variant, state, &wrong);
+#ifdef HAVE_CRYPTO
+    cr_assert_eq(status, STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "x-000000.tar: the shard's md5 is "), "%s", status_text());
+#else
+    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+#endif
+    variant->teardown(state);
+    close_job(&job);
+}
+#endif
+
+Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
+    cr_assert(stream && putc('7', stream) == '7' && fclose(stream) == 0);
+    expect_refused("000/000004.cls: offset 0: sample '000/000004' has 'cls' twice");
+    expect_skipped(100, "1");
+}
+
+/* Names that lead nowhere, and pipes among shards: skip goes on, and says that it does not know how many were
+ * lost. */
+Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
+    expect_refused("dead.bin: No such file");
+    expect_skipped(101, "");
+    remove_folder();
+    make_folder();
+    make_shards(101);
+    cr_assert_eq(mkfifo(in_folder("pipe.tar"), 0600), 0);
+    expect_skipped(101, "0");
+    for (int shard = 0; shard < 3; shard++) {
+        char name[64];
+        snprintf(name, sizeof name, "x-%06d.tar", shard);
+        cr_assert_eq(truncate(in_folder(name), 0), 0);
+    }
+    struct job job;
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "all of its samples are broken"), "%s", status_text());
+    close_job(&job);
+}
+
+Test(load_index, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    FILE *stream = fopen(in_folder("twice.tar"), "w");
+    put_member(stream, 1, 0);
+    put_member(stream, 1, 0);
+    for (uint32_t sample = 2; sample < 10; sample++)
+        put_member(stream, sample, 0);
+    fwrite(zeros, 1, sizeof zeros, stream);
+    fclose(stream);
+    expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
+    expect_skipped(8, "1"); /* the rest can be read */
+}

@@ -1,0 +1,335 @@
+/* `load` among others: kernels that forbid, files of other users, loaders to compare with, tars of other
+ * programs. */
+#include "load_support.h"
+
+TestSuite(load_others, .timeout = 60);
+
+/* ---- io_uring forbidden, as in a container ---- */
+
+#if defined(HAVE_URING) && defined(__x86_64__) && !defined(FDSL_SANITIZED)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static void forbid(unsigned call, unsigned failure)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | failure),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {COUNT_OF(filter), filter};
+    cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+static void expect_no_uring(unsigned failure)
+{
+    const struct resources resources = {.threads = 1};
+    forbid(425 /* io_uring_setup */, failure);
+    cr_assert_eq(variant_available(variant_find("shards-uring"), &resources), STATUS_UNAVAILABLE);
+    cr_assert_not_null(strstr(status_text(), "seccomp"), "%s", status_text());
+    cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
+}
+
+/* The filter holds for programs that this process starts. */
+Test(load_others, forbidden_io_uring_exits_4, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const names[] = {"shards-uring", "files-uring"};
+    const char *program = getenv("FDSL_BENCH");
+    forbid(425 /* io_uring_setup */, 1 /* EPERM */);
+    for (int shards = 1; shards >= 0; shards--) {
+        char command[4 * PATH_MAX];
+        shards ? make_shards(101) : make_files(101);
+        snprintf(command, sizeof command, "timeout 30 %s --variant %s --data '%s' >'%s' 2>&1",
+                 program ? program : "./fdsl-bench", names[!shards], folder, in_folder("out.txt"));
+        int status = system(command);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 4, "%s: %x", command, (unsigned)status);
+        snprintf(command, sizeof command, "grep -q 'no io_uring here.*seccomp' '%s'", in_folder("out.txt"));
+        cr_assert_eq(system(command), 0);
+        remove_folder();
+        make_folder();
+    }
+}
+
+Test(load_others, forbidden_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(1 /* EPERM */);
+}
+
+Test(load_others, missing_io_uring_makes_variants_unavailable)
+{
+    expect_no_uring(38 /* ENOSYS */);
+}
+
+/* ---- Files of others, of whose pages the kernel does not tell ---- */
+
+Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder, .fini = remove_folder)
+{
+    struct cache_pages mine = {0}, theirs = {0};
+    struct job job;
+    make_shards(101);
+    forbid(451 /* cachestat */, 1 /* EPERM */);
+    int fd = open(in_folder("x-000000.tar"), O_RDONLY);
+    cr_assert_eq(cache_count(fd, 20000, &mine), STATUS_OK, "%s", status_text());
+    cr_assert(mine.all == 5 && !mine.hidden);
+    close(fd);
+    if (geteuid() != 0)
+        return;
+    cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
+    fd = open(in_folder("x-000000.tar"), O_RDONLY);
+    cr_assert_eq(cache_count(fd, 20000, &theirs), STATUS_OK, "%s", status_text());
+    cr_assert(theirs.all == 5 && theirs.hidden);
+    close(fd);
+    for (int cold = 0; cold <= 1; cold++) {
+        struct cache_pages pages;
+        cr_assert_eq(open_job(&job, cold ? "--cache cold" : "--cache warm"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
+        cr_assert_not_null(strstr(status_text(), "use --cache any"), "%s", status_text());
+        cr_assert_not_null(strstr(status_text(), "owns the files"), "%s", status_text());
+        close_job(&job);
+    }
+    cr_assert_eq(seteuid(0), 0);
+}
+#endif
+
+/* ---- The comparison with other loaders ---- */
+
+/* What compare_loading.py expects of the folder; true where it refuses it with the words. */
+static bool comparison_refuses(const char *words)
+{
+    char command[2 * PATH_MAX];
+    snprintf(command, sizeof command,
+             "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, compare_loading as c\n"
+             "d = sys.argv[1]\nc.check_count(d, c.expected(\"shards\", d)[0])' %s 2>&1 | grep -qF '%s'",
+             folder, words);
+    return system(command) == 0;
+}
+
+Test(load_others, the_comparison_refuses_shards_that_tarfile_cuts_short, .init = make_folder,
+     .fini = remove_folder)
+{
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    make_shards(101);
+    cr_assert_not(comparison_refuses(""));
+    FILE *stream = fopen(in_folder("samples.csv"), "w");
+    fputs("key\n", stream);
+    for (int i = 0; i < 102; i++)
+        fprintf(stream, "%06d\n", i);
+    fclose(stream);
+    cr_assert(comparison_refuses("holds 101 samples and its samples.csv tells of 102"));
+    cr_assert_eq(unlink(in_folder("samples.csv")), 0);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
+    make_shards(101);
+    struct stat whole;
+    cr_assert_eq(stat(in_folder("x-000002.tar"), &whole), 0);
+    cr_assert_eq(truncate(in_folder("x-000002.tar"), whole.st_size - TAR_END_BYTES), 0);
+    cr_assert(comparison_refuses("x-000002.tar: offset "));
+    make_shards(101);
+    /* The second header: behind that of sample 0, which has no bytes, comes its label. */
+    overwrite("x-000000.tar", 512, "z", 1);
+    cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
+}
+
+/* Its rows can stand in one table with ours. */
+Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folder, .fini = remove_folder)
+{
+    char command[3 * PATH_MAX];
+    const char *program = getenv("FDSL_BENCH");
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    make_shards(101);
+    snprintf(
+        command, sizeof command,
+        "%s --variant shards-mmap --data '%s' --cache any --min-time 0 --format csv 2>/dev/null | "
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, csv, compare_loading as c\n"
+        "rows = list(csv.reader(sys.stdin))\n"
+        "assert rows[0] == c.COLUMNS, set(rows[0]) ^ set(c.COLUMNS)\n"
+        "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'",
+        program ? program : "./fdsl-bench", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+/* Rows without workers and with one have both one thread. */
+Test(load_others, the_comparison_tells_workers_apart)
+{
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    cr_assert_eq(
+        system("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import compare_loading as c\n"
+               "names = [c.name_of(n, w) for n in (\"torch-files\", \"dali\") for w in (0, 1)]\n"
+               "assert names == [\"torch-files-inline\", \"torch-files\", \"dali\", \"dali\"]\n"
+               "assert c.hash_samples([b\"a\", b\"bc\"]) == c.hash_samples([b\"bc\", b\"a\"])\n"
+               "assert c.hash_samples([b\"a\", b\"bc\"]) != c.hash_samples([b\"ab\", b\"c\"])'"),
+        0);
+}
+
+/* With --gpu it is held against what delivers the same bytes on the GPU, with as many threads as workers. */
+Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
+{
+    char command[3 * PATH_MAX];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    FILE *stream = fopen(in_folder("bench"), "w");
+    fputs("#!/bin/sh\necho said\necho \"$*\"\n", stream);
+    fclose(stream);
+    cr_assert_eq(chmod(in_folder("bench"), 0755), 0);
+    snprintf(
+        command, sizeof command,
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, argparse, compare_loading as "
+        "c\n"
+        "def said(gpu): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, files=\"F\", "
+        "shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"
+        "cpu, gpu = said(False), said(True)\n"
+        "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
+        "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
+        "assert all(\"--threads 16\" in line and \"--tensor raw\" in line for line in gpu), gpu\n"
+        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s/bench'",
+        folder);
+    cr_assert_eq(system(command), 0);
+}
+
+/* ---- Tars that others wrote ---- */
+
+/* A pax header that holds for all that follow is known to shares that begin behind it. */
+Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    static const char record[] = "12 size=700\n";
+    uint8_t header[TAR_BLOCK_BYTES];
+    FILE *stream = fopen(in_folder("g.tar"), "w");
+    cr_assert_not_null(stream);
+    cr_assert_eq(tar_header(header, "global", sizeof record - 1), STATUS_OK);
+    header[156] = 'g';
+    memcpy(header + 148, "        ", 8);
+    unsigned sum = 0;
+    for (size_t i = 0; i < sizeof header; i++)
+        sum += header[i];
+    snprintf((char *)header + 148, 8, "%06o", sum);
+    fwrite(header, 1, sizeof header, stream);
+    fwrite(record, 1, sizeof record - 1, stream);
+    fwrite(zeros, 1, tar_padding(sizeof record - 1), stream);
+    for (uint32_t i = 0; i < 101; i++) { /* headers that tell another size */
+        char name[64];
+        snprintf(name, sizeof name, "%06u.bin", i);
+        cr_assert_eq(tar_header(header, name, 3), STATUS_OK);
+        fwrite(header, 1, sizeof header, stream);
+        for (uint32_t byte = 0; byte < 1024; byte++)
+            putc(byte < 700 ? content(i, 0, byte) : 0, stream);
+    }
+    fwrite(zeros, 1, sizeof zeros, stream);
+    fclose(stream);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (uint64_t rank = 0; rank < 2; rank++) {
+            struct job job;
+            void *state;
+            uint64_t wrong;
+            cr_assert_eq(open_job(&job, "--cache any --shuffle 0 --batch 7"), STATUS_OK, "%s", status_text());
+            cr_assert_eq(((const struct load *)job.input)->dataset->sample_bytes_max, 700);
+            cr_assert_eq(job.workload->move(job.input, job.parameters,
+                                            &(const struct place){.rank = rank, .ranks = 2}),
+                         STATUS_OK);
+            const struct variant *variant = start(&job, shard_variants[v], &state);
+            if (variant) {
+                struct run_time unused;
+                cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s, rank %d: %s",
+                             shard_variants[v], (int)rank, status_text());
+                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                             status_text());
+                cr_assert_eq(wrong, 0);
+                variant->teardown(state);
+            }
+            close_job(&job);
+        }
+}
+
+/* All variants read the shards in the folder, whole. */
+static void expect_read(uint32_t samples)
+{
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        uint64_t wrong;
+        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
+        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, samples);
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
+                         status_text());
+            cr_assert_eq(wrong, 0);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
+Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fini = remove_folder)
+{
+    static const char script[] =
+        "import tarfile,io,sys\n"
+        "for s,f in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):\n"
+        "  t=tarfile.open('%s/y-%06d.tar'%(sys.argv[1],s),'w',format=f)\n"
+        "  d=tarfile.TarInfo('folder'); d.type=tarfile.DIRTYPE; t.addfile(d)\n"
+        "  for i in range(20):\n"
+        "    for e in ('bin','cls'):\n"
+        "      m=tarfile.TarInfo('folder/'+'k'*150*(i%2)+'%d-%d.%s'%(s,i,e)); b=b'%d'%i*(i*300+1)\n"
+        "      m.size=len(b); m.mtime=0.5+i; t.addfile(m,io.BytesIO(b))\n"
+        "  t.addfile(tarfile.TarInfo('README'))\n"
+        "  t.close()\n";
+    char command[sizeof script + PATH_MAX + 64];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert_eq(system(command), 0);
+    expect_read(40);
+}
+
+/* As webdataset's TarWriter calls tarfile: a stream ("w|"), members of a sample in the order of their
+ * extensions, the key's before the others, its owner and mode, the time as a float. */
+Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
+{
+    static const char script[] =
+        "import tarfile,io,sys,time\n"
+        "for s,f in enumerate((tarfile.USTAR_FORMAT, tarfile.DEFAULT_FORMAT)):\n"
+        "  with open('%s/w-%06d.tar'%(sys.argv[1],s),'wb') as stream:\n"
+        "    t=tarfile.open(fileobj=stream,mode='w|',format=f)\n"
+        "    for i in range(30):\n"
+        "      "
+        "sample={'__key__':'train/%d-%06d'%(s,i),'jpg':b'%d'%i*(i*200+1),'cls':b'%d'%i,'meta.json':b'{}'}\n"
+        "      for k in sorted(sample):\n"
+        "        if k=='__key__': continue\n"
+        "        m=tarfile.TarInfo(sample['__key__']+'.'+k); m.size=len(sample[k]); m.mtime=time.time()\n"
+        "        m.mode=0o444; m.uname=m.gname='bigdata'; t.addfile(m,io.BytesIO(sample[k]))\n"
+        "    t.close()\n";
+    char command[sizeof script + PATH_MAX + 64];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert_eq(system(command), 0);
+    expect_read(60);
+}
+
+/* All formats of GNU tar, with names as long as each can hold; folders are members too. */
+Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
+{
+    static const struct {
+        const char *name;
+        int half; /* of a name */
+    } formats[] = {{"v7", 40}, {"ustar", 90}, {"oldgnu", 200}, {"gnu", 200}, {"pax", 200}};
+    char command[2 * PATH_MAX];
+    if (system("tar --version 2>/dev/null | grep -q GNU") != 0)
+        cr_skip_test("no GNU tar");
+    for (size_t f = 0; f < COUNT_OF(formats); f++) {
+        snprintf(command, sizeof command,
+                 "cd '%s' && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
+                 "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
+                 "seq 99 >$f/$long/$long.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
+                 "cd .. && rm -r t",
+                 folder, formats[f].name, formats[f].half);
+        cr_assert_eq(system(command), 0, "%s", command);
+    }
+    expect_read(50);
+}
