@@ -356,7 +356,7 @@ static void write_one(uint32_t epochs, uint32_t keep)
                                     .data = (char *)"digits",
                                     .row = (char *)"a,b\n1,2\n",
                                     .identity = (char *)"model=lenet batch=3",
-                                    .state = {arenas[0], arenas[1], arenas[2]},
+                                    .state = {arenas[0], arenas[1], arenas[2], {0, 0}},
                                     .arena_values = VALUES};
     must(checkpoint_write(folder, keep, &checkpoint));
 }
@@ -433,9 +433,9 @@ Test(checkpoint, damage_shows)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "no checkpoint" : "cut");
     }
-    bytes[8] = 3; /* the schema's first byte */
+    bytes[8] = 4; /* the schema's first byte */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "of schema 3; this program knows 2");
+    expect_fault(path, "of schema 4; this program knows 3");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "this is no checkpoint");
     free(bytes);
@@ -473,11 +473,11 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
     write_one(2, 3);
     path_of(2, path);
     must(bytes_read(path, &bytes, &size));
-    bytes[8] = 3;
+    bytes[8] = 4;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "of schema 3"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "of schema 4"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* as little to be read as a file of somebody else */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

@@ -46,6 +46,8 @@ Test(train_cli, a_row_an_epoch)
         cr_expect_eq(number(out, row, "parameters"), 7850);
         cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
         cr_expect_str_eq(value(out, row, "momentum"), ""); /* of sgd */
+        cr_expect_str_eq(value(out, row, "skipped_steps"), "");
+        cr_expect_str_eq(value(out, row, "loss_scale"), "");
     }
     cr_expect(number(out, 3, "loss") < number(out, 1, "loss"));
     cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));
@@ -149,9 +151,9 @@ Test(train_cli, resumed_behind_a_broken_checkpoint)
 Test(train_cli, a_newer_checkpoint_ends_the_run)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\003' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\004' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "of schema 3; this program knows 2");
+                   "of schema 4; this program knows 3");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");

@@ -69,8 +69,8 @@ static void run(const struct engine *engine, const struct model_table *table, co
     for (uint32_t i = 1; i < STEPS; i++)
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
-    const struct train_state state = {result->parameters, result->parameters + values,
-                                      result->parameters + 2 * values};
+    const struct train_state state = {
+        result->parameters, result->parameters + values, result->parameters + 2 * values, {0, 0}};
     must(engine->get(net->state, (struct train_state *)&state));
     result->loss = totals.loss / (double)totals.samples;
     result->correct = totals.correct;
@@ -333,12 +333,13 @@ static float *learnt(const struct model_table *table, struct shape input, int th
     net_open(&net, &engine_omp, table, input, 10, 83, 33, 0.1f);
     engine_omp.close(net.state);
     must(engine_omp.open(&net.train, &resources, &net.state));
-    const struct train_state begin = {net.initial, net.zeros, net.zeros};
+    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}};
     must(engine_omp.set(net.state, &begin));
     for (uint32_t epoch = 0; epoch < 2; epoch++)
         must(engine_omp.steps(net.state, epoch, 0, train_steps(&net.train)));
     float *arenas = malloc(3 * net.model.arena_values * sizeof *arenas);
-    struct train_state state = {arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values};
+    struct train_state state = {
+        arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values, {0, 0}};
     must(engine_omp.get(net.state, &state));
     *model = net.model;
     net_close(&net);
@@ -438,7 +439,8 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
     uint32_t tests = data.sets[DATA_TEST].count, classes = data.classes;
     float *logits = malloc((size_t)tests * classes * sizeof *logits);
     model_initialise(&model, 0, arenas);
-    const struct train_state begin = {arenas, arenas + model.arena_values, arenas + model.arena_values};
+    const struct train_state begin = {
+        arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}};
     must(engine_omp.open(&train, &request.resources, &state));
     must(engine_omp.set(state, &begin));
     must(engine_omp.steps(state, 0, 0, train_steps(&train)));

@@ -5,8 +5,7 @@
  * - backward, in_delta[c][place]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, place + tap];
  * - gradient[o][c, tap] of the weights: over (sample, place), out_delta[o][place] * in[c, place + tap].
  */
-#include "train/multiply.cuh"
-#include "train/network.cuh"
+#include "train/product.cuh"
 
 /* ---- Where windows lie ---- */
 
@@ -122,12 +121,14 @@ static enum status convolve(const struct pass *pass, const Weights &weights, con
                                  .slice = 0};
     const window_rows<PADDED> matrix = {from, windows};
     if (into.channels > WARP_ROWS)
-        return multiply<2, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
-    return multiply<1, 2>(pass->stream, pass->workspace, weights, matrix, into, size);
+        return multiply_layer<2, 2>(pass, weights, matrix, into, size);
+    return multiply_layer<1, 2>(pass, weights, matrix, into, size);
 }
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
 {
+    if (layer->packed.in)
+        return packed_forward(layer, pass);
     const struct layer *conv = layer->layer;
     const struct windows &windows = layer->forward;
     const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
@@ -177,13 +178,15 @@ static enum status weights_backward(const struct device_layer *layer, const stru
                                  .depth = pass->count * windows.place_count.by,
                                  .slice = 0};
     if (size.rows > WARP_ROWS)
-        return multiply<2, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
-    return multiply<1, 1>(pass->stream, pass->workspace, deltas, matrix, into, size);
+        return multiply_layer<2, 1>(pass, deltas, matrix, into, size);
+    return multiply_layer<1, 1>(pass, deltas, matrix, into, size);
 }
 
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
 {
     TRY(bias_backward(layer, pass));
+    if (layer->packed.in)
+        return packed_backward(layer, pass);
     TRY(layer->forward.padded ? weights_backward<true>(layer, pass) : weights_backward<false>(layer, pass));
     return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
 }

@@ -1,5 +1,6 @@
-/* `train-cuda`, `infer-cuda`: both data sets, parameters and activations live on the device. A step is a row
- * of launches that nobody waits for; sums of losses stay there until totals() asks for them. */
+/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`: both data
+ * sets, parameters and activations live on the device. A step is a row of launches that nobody waits for;
+ * sums of losses stay there until totals() asks for them. */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 
 struct network {
     const struct train *train;
+    enum precision precision;
     int device;
     cudaStream_t stream;
     struct holding holding;
@@ -183,14 +185,24 @@ static enum status open_learning(struct network *network)
     TRY(hold_zeros(network, &network->gradients, values));
     TRY(hold(&network->holding, &network->losses.losses, batch));
     TRY(hold(&network->holding, &network->losses.right, batch));
+    if (network->precision == PRECISION_FP16)
+        TRY(hold_zeros(network, &network->losses.scale, 1));
     return hold(&network->holding, &network->losses.totals, 1);
 }
 
 static enum status clear_totals(struct network *network)
 {
-    static const struct train_totals none = {
-        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .generate_s = 0, .bad_step = TRAIN_FINE};
+    static const struct train_totals none = {.loss = 0,
+                                             .correct = 0,
+                                             .samples = 0,
+                                             .skipped = 0,
+                                             .data_s = 0,
+                                             .generate_s = 0,
+                                             .bad_step = TRAIN_FINE};
     network->steps = 0;
+    if (network->losses.scale)
+        CUDA_TRY(cudaMemsetAsync(&network->losses.scale->skipped, 0, sizeof network->losses.scale->skipped,
+                                 network->stream));
     CUDA_TRY(
         cudaMemcpyAsync(network->losses.totals, &none, sizeof none, cudaMemcpyHostToDevice, network->stream));
     return STATUS_OK;
@@ -214,6 +226,9 @@ static enum status open_all(struct network *network)
     }
     for (uint32_t i = 0; i < train->model->layer_count; i++)
         TRY(open_layer(network, i));
+    for (uint32_t i = 0; i < train->model->layer_count; i++)
+        TRY(packed_prepare(&network->layers[i], network->precision, train->batch, !train->forward_only,
+                           &network->holding));
     for (uint32_t i = 1; i < train->model->layer_count; i++)
         share_relu(&network->layers[i - 1], &network->layers[i],
                    i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
@@ -242,14 +257,15 @@ static void cuda_close(void *state)
     free(network);
 }
 
-/* With convolutions by `conv`. */
-static enum status open_with(const struct layer_passes *conv, const struct train *train,
-                             const struct resources *resources, void **state)
+/* With convolutions by `conv`, and products in a precision. */
+static enum status open_with(const struct layer_passes *conv, enum precision precision,
+                             const struct train *train, const struct resources *resources, void **state)
 {
     struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
     if (!network)
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
+    network->precision = precision;
     network->device = resources->device;
     memcpy(network->passes, own_passes, sizeof network->passes);
     network->passes[LAYER_CONV] = *conv;
@@ -262,9 +278,10 @@ static enum status open_with(const struct layer_passes *conv, const struct train
     return STATUS_OK;
 }
 
+template <enum precision PRECISION>
 static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return open_with(&own_passes[LAYER_CONV], train, resources, state);
+    return open_with(&own_passes[LAYER_CONV], PRECISION, train, resources, state);
 }
 
 /* ---- State, in and out ---- */
@@ -290,16 +307,27 @@ static enum status copy_state(struct network *network, const struct train_state 
     return STATUS_OK;
 }
 
+/* The scale of the loss, and waits for it. */
+static enum status copy_scale(struct network *network, struct loss_scale *to, const struct loss_scale *from)
+{
+    CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, network->stream));
+    CUDA_TRY(cudaStreamSynchronize(network->stream));
+    return STATUS_OK;
+}
+
 static enum status cuda_set(void *state, const struct train_state *from)
 {
     struct network *network = static_cast<struct network *>(state);
-    return copy_state(network, &network->state, from);
+    TRY(copy_state(network, &network->state, from));
+    const struct loss_scale scale = from->scale.scale > 0 ? from->scale : loss_scale_begin();
+    return network->losses.scale ? copy_scale(network, &network->losses.scale->now, &scale) : STATUS_OK;
 }
 
 static enum status cuda_get(void *state, struct train_state *into)
 {
     struct network *network = static_cast<struct network *>(state);
-    return copy_state(network, into, &network->state);
+    TRY(copy_state(network, into, &network->state));
+    return network->losses.scale ? copy_scale(network, &into->scale, &network->losses.scale->now) : STATUS_OK;
 }
 
 static enum status cuda_gradients(void *state, float *gradients)
@@ -318,6 +346,7 @@ static struct pass pass_of(const struct network *network, uint32_t count, bool t
     return {.stream = network->stream,
             .count = count,
             .training = training,
+            .precision = network->precision,
             .seed = network->train->seed,
             .epoch = epoch,
             .numbers = network->batch.numbers,
@@ -374,6 +403,17 @@ static uint32_t step_count(const struct train *train, uint32_t step)
     return left < train->batch ? left : train->batch;
 }
 
+/* Where the loss is scaled, the device finds out whether there is a step to take. */
+static enum status update_parameters(struct network *network, const struct update *update)
+{
+    size_t values = network->train->model->arena_values;
+    struct device_scale *scale = network->losses.scale;
+    if (scale)
+        TRY(scaling_unscale(scale, values, network->gradients, network->stream));
+    TRY(parameters_update(update, values, network->gradients, scale, &network->state, network->stream));
+    return scale ? scaling_step(scale, network->stream) : STATUS_OK;
+}
+
 static enum status learn(struct network *network, uint32_t epoch, uint32_t step)
 {
     const struct train *train = network->train;
@@ -385,8 +425,7 @@ static enum status learn(struct network *network, uint32_t epoch, uint32_t step)
     TRY(loss_take(train, last->out, network->batch.labels, pass.count, number, last->out_delta,
                   &network->losses, network->stream));
     TRY(backward(network, &pass));
-    return parameters_update(&update, train->model->arena_values, network->gradients, &network->state,
-                             network->stream);
+    return update_parameters(network, &update);
 }
 
 static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -412,10 +451,15 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
     float gather_ms = 0;
+    uint32_t skipped = 0;
     CUDA_TRY(cudaSetDevice(network->device));
     CUDA_TRY(cudaMemcpyAsync(totals, network->losses.totals, sizeof *totals, cudaMemcpyDeviceToHost,
                              network->stream));
+    if (network->losses.scale)
+        CUDA_TRY(cudaMemcpyAsync(&skipped, &network->losses.scale->skipped, sizeof skipped,
+                                 cudaMemcpyDeviceToHost, network->stream));
     CUDA_TRY(cudaStreamSynchronize(network->stream));
+    totals->skipped = skipped;
     if (network->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
     totals->data_s = 1e-3 * gather_ms * (double)network->steps;
@@ -461,29 +505,40 @@ static uint64_t cuda_memory_bytes(const void *state)
     return network->holding.bytes + device_feed_memory_bytes(&network->feed);
 }
 
+template <enum precision PRECISION>
+static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
+{
+    return {.name = name,
+            .bounds = bounds,
+            .scales_loss = PRECISION == PRECISION_FP16,
+            .feeds = true,
+            .open = cuda_open<PRECISION>,
+            .close = cuda_close,
+            .set = cuda_set,
+            .get = cuda_get,
+            .steps = cuda_steps,
+            .totals = cuda_totals,
+            .gradients = cuda_gradients,
+            .evaluate = cuda_evaluate,
+            .memory_bytes = cuda_memory_bytes};
+}
+
+/* docs/train_mixed.md gives the reasons of the bounds. */
 extern "C" {
-extern const struct engine engine_cuda;
-const struct engine engine_cuda = {
-    .name = "cuda",
-    .bounds = ENGINE_BOUNDS_FLOAT,
-    .feeds = true,
-    .open = cuda_open,
-    .close = cuda_close,
-    .set = cuda_set,
-    .get = cuda_get,
-    .steps = cuda_steps,
-    .totals = cuda_totals,
-    .gradients = cuda_gradients,
-    .evaluate = cuda_evaluate,
-    .memory_bytes = cuda_memory_bytes,
-};
+const struct engine engine_cuda = engine_of<PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
+const struct engine engine_tf32 =
+    engine_of<PRECISION_TF32>("tf32", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
+const struct engine engine_bf16 =
+    engine_of<PRECISION_BF16>("bf16", {.loss = 0.15, .drift = 0.5, .logits = 5e-2});
+const struct engine engine_amp =
+    engine_of<PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 }
 
 #ifdef HAVE_CUDNN
 template <const struct layer_passes *CONV>
 static enum status cudnn_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return open_with(CONV, train, resources, state);
+    return open_with(CONV, PRECISION_FP32, train, resources, state);
 }
 
 template <const struct layer_passes *CONV>

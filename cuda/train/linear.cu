@@ -3,8 +3,7 @@
  *     forward   out[sample][o]      = sum over i of in[sample][i] * weight[o][i]
  *     backward  in_delta[sample][i] = sum over o of out_delta[sample][o] * weight[o][i]
  *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
-#include "train/multiply.cuh"
-#include "train/network.cuh"
+#include "train/product.cuh"
 
 /* Tiles of 64 x 64: these matrices are small. */
 #define DOWN   2
@@ -20,8 +19,8 @@ enum status linear_forward(const struct device_layer *layer, const struct pass *
                                     .stride = out,
                                     .relu = layer->relu,
                                     .above = nullptr};
-    return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, samples, weights, into,
-                                  {.rows = pass->count, .columns = out, .depth = in, .slice = 0});
+    return multiply_layer<DOWN, ACROSS>(pass, samples, weights, into,
+                                        {.rows = pass->count, .columns = out, .depth = in, .slice = 0});
 }
 
 static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
@@ -35,8 +34,8 @@ static enum status input_backward(const struct device_layer *layer, const struct
                                     .stride = in,
                                     .relu = false,
                                     .above = layer->relu_before ? layer->in : nullptr};
-    return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, deltas, weights, into,
-                                  {.rows = pass->count, .columns = in, .depth = out, .slice = 0});
+    return multiply_layer<DOWN, ACROSS>(pass, deltas, weights, into,
+                                        {.rows = pass->count, .columns = in, .depth = out, .slice = 0});
 }
 
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass)
@@ -50,7 +49,7 @@ enum status linear_backward(const struct device_layer *layer, const struct pass 
                                     .relu = false,
                                     .above = nullptr};
     TRY(bias_backward(layer, pass));
-    TRY((multiply<DOWN, ACROSS>(pass->stream, pass->workspace, deltas, samples, into,
-                                {.rows = out, .columns = in, .depth = pass->count, .slice = 0})));
+    TRY((multiply_layer<DOWN, ACROSS>(pass, deltas, samples, into,
+                                      {.rows = out, .columns = in, .depth = pass->count, .slice = 0})));
     return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
 }

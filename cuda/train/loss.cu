@@ -44,7 +44,8 @@ struct loss_plan {
 /* Warp j takes sample j. Logits are made smaller by the largest, so that no exponential overflows; a NaN
  * among them is none of the candidates, and comes through in the sum. */
 static __global__ void loss_kernel(const struct loss_plan plan, const float *logits, const uint32_t *labels,
-                                   float *deltas, float *losses, uint32_t *right)
+                                   const struct device_scale *scale, float *deltas, float *losses,
+                                   uint32_t *right)
 {
     uint32_t j = own_element() / 32, lane = threadIdx.x % 32;
     if (j >= plan.count)
@@ -58,12 +59,12 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     float sum = 0, loss = 0;
     for (uint32_t k = lane; k < plan.classes; k += 32)
         sum += expf(own[k] - best.logit);
-    float log_sum = logf(warp_sum(sum));
+    float log_sum = logf(warp_sum(sum)), factor = scale ? scale->now.scale : 1;
     for (uint32_t k = lane; k < plan.classes; k += 32) {
         float log_p = own[k] - best.logit - log_sum;
         float wanted = plan.smoothing / (float)plan.classes + (k == labels[j] ? 1 - plan.smoothing : 0);
         loss -= wanted * log_p;
-        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.count;
+        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.count * factor;
     }
     loss = warp_sum(loss);
     if (lane == 0) {
@@ -74,7 +75,7 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
 
 /* One block: the batch's sums, thread i of samples i, i + BLOCK, ... and then a tree. */
 static __global__ void totals_kernel(const float *losses, const uint32_t *right, uint32_t count,
-                                     uint64_t step, struct train_totals *totals)
+                                     uint64_t step, bool scaled, struct train_totals *totals)
 {
     __shared__ double sums[BLOCK];
     __shared__ uint32_t rights[BLOCK];
@@ -98,7 +99,7 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
     totals->loss += sums[0];
     totals->correct += rights[0];
     totals->samples += count;
-    if (!isfinite(sums[0]) && totals->bad_step == TRAIN_FINE)
+    if ((scaled ? isnan(sums[0]) : !isfinite(sums[0])) && totals->bad_step == TRAIN_FINE)
         totals->bad_step = step;
 }
 
@@ -107,10 +108,11 @@ enum status loss_take(const struct train *train, const float *logits, const uint
 {
     const struct loss_plan plan = {
         .classes = train->model->classes, .count = count, .smoothing = train->smoothing};
-    loss_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, stream>>>(plan, logits, labels, deltas,
-                                                                      losses->losses, losses->right);
+    loss_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, stream>>>(plan, logits, labels, losses->scale,
+                                                                      deltas, losses->losses, losses->right);
     CUDA_TRY_LAUNCH("loss_kernel");
-    totals_kernel<<<1, BLOCK, 0, stream>>>(losses->losses, losses->right, count, step, losses->totals);
+    totals_kernel<<<1, BLOCK, 0, stream>>>(losses->losses, losses->right, count, step, losses->scale != NULL,
+                                           losses->totals);
     CUDA_TRY_LAUNCH("totals_kernel");
     return STATUS_OK;
 }
@@ -118,17 +120,18 @@ enum status loss_take(const struct train *train, const float *logits, const uint
 /* ---- The step ---- */
 
 static __global__ void update_kernel(const struct update update, size_t values, const float *gradients,
-                                     const struct train_state state)
+                                     const struct device_scale *scale, const struct train_state state)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < values)
+    if (i < values && !(scale && scale->overflowed))
         optimizer_step(&update, gradients[i], &state.parameters[i], &state.first[i], &state.second[i]);
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct train_state *state, cudaStream_t stream)
+                              const struct device_scale *scale, const struct train_state *state,
+                              cudaStream_t stream)
 {
-    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, *state);
+    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, *state);
     CUDA_TRY_LAUNCH("update_kernel");
     return STATUS_OK;
 }

@@ -8,8 +8,12 @@
 #include "core/status.h"
 #include "train/engine.h"
 #include "train/operands.cuh"
+#include "train/scaling.cuh"
 
 #define BLOCK 256 /* threads of the kernels that take an element a thread */
+
+/* What products multiply; they add in fp32, and all tensors are fp32. */
+enum precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16, PRECISION_FP16 };
 
 /* A layer and where its tensors are, each (batch, ...). A ReLU and a dropout work in place: `in` and `out`
  * are the same, and so are the gradients. */
@@ -23,6 +27,10 @@ struct device_layer {
     bool forward_done, backward_done; /* of a ReLU: a neighbour does */
     struct windows forward, backward; /* of a convolution: over `in`, and over `out_delta` */
     uint32_t *largest;                /* of a pool: which element of the sample each output was */
+    struct {                          /* of a convolution that packed_conv.cu makes; else NULL: */
+        uint16_t *in, *deltas;        /* copies in 16 bits, (sample, place, channel) */
+        uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
+    } packed;
     const struct device_layer *added; /* of an addition: the earlier layer */
     void *library;                    /* what a library keeps of the layer, where one computes it */
 };
@@ -32,6 +40,7 @@ struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples */
     bool training;
+    enum precision precision;
     uint64_t seed;
     uint32_t epoch;
     const uint32_t *numbers; /* of the samples */
@@ -73,6 +82,12 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct hold
                          cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
+/* The same in 16 bits, of layers that packed_prepare() has given copies: it takes convolutions whose channels
+ * allow it, in precisions that have 16 bits, and leaves all other layers. `learns`: there is a way back. */
+enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
+                           struct holding *holding);
+enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
+enum status packed_backward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass);
 enum status relu_forward(const struct device_layer *layer, const struct pass *pass);
@@ -131,15 +146,20 @@ struct device_losses {
     float *losses;   /* of each sample */
     uint32_t *right; /* whether it was guessed */
     struct train_totals *totals;
+    struct device_scale *scale; /* of the loss; NULL: it is not scaled */
 };
 
-/* The losses of the batch and `deltas`, the gradient of its logits; adds to the totals as of step `step`. */
+/* The losses of the batch and `deltas`, the gradient of its logits, scaled; adds to the totals as of step
+ * `step`. A bad loss is one that is no finite number; where it is scaled, one that is no number: infinite is
+ * then an overflow, as any other. */
 enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
                       uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream);
 
-/* One optimizer_step() for all parameters; arrays of `values`. */
+/* One optimizer_step() for all parameters; arrays of `values`. None where the gradients overflowed; `scale`
+ * may be NULL. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct train_state *state, cudaStream_t stream);
+                              const struct device_scale *scale, const struct train_state *state,
+                              cudaStream_t stream);
 
 /* ---- Launches ---- */
 

@@ -1,4 +1,4 @@
-/* The variants `train-cuda` and `infer-cuda`. */
+/* The variants over engine.cuh's engines. */
 #include "common/device.h"
 #include "train/cudnn.cuh"
 #include "train/engine.cuh"
@@ -9,9 +9,10 @@ static enum status probe(const struct resources *resources)
     return device_probe(resources->device);
 }
 
+template <const struct engine *ENGINE>
 static enum status train_setup(const struct resources *resources, const void *input, void **state)
 {
-    return trainer_open(&engine_cuda, resources, input, state);
+    return trainer_open(ENGINE, resources, input, state);
 }
 
 static enum status infer_setup(const struct resources *resources, const void *input, void **state)
@@ -19,16 +20,25 @@ static enum status infer_setup(const struct resources *resources, const void *in
     return inferrer_open(&engine_cuda, resources, input, state);
 }
 
+template <const struct engine *ENGINE> static constexpr struct variant training_by(void)
+{
+    return {.platform = "cuda",
+            .threaded = false,
+            .traits = ENGINE,
+            .probe = probe,
+            .setup = train_setup<ENGINE>,
+            .run = trainer_run,
+            .fetch = trainer_fetch,
+            .teardown = trainer_close};
+}
+
 extern "C" {
-extern const struct variant variant_train_cuda, variant_infer_cuda;
-const struct variant variant_train_cuda = {.platform = "cuda",
-                                           .threaded = false,
-                                           .traits = &engine_cuda,
-                                           .probe = probe,
-                                           .setup = train_setup,
-                                           .run = trainer_run,
-                                           .fetch = trainer_fetch,
-                                           .teardown = trainer_close};
+extern const struct variant variant_train_cuda, variant_train_tf32, variant_train_bf16, variant_train_amp;
+extern const struct variant variant_infer_cuda;
+const struct variant variant_train_cuda = training_by<&engine_cuda>();
+const struct variant variant_train_tf32 = training_by<&engine_tf32>();
+const struct variant variant_train_bf16 = training_by<&engine_bf16>();
+const struct variant variant_train_amp = training_by<&engine_amp>();
 const struct variant variant_infer_cuda = {.platform = "cuda",
                                            .threaded = false,
                                            .traits = &engine_cuda,

@@ -20,7 +20,7 @@
 #include "core/file.h"
 
 #define MAGIC    "FDSLCKPT"
-#define SCHEMA   2
+#define SCHEMA   3
 #define ARENAS   3 /* parameters and the optimizer's two */
 #define TEXT_MAX 65536
 #define TEXTS    3 /* identity, data, row */
@@ -37,6 +37,7 @@ struct header {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
     struct train_samples samples;
     uint64_t arena_values, text_bytes[TEXTS];
+    struct loss_scale loss_scale;
     char revision[64]; /* of the program that wrote it */
 };
 
@@ -221,6 +222,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
     memcpy(header->offset, checkpoint->offset, sizeof header->offset);
     header->arena_values = checkpoint->arena_values;
     header->samples = checkpoint->samples;
+    header->loss_scale = checkpoint->state.scale;
     for (size_t i = 0; i < TEXTS; i++)
         header->text_bytes[i] = strlen(texts[i]);
     snprintf(header->revision, sizeof header->revision, "%s", env.revision);
@@ -365,6 +367,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
         (struct train_history){header.epochs, header.trained_s, header.to_98_s, header.to_99_s};
     checkpoint->samples = header.samples;
     checkpoint->arena_values = header.arena_values;
+    checkpoint->state.scale = header.loss_scale;
     return copy_parts(&header, bytes + sizeof header, checkpoint);
 }
 

@@ -20,6 +20,7 @@
 #include "core/variant.h"
 #include "train/data.h"
 #include "train/draws.h"
+#include "train/loss_scale.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -64,7 +65,8 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
 /* What a network has learnt, on the host: arenas of model->arena_values floats, gaps zero. */
 struct train_state {
     float *parameters;
-    float *first, *second; /* the optimizer's, as optimizer_step() has them; of SGD `second` is zero */
+    float *first, *second;   /* the optimizer's, as optimizer_step() has them; of SGD `second` is zero */
+    struct loss_scale scale; /* of an engine that scales its loss; others leave it as it is */
 };
 
 /* Makes arenas of zeros; false where memory is out, and then too the caller frees. */
@@ -73,6 +75,8 @@ static inline bool train_state_new(size_t values, struct train_state *state)
     state->parameters = (float *)calloc(values, sizeof(float));
     state->first = (float *)calloc(values, sizeof(float));
     state->second = (float *)calloc(values, sizeof(float));
+    state->scale.scale = 0;
+    state->scale.good_steps = 0;
     return state->parameters && state->first && state->second;
 }
 
@@ -90,7 +94,8 @@ struct train_totals {
     double loss;      /* of the samples, before each one's step */
     uint64_t correct; /* of them, with dropout, before each one's step */
     uint64_t samples;
-    double data_s;     /* of the time: how long arithmetic waited for samples; negative: not known */
+    uint64_t skipped; /* steps that overflowed and changed no parameters, of an engine that scales its loss */
+    double data_s;    /* of the time: how long arithmetic waited for samples; negative: not known */
     double generate_s; /* how long live samples were being made, arithmetic beside it or not; else 0 */
     uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
 };
@@ -111,7 +116,8 @@ struct engine_bounds {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool feeds; /* knows every enum data_feed; else only DATA_STORED */
+    bool scales_loss; /* as loss_scale.h has it; a set() without a scale begins with the first */
+    bool feeds;       /* knows every enum data_feed; else only DATA_STORED */
 
     /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the engine as "it". May be NULL: always. */

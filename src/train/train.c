@@ -85,13 +85,29 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},       {"epoch", COMBINE_SAME},          {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},   {"train_samples", COMBINE_SAME},  {"test_samples", COMBINE_SAME},
-    {"loss", COMBINE_SAME},         {"train_acc", COMBINE_SAME},      {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},     {"last_lr", COMBINE_SAME},        {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},      {"to_99_s", COMBINE_SAME},        {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME}, {"generate_share", COMBINE_SAME}, {"generated_per_s", COMBINE_SAME},
-    {"opening_s", COMBINE_SAME},    {"init", COMBINE_FIRST},          {NULL, COMBINE_FIRST},
+    {"timed", COMBINE_FIRST},
+    {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},
+    {"test_samples", COMBINE_SAME},
+    {"loss", COMBINE_SAME},
+    {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},
+    {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},
+    {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_SAME},
+    {"memory_bytes", COMBINE_SAME},
+    {"generate_share", COMBINE_SAME},
+    {"generated_per_s", COMBINE_SAME},
+    {"opening_s", COMBINE_SAME},
+    {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 enum measure_place {
     TIMED,
@@ -113,7 +129,9 @@ enum measure_place {
     GENERATE_SHARE,
     GENERATED_PER_S,
     OPENING_S,
-    INIT
+    INIT,
+    SKIPPED_STEPS,
+    LOSS_SCALE
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 
@@ -424,6 +442,10 @@ static enum status train_measure(const void *input, const struct variant *varian
     }
     put(texts[OPENING_S], opened->data.opening_s, 6);
     snprintf(texts[INIT], 64, "%s", opened->init);
+    if (epoch.scales_loss) {
+        snprintf(texts[SKIPPED_STEPS], 64, "%" PRIu64, epoch.skipped);
+        put(texts[LOSS_SCALE], epoch.loss_scale, 9);
+    }
     return STATUS_OK;
 }
 

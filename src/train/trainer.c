@@ -9,9 +9,10 @@
 #include "core/timer.h"
 #include "train/export.h"
 
-#define PROGRESS_S 0.25 /* of work at a time where somebody is looking on */
-#define LOSS_FLOOR 0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
-#define STRETCH    5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
+#define PROGRESS_S   0.25 /* of work at a time where somebody is looking on */
+#define LOSS_FLOOR   0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
+#define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
+#define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
 
 struct trainer {
     const struct train_job *job;
@@ -232,6 +233,7 @@ static enum status look(struct trainer *trainer)
     totals->loss += more.loss;
     totals->correct += more.correct;
     totals->samples += more.samples;
+    totals->skipped += more.skipped;
     totals->generate_s += more.generate_s;
     totals->data_s = more.data_s < 0 || totals->data_s < 0 ? -1 : totals->data_s + more.data_s;
     if (totals->bad_step == TRAIN_FINE)
@@ -344,12 +346,15 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
                                   .rate = schedule_rate(&job->train.schedule, last),
+                                  .scales_loss = trainer->engine->scales_loss,
+                                  .skipped = totals->skipped,
                                   .data_s = totals->data_s,
                                   .generate_s = totals->generate_s,
                                   .epoch_s = trainer->epoch_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     TRY(test(trainer, epoch));
     TRY(trainer->engine->get(trainer->state, &trainer->now.state));
+    epoch->loss_scale = trainer->now.state.scale.scale;
     note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
     epoch->history = *history;
     return STATUS_OK;
@@ -403,6 +408,20 @@ static bool went_astray(const struct model_tensor *tensor, double most, const fl
     return !(sqrt(off) <= most * sqrt(way)); /* a NaN does */
 }
 
+/* The engine's step. One that is skipped is made again, with the scale that it was halved to: what is
+ * compared are steps that were taken. At the floor of the scale it stays skipped. */
+static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
+                             struct train_totals *totals)
+{
+    for (int tries = 0; tries < VERIFY_TRIES; tries++) {
+        TRY(trainer->engine->steps(trainer->state, epoch, step, 1));
+        TRY(trainer->engine->totals(trainer->state, totals));
+        if (totals->skipped == 0)
+            break;
+    }
+    return STATUS_OK;
+}
+
 /* The same steps by both engines from where the oracle is, `begin`, and then where they are. Notes which
  * tensors went astray. */
 static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
@@ -415,8 +434,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
     TRY(trainer->engine->set(trainer->state, begin));
     for (uint32_t i = first; i < first + count; i++) {
         struct train_totals own, exact;
-        TRY(trainer->engine->steps(trainer->state, epoch + i / steps, i % steps, 1));
-        TRY(trainer->engine->totals(trainer->state, &own));
+        TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
         TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
         TRY(engine_oracle.totals(oracle, &exact));
         if (!isfinite(exact.loss))

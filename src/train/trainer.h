@@ -42,6 +42,9 @@ struct train_epoch {
     double loss, train_accuracy; /* means over the epoch, while the parameters changed */
     double test_loss, test_accuracy;
     double rate;            /* of its last step */
+    bool scales_loss;       /* the engine does; else these are nothing: */
+    uint64_t skipped;       /* steps that overflowed */
+    double loss_scale;      /* behind its last step */
     double data_s, epoch_s; /* data_s negative where it is not known */
     double generate_s;      /* how long live samples were being made */
     uint64_t memory_bytes;

@@ -1,0 +1,207 @@
+/* Convolutions in 16 bits whose channels are multiples of 8, both ways: their tensors are packed before each
+ * product and the sums come back as fp32 tensors, so no other layer knows. Sums are those of conv.cu, with
+ * the depth in another order. */
+#include "train/network.cuh"
+#include "train/tensor_packed.cuh"
+
+static bool is_packed(const struct layer *conv, enum precision precision)
+{
+    return (precision == PRECISION_BF16 || precision == PRECISION_FP16) &&
+           conv->in.channels % PACKED_UNIT == 0 && conv->out.channels % PACKED_UNIT == 0;
+}
+
+enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
+                           struct holding *holding)
+{
+    const struct layer *conv = layer->layer;
+    if (conv->spec.kind != LAYER_CONV || !is_packed(conv, precision))
+        return STATUS_OK;
+    TRY(hold(holding, &layer->packed.in, batch * conv->in_values));
+    TRY(hold(holding, &layer->packed.weights, conv->weight_values));
+    if (!learns)
+        return STATUS_OK;
+    TRY(hold(holding, &layer->packed.deltas, batch * conv->out_values));
+    return hold(holding, &layer->packed.opposite, conv->weight_values);
+}
+
+/* ---- Packing ---- */
+
+struct pack_plan {
+    uint32_t count;               /* units of the batch */
+    struct divider places, units; /* of a sample; units: of a place */
+};
+
+/* Thread i packs eight channels of a place; its neighbours those of the next places. */
+template <class Format>
+static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
+{
+    uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    uint32_t rest = plan.places.quotient(i), place = i - rest * plan.places.by;
+    uint32_t sample = plan.units.quotient(rest), unit = rest - sample * plan.units.by;
+    const float *first = from + (size_t)rest * PACKED_UNIT * plan.places.by + place;
+    float values[PACKED_UNIT];
+#pragma unroll
+    for (int j = 0; j < PACKED_UNIT; j++)
+        values[j] = __ldg(first + j * plan.places.by);
+    to[((size_t)sample * plan.places.by + place) * plan.units.by + unit] = Format::pack(values);
+}
+
+template <class Format>
+static enum status pack(const struct pass *pass, const struct shape *shape, const float *from, uint16_t *to)
+{
+    uint32_t places = (uint32_t)(shape_values(shape) / shape->channels);
+    const struct pack_plan plan = {.count = pass->count * places * (shape->channels / PACKED_UNIT),
+                                   .places = divider_of(places),
+                                   .units = divider_of(shape->channels / PACKED_UNIT)};
+    pack_kernel<Format>
+        <<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, from, reinterpret_cast<uint4 *>(to));
+    CUDA_TRY_LAUNCH("pack_kernel");
+    return STATUS_OK;
+}
+
+/* Weights (out, in, tap) as (out, tap, in), and for the way back, unless NULL, as (in, opposite tap, out). */
+template <class Format>
+static __global__ void pack_weights_kernel(const float *from, struct divider taps, struct divider channels,
+                                           uint32_t out, uint32_t count, uint16_t *weights,
+                                           uint16_t *opposite)
+{
+    uint32_t i = own_element();
+    if (i >= count)
+        return;
+    uint32_t rest = taps.quotient(i), tap = i - rest * taps.by;
+    uint32_t o = channels.quotient(rest), c = rest - o * channels.by;
+    uint16_t value = (uint16_t)Format::pair(from[i], 0);
+    weights[(o * taps.by + tap) * channels.by + c] = value;
+    if (opposite)
+        opposite[(c * taps.by + taps.by - 1 - tap) * out + o] = value;
+}
+
+static uint32_t taps_of(const struct layer *conv)
+{
+    return conv->spec.kernel[0] * conv->spec.kernel[1] * conv->spec.kernel[2];
+}
+
+template <class Format>
+static enum status pack_weights(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    uint32_t count = (uint32_t)conv->weight_values;
+    pack_weights_kernel<Format><<<blocks_for(count), BLOCK, 0, pass->stream>>>(
+        pass->parameters + conv->weight, divider_of(taps_of(conv)), divider_of(conv->in.channels),
+        conv->out.channels, count, layer->packed.weights, layer->packed.opposite);
+    CUDA_TRY_LAUNCH("pack_weights_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Both ways: rows are channels, columns (sample, place) ---- */
+
+static struct packed_windows windows_over(const uint16_t *values, const struct windows *windows,
+                                          uint32_t channels)
+{
+    return {.values = values,
+            .windows = *windows,
+            .channels = channels,
+            .units = divider_of(channels / PACKED_UNIT)};
+}
+
+template <class Format>
+static enum status convolve(const struct pass *pass, const uint16_t *weights,
+                            const struct packed_windows &windows, const struct channel_out &into)
+{
+    const struct product size = {.rows = into.channels,
+                                 .columns = pass->count * windows.windows.place_count.by,
+                                 .depth = windows.windows.tap_count,
+                                 .slice = 0};
+    const struct packed_matrix matrix = {weights, size.depth};
+    if (into.channels > 32)
+        return packed_multiply<Format, false, 64, 128>(pass->stream, pass->workspace, matrix, windows, into,
+                                                       size);
+    return packed_multiply<Format, false, 32, 128>(pass->stream, pass->workspace, matrix, windows, into,
+                                                   size);
+}
+
+template <class Format> static enum status forward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    TRY(pack_weights<Format>(layer, pass));
+    TRY(pack<Format>(pass, &conv->in, layer->in, layer->packed.in));
+    return convolve<Format>(pass, layer->packed.weights,
+                            windows_over(layer->packed.in, &layer->forward, conv->in.channels),
+                            {.values = layer->out,
+                             .bias = pass->parameters + conv->bias,
+                             .channels = conv->out.channels,
+                             .places = layer->forward.place_count,
+                             .relu = layer->relu,
+                             .above = nullptr});
+}
+
+template <class Format>
+static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    return convolve<Format>(pass, layer->packed.opposite,
+                            windows_over(layer->packed.deltas, &layer->backward, conv->out.channels),
+                            {.values = layer->in_delta,
+                             .bias = nullptr,
+                             .channels = conv->in.channels,
+                             .places = layer->backward.place_count,
+                             .relu = false,
+                             .above = layer->relu_before ? layer->in : nullptr});
+}
+
+/* ---- Weights: rows are output channels, columns (tap, channel), the depth (sample, place) ---- */
+
+/* Gradients of weights, (out, in, tap). */
+struct weights_out {
+    float *values;
+    struct divider channels;
+    uint32_t taps;
+
+    __device__ void put_one(uint32_t row, uint32_t column, float sum) const
+    {
+        uint32_t tap = channels.quotient(column), c = column - tap * channels.by;
+        values[((size_t)row * channels.by + c) * taps + tap] = sum;
+    }
+    __device__ void put(uint32_t row, uint32_t column, uint32_t columns, const float sums[4]) const
+    {
+        for (uint32_t j = 0; j < 4 && column + j < columns; j++)
+            put_one(row, column + j, sums[j]);
+    }
+};
+
+template <class Format>
+static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct layer *conv = layer->layer;
+    const struct packed_matrix deltas = {layer->packed.deltas, conv->out.channels};
+    const struct weights_out into = {.values = pass->gradients + conv->weight,
+                                     .channels = divider_of(conv->in.channels),
+                                     .taps = taps_of(conv)};
+    return packed_multiply<Format, true, 64, 96>(
+        pass->stream, pass->workspace, deltas,
+        windows_over(layer->packed.in, &layer->forward, conv->in.channels), into,
+        {.rows = conv->out.channels,
+         .columns = layer->forward.tap_count,
+         .depth = pass->count * layer->forward.place_count.by,
+         .slice = 0});
+}
+
+template <class Format> static enum status backward(const struct device_layer *layer, const struct pass *pass)
+{
+    TRY(pack<Format>(pass, &layer->layer->out, layer->out_delta, layer->packed.deltas));
+    TRY(weights_backward<Format>(layer, pass));
+    return layer->in_delta ? input_backward<Format>(layer, pass) : STATUS_OK;
+}
+
+enum status packed_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    return pass->precision == PRECISION_BF16 ? forward<as_bf16>(layer, pass) : forward<as_fp16>(layer, pass);
+}
+
+enum status packed_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    return pass->precision == PRECISION_BF16 ? backward<as_bf16>(layer, pass)
+                                             : backward<as_fp16>(layer, pass);
+}

@@ -1,0 +1,182 @@
+/* multiply.cuh's product on tensor cores: the same operands, the same places for the sums, the same slices,
+ *
+ *     out[row][column] = sum over k of left(row, k) * right(column, k)
+ *
+ * with both factors rounded to a format of tensor_formats.cuh on their way into shared memory and sums in
+ * fp32. Tensors stay as they are, in fp32: so every layer without products is that of train-cuda, and every
+ * size goes.
+ *
+ * What bounds it is not the multiplying but the reading, a number at a time from wherever an operand finds
+ * it, so all is made for that. A thread takes units of 16 bytes: neighbours in the direction that memory does
+ * not have, while neighbouring threads read neighbours in memory. A unit is written at once, so a tile lies
+ * by lines where memory lies across them, and the other way round; ldmatrix turns it back. */
+#ifndef FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
+#define FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
+
+#include "train/tensor_tile.cuh"
+
+/* ---- From memory into tiles ---- */
+
+/* A thread's part of loading. Lines beyond the last read the last one, whose sums nobody stores; points
+ * beyond the end are 0. */
+template <class Operand, class Format, int EXTENT, bool BY_DEPTH = Operand::ALONG_DEPTH> struct tensor_loader;
+
+/* By lines: the lines of a thread are kept, and a point is found once for all of them. */
+template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, false> {
+    static constexpr int UNIT = Format::UNIT, APART = TENSOR_THREADS / TENSOR_UNITS, LINES = EXTENT / APART;
+    static constexpr int KEPT = 1; /* lines in shared memory: none */
+    static_assert(EXTENT % APART == 0);
+    typedef struct tensor_tile<Format, false, EXTENT> tile;
+
+    Operand operand;
+    typename Operand::line lines[LINES];
+    float values[LINES][UNIT];
+
+    __device__ tensor_loader(const Operand &from, uint32_t first, uint32_t count, typename Operand::line *)
+        : operand(from)
+    {
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            lines[i] = operand.line_at(min(first + threadIdx.x % APART + i * APART, count - 1));
+    }
+
+    template <bool WHOLE> __device__ __forceinline__ void read(uint32_t k, uint32_t end)
+    {
+        uint32_t own = k + threadIdx.x / APART * UNIT;
+#pragma unroll
+        for (int j = 0; j < UNIT; j++) {
+            bool inside = WHOLE || own + j < end;
+            typename Operand::point at = operand.point_at(inside ? own + j : k);
+#pragma unroll
+            for (int i = 0; i < LINES; i++)
+                values[i][j] = inside ? operand.value(lines[i], at) : 0;
+        }
+    }
+
+    __device__ __forceinline__ void store(uint4 *to) const
+    {
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+            to[(threadIdx.x % APART + i * APART) * tile::ROW + threadIdx.x / APART] = Format::pack(values[i]);
+    }
+};
+
+/* By depth: a thread keeps its point, and the block its lines, in shared memory, as a thread reads many. */
+template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, true> {
+    static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT, APART = TENSOR_THREADS / DEPTH,
+                         GROUPS = EXTENT / UNIT / APART;
+    static constexpr int KEPT = EXTENT;
+    static_assert(EXTENT % (UNIT * APART) == 0);
+    typedef struct tensor_tile<Format, true, EXTENT> tile;
+
+    Operand operand;
+    const typename Operand::line *lines;
+    float values[GROUPS][UNIT];
+
+    /* A barrier must come before the first read. */
+    __device__ tensor_loader(const Operand &from, uint32_t first, uint32_t count,
+                             typename Operand::line *shared)
+        : operand(from), lines(shared)
+    {
+        for (uint32_t i = threadIdx.x; i < EXTENT; i += TENSOR_THREADS)
+            shared[i] = operand.line_at(min(first + i, count - 1));
+    }
+
+    template <bool WHOLE> __device__ __forceinline__ void read(uint32_t k, uint32_t end)
+    {
+        uint32_t own = k + threadIdx.x % DEPTH;
+        bool inside = WHOLE || own < end;
+        typename Operand::point at = operand.point_at(inside ? own : k);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (int j = 0; j < UNIT; j++)
+                values[g][j] =
+                    inside ? operand.value(lines[(threadIdx.x / DEPTH + g * APART) * UNIT + j], at) : 0;
+    }
+
+    __device__ __forceinline__ void store(uint4 *to) const
+    {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            to[threadIdx.x % DEPTH * tile::ROW + threadIdx.x / DEPTH + g * APART] = Format::pack(values[g]);
+    }
+};
+
+template <class Loader> static __device__ __forceinline__ void fetch(Loader &loader, uint32_t k, uint32_t end)
+{
+    if (k + Loader::tile::DEPTH <= end)
+        loader.template read<true>(k, end);
+    else
+        loader.template read<false>(k, end);
+}
+
+/* ---- The product ---- */
+
+/* Blocks that a multiprocessor shall hold: those of large tiles need more than 128 registers a thread. */
+static constexpr int tensor_blocks_held(int sums)
+{
+    return sums > 64 * 64 ? 3 : 4;
+}
+
+template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
+static __global__ void __launch_bounds__(TENSOR_THREADS, tensor_blocks_held(ROWS *COLUMNS))
+    tensor_kernel(const Left left, const Right right, const Into into, float *slices,
+                  const struct product size)
+{
+    typedef struct tensor_loader<Left, Format, ROWS> left_loader;
+    typedef struct tensor_loader<Right, Format, COLUMNS> right_loader;
+    typedef typename left_loader::tile left_tile;
+    typedef typename right_loader::tile right_tile;
+    typedef struct tensor_share<ROWS, COLUMNS> share;
+    constexpr uint32_t DEPTH = left_tile::DEPTH;
+    __shared__ __align__(16) uint4 lefts[2][left_tile::SIZE], rights[2][right_tile::SIZE];
+    __shared__ __align__(16) typename Left::line left_lines[left_loader::KEPT];
+    __shared__ __align__(16) typename Right::line right_lines[right_loader::KEPT];
+    uint32_t begin = blockIdx.z * size.slice, end = min(begin + size.slice, size.depth);
+    left_loader from_left(left, blockIdx.y * ROWS, size.rows, left_lines);
+    right_loader from_right(right, blockIdx.x * COLUMNS, size.columns, right_lines);
+    struct tensor_sums<share::DOWN / 16, share::ACROSS / 8> sums = {
+    };
+
+    __syncthreads();
+    fetch(from_left, begin, end);
+    fetch(from_right, begin, end);
+    from_left.store(lefts[0]);
+    from_right.store(rights[0]);
+    __syncthreads();
+    for (uint32_t k = begin, now = 0; k < end; k += DEPTH, now ^= 1) {
+        bool more = k + DEPTH < end;
+        if (more) {
+            fetch(from_left, k + DEPTH, end);
+            fetch(from_right, k + DEPTH, end);
+        }
+#pragma unroll
+        for (int unit = 0; unit < TENSOR_UNITS; unit += 2)
+            add_units<Format, left_tile, right_tile>(sums, lefts[now], rights[now], share::row(),
+                                                     share::column(), unit);
+        if (more) {
+            from_left.store(lefts[now ^ 1]);
+            from_right.store(rights[now ^ 1]);
+        }
+        __syncthreads();
+    }
+
+    put_block<share>(into, slices, size, sums, blockIdx.y * ROWS, blockIdx.x * COLUMNS);
+}
+
+/* Launches the product in tiles of ROWS x COLUMNS; `workspace` has room for WORKSPACE_VALUES. */
+template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
+static enum status tensor_multiply(cudaStream_t stream, float *workspace, const Left &left,
+                                   const Right &right, const Into &into, struct product size)
+{
+    constexpr uint32_t HELD = tensor_blocks_held(ROWS * COLUMNS);
+    static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);
+    dim3 grid = tensor_grid<ROWS, COLUMNS, TENSOR_UNITS * Format::UNIT>(&size, HELD);
+    tensor_kernel<Format, ROWS, COLUMNS>
+        <<<grid, TENSOR_THREADS, 0, stream>>>(left, right, into, workspace, size);
+    CUDA_TRY_LAUNCH("tensor_kernel");
+    return grid.z == 1 ? STATUS_OK : add_slices(stream, workspace, grid.z, into, size);
+}
+
+#endif

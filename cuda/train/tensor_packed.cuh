@@ -1,0 +1,202 @@
+/* The product of convolutions whose channels are multiples of 8, in formats of 16 bits: operands lie packed,
+ * (sample, place, channel) in 16 bits ("NHWC"), so that 16 bytes are a place's neighbouring channels, and the
+ * windows of a convolution are copied by cp.async from where they lie into shared memory, past the registers.
+ *
+ * The depth of a sum, and the columns of a gradient of weights, are (tap, channel). */
+#ifndef FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
+#define FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
+
+#include "train/tensor_tile.cuh"
+
+#define PACKED_UNIT  8 /* numbers of 16 bytes */
+#define PACKED_DEPTH (TENSOR_UNITS * PACKED_UNIT)
+#define PACKED_ROWS                                                                         \
+    (TENSOR_THREADS / TENSOR_UNITS) /* of a tile that threads copy at once, four units each \
+                                     */
+#define PACKED_STAGES 3             /* tiles on their way or in use */
+
+/* ---- Operands: rows of memory, and units along them ---- */
+
+struct packed_row {
+    const uint16_t *values;
+    uint32_t bits; /* as window_part's: a unit is inside where the row has all of its bits */
+};
+
+struct packed_unit {
+    int32_t offset; /* in numbers */
+    uint32_t bits;
+};
+
+/* A matrix whose rows are a multiple of 8 long. */
+struct packed_matrix {
+    const uint16_t *values;
+    uint32_t stride;
+
+    __device__ __forceinline__ struct packed_row row(uint32_t i) const
+    {
+        return {values + (size_t)i * stride, 0};
+    }
+    static __device__ __forceinline__ struct packed_unit unit(uint32_t u)
+    {
+        return {(int32_t)(u * PACKED_UNIT), 0};
+    }
+};
+
+/* The windows over a packed tensor: a row is a place of what the convolution makes, a unit is a tap and eight
+ * channels. `windows` are those over the same tensor unpacked, whose first taps are those of channel 0. */
+struct packed_windows {
+    const uint16_t *values;
+    struct windows windows;
+    uint32_t channels;
+    struct divider units; /* of a tap */
+
+    __device__ __forceinline__ struct packed_row row(uint32_t i) const
+    {
+        uint32_t sample = windows.place_count.quotient(i);
+        struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+        return {values + ((int32_t)(sample * windows.sample_values) + part.offset * (int32_t)channels),
+                part.bits};
+    }
+    __device__ __forceinline__ struct packed_unit unit(uint32_t u) const
+    {
+        uint32_t tap = units.quotient(u);
+        struct window_part part = read_part(&windows.taps[tap]);
+        return {part.offset * (int32_t)channels + (int32_t)((u - tap * units.by) * PACKED_UNIT), part.bits};
+    }
+};
+
+/* Copies 16 bytes, or zeros where they are not inside; `valid` is any address of the tensor. Through L1, as
+ * the taps of a window read a place again and again, and neighbouring blocks the same weights. */
+static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
+                                                 const struct packed_unit &unit, const uint16_t *valid,
+                                                 bool inside)
+{
+    inside = inside && (~row.bits & unit.bits) == 0;
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(inside ? row.values + unit.offset : valid), "r"(inside ? 16 : 0));
+}
+
+/* ---- From memory into tiles ---- */
+
+/* A thread's part: unit threadIdx.x % 4 of each four, in row threadIdx.x / 4 of each 32. By lines, memory's
+ * rows are lines and units go along the depth; by depth the other way round. What does not change from tile
+ * to tile is kept. */
+template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;
+
+template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT> {
+    typedef struct tensor_tile<as_bf16, false, EXTENT> tile; /* of any format of 16 bits */
+    static constexpr int COUNT = EXTENT / PACKED_ROWS;
+
+    Operand operand;
+    struct packed_row rows[COUNT];
+
+    __device__ packed_loader(const Operand &from, uint32_t first, uint32_t count) : operand(from)
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            rows[i] = operand.row(min(first + threadIdx.x / TENSOR_UNITS + i * PACKED_ROWS, count - 1));
+    }
+
+    __device__ __forceinline__ void copy(uint4 *to, uint32_t k, uint32_t end) const
+    {
+        uint32_t own = threadIdx.x % TENSOR_UNITS, u = k / PACKED_UNIT + own;
+        bool inside = u * PACKED_UNIT < end;
+        const struct packed_unit unit = operand.unit(inside ? u : 0);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            copy_unit(to + (threadIdx.x / TENSOR_UNITS + i * PACKED_ROWS) * tile::ROW + own, rows[i], unit,
+                      operand.values, inside);
+    }
+};
+
+template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT> {
+    typedef struct tensor_tile<as_bf16, true, EXTENT> tile;
+    static constexpr int COUNT = EXTENT / PACKED_UNIT / TENSOR_UNITS;
+    static_assert(PACKED_ROWS == PACKED_DEPTH);
+
+    Operand operand;
+    struct packed_unit units[COUNT];
+
+    __device__ packed_loader(const Operand &from, uint32_t first, uint32_t count) : operand(from)
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            units[i] = operand.unit(min(first / PACKED_UNIT + threadIdx.x % TENSOR_UNITS + i * TENSOR_UNITS,
+                                        (count - 1) / PACKED_UNIT));
+    }
+
+    __device__ __forceinline__ void copy(uint4 *to, uint32_t k, uint32_t end) const
+    {
+        uint32_t own = threadIdx.x / TENSOR_UNITS;
+        bool inside = k + own < end;
+        const struct packed_row row = operand.row(inside ? k + own : k);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            copy_unit(to + own * tile::ROW + threadIdx.x % TENSOR_UNITS + i * TENSOR_UNITS, row, units[i],
+                      operand.values, inside);
+    }
+};
+
+/* ---- The product ---- */
+
+/* Both operands by lines, or both by depth. PACKED_STAGES - 1 tiles are on their way while one is multiplied;
+ * the barrier that shows a tile to all also says that all are done with the one before it, whose place the
+ * next copies take. */
+template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
+static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
+    packed_kernel(const Left left, const Right right, const Into into, float *slices,
+                  const struct product size)
+{
+    typedef struct packed_loader<Left, BY_DEPTH, ROWS> left_loader;
+    typedef struct packed_loader<Right, BY_DEPTH, COLUMNS> right_loader;
+    typedef typename left_loader::tile left_tile;
+    typedef typename right_loader::tile right_tile;
+    typedef struct tensor_share<ROWS, COLUMNS> share;
+    __shared__ __align__(16) uint4 lefts[PACKED_STAGES][left_tile::SIZE];
+    __shared__ __align__(16) uint4 rights[PACKED_STAGES][right_tile::SIZE];
+    uint32_t begin = blockIdx.z * size.slice, end = min(begin + size.slice, size.depth);
+    const left_loader from_left(left, blockIdx.y * ROWS, size.rows);
+    const right_loader from_right(right, blockIdx.x * COLUMNS, size.columns);
+    struct tensor_sums<share::DOWN / 16, share::ACROSS / 8> sums = {
+    };
+    auto copy = [&](uint32_t k, int stage) {
+        if (k < end) {
+            from_left.copy(lefts[stage], k, end);
+            from_right.copy(rights[stage], k, end);
+        }
+        copy_commit(); /* an empty group too, so that one a tile is waited for */
+    };
+
+    for (int stage = 0; stage < PACKED_STAGES - 1; stage++)
+        copy(begin + stage * PACKED_DEPTH, stage);
+    int now = 0, next = PACKED_STAGES - 1;
+    for (uint32_t k = begin; k < end; k += PACKED_DEPTH) {
+        copy_wait<PACKED_STAGES - 2>();
+        __syncthreads();
+        copy(k + (PACKED_STAGES - 1) * PACKED_DEPTH, next);
+#pragma unroll
+        for (int unit = 0; unit < TENSOR_UNITS; unit += 2)
+            add_units<Format, left_tile, right_tile>(sums, lefts[now], rights[now], share::row(),
+                                                     share::column(), unit);
+        now = now == PACKED_STAGES - 1 ? 0 : now + 1;
+        next = next == PACKED_STAGES - 1 ? 0 : next + 1;
+    }
+    put_block<share>(into, slices, size, sums, blockIdx.y * ROWS, blockIdx.x * COLUMNS);
+}
+
+/* Launches it; `workspace` has room for WORKSPACE_VALUES. */
+template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
+static enum status packed_multiply(cudaStream_t stream, float *workspace, const Left &left,
+                                   const Right &right, const Into &into, struct product size)
+{
+    constexpr uint32_t HELD = 3;
+    static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);
+    dim3 grid = tensor_grid<ROWS, COLUMNS, PACKED_DEPTH>(&size, HELD);
+    packed_kernel<Format, BY_DEPTH, ROWS, COLUMNS>
+        <<<grid, TENSOR_THREADS, 0, stream>>>(left, right, into, workspace, size);
+    CUDA_TRY_LAUNCH("packed_kernel");
+    return grid.z == 1 ? STATUS_OK : add_slices(stream, workspace, grid.z, into, size);
+}
+
+#endif

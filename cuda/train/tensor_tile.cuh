@@ -1,0 +1,140 @@
+/* What both kernels of tensor cores do with tiles in shared memory: tensor_multiply.cuh, which gathers their
+ * numbers from fp32 tensors, and tensor_packed.cuh, which copies them. */
+#ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
+#define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
+
+#include "train/multiply.cuh"
+#include "train/tensor_formats.cuh"
+
+#define TENSOR_WARPS   4 /* of a block */
+#define TENSOR_THREADS (32 * TENSOR_WARPS)
+#define TENSOR_UNITS   4 /* the depth of a tile: 64 bytes */
+
+/* That fill an H200, where a multiprocessor holds so many. */
+#define FULL_BLOCKS(held) (132 * (held))
+
+/* ---- Tiles ---- */
+
+/* A tile of EXTENT lines, in units. By lines, a row is a line, TENSOR_UNITS long; by depth, a row is a point
+ * of the depth and its units hold neighbouring lines. Rows are longer than they need be, by as much as lets
+ * eight of them, or with words four, be read without two lanes in one bank. */
+template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
+    static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT;
+    static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */
+    static constexpr int SIZE = (BY_DEPTH ? DEPTH : EXTENT) * ROW;
+
+    /* What one mma wants of 16 lines from `line` on and two units of depth from `unit` on: word 0 of lines 0
+     * to 7 and the first unit, word 1 of lines 8 to 15, words 2 and 3 of the second unit. Such are all of an
+     * A, and B of eight columns twice. */
+    static __device__ __forceinline__ void fragment(uint32_t word[4], const uint4 *tile, int line, int unit)
+    {
+        int lane = (int)threadIdx.x % 32;
+        if constexpr (!BY_DEPTH)
+            mma_load4(word, tile + (line + lane % 16) * ROW + unit + lane / 16);
+        else if constexpr (UNIT == 8)
+            mma_load4_transposed(word, tile + (unit * 8 + lane % 8 + lane / 16 * 8) * ROW + line / 8 +
+                                           lane / 8 % 2);
+        else
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                word[i] = reinterpret_cast<const uint32_t *>(tile + (unit * 4 + lane % 4 + i / 2 * 4) *
+                                                                        ROW)[line + lane / 4 + i % 2 * 8];
+    }
+};
+
+/* ---- Sums ---- */
+
+/* How warps share a tile: two by two, or side by side where it is low, as squares are read most seldom from
+ * shared memory. */
+template <int ROWS, int COLUMNS> struct tensor_share {
+    static constexpr int WARPS_DOWN = ROWS < 64 ? 1 : 2;
+    static constexpr int DOWN = ROWS / WARPS_DOWN, ACROSS = COLUMNS * WARPS_DOWN / TENSOR_WARPS;
+    static __device__ __forceinline__ int row(void)
+    {
+        return (int)threadIdx.x / 32 % WARPS_DOWN * DOWN;
+    }
+    static __device__ __forceinline__ int column(void)
+    {
+        return (int)threadIdx.x / 32 / WARPS_DOWN * ACROSS;
+    }
+};
+
+/* A warp's sums, of DOWN x ACROSS mma: 16 rows and 8 columns each. */
+template <int DOWN, int ACROSS> struct tensor_sums {
+    float values[DOWN][ACROSS][4];
+};
+
+template <class Format, class LeftTile, class RightTile, int DOWN, int ACROSS>
+static __device__ __forceinline__ void add_units(struct tensor_sums<DOWN, ACROSS> &sums, const uint4 *left,
+                                                 const uint4 *right, int row, int column, int unit)
+{
+    uint32_t a[DOWN][4];
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+        LeftTile::fragment(a[i], left, row + 16 * i, unit);
+#pragma unroll
+    for (int j = 0; j < ACROSS; j += 2) {
+        uint32_t word[4];
+        RightTile::fragment(word, right, column + 8 * j, unit);
+        const uint32_t b[2][2] = {{word[0], word[2]}, {word[1], word[3]}};
+#pragma unroll
+        for (int i = 0; i < DOWN; i++) {
+            Format::mma(sums.values[i][j], a[i], b[0]);
+            Format::mma(sums.values[i][j + 1], a[i], b[1]);
+        }
+    }
+}
+
+/* Stores them. A lane has two neighbours in each of two rows; neighbouring lanes trade a pair, and each has
+ * four of one row. */
+template <class Into, int DOWN, int ACROSS>
+static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct product &size,
+                                                       const struct tensor_sums<DOWN, ACROSS> &sums,
+                                                       uint32_t row, uint32_t column)
+{
+    uint32_t lane = threadIdx.x % 32;
+    bool odd = lane % 2;
+    row += lane / 4 + (odd ? 8 : 0);
+    column += lane % 4 / 2 * 4;
+#pragma unroll
+    for (int i = 0; i < DOWN; i++)
+#pragma unroll
+        for (int j = 0; j < ACROSS; j++) {
+            const float *own = sums.values[i][j];
+            float got0 = __shfl_xor_sync(0xffffffffu, odd ? own[0] : own[2], 1);
+            float got1 = __shfl_xor_sync(0xffffffffu, odd ? own[1] : own[3], 1);
+            const float four[4] = {odd ? got0 : own[0], odd ? got1 : own[1], odd ? own[2] : got0,
+                                   odd ? own[3] : got1};
+            if (row + 16 * i < size.rows)
+                into.put(row + 16 * i, column + 8 * j, size.columns, four);
+        }
+}
+
+/* Puts a block's sums where they belong: of a sum in slices, into this block's slice. */
+template <class Share, class Into, int DOWN, int ACROSS>
+static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct product &size,
+                                                 const struct tensor_sums<DOWN, ACROSS> &sums,
+                                                 uint32_t first_row, uint32_t first_column)
+{
+    uint32_t row = first_row + Share::row(), column = first_column + Share::column();
+    if (gridDim.z == 1)
+        return put_tensor_sums(into, size, sums, row, column);
+    put_tensor_sums(matrix_out{.values = slices + (size_t)blockIdx.z * size.rows * size.columns,
+                               .bias = nullptr,
+                               .stride = size.columns,
+                               .relu = false,
+                               .above = nullptr},
+                    size, sums, row, column);
+}
+
+/* The grid of a product in tiles of ROWS x COLUMNS, DEPTH deep, with its slices, where a multiprocessor holds
+ * so many blocks. */
+template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct product *size, uint32_t held)
+{
+    dim3 grid((size->columns - 1) / COLUMNS + 1, (size->rows - 1) / ROWS + 1);
+    size->slice = round_up(slice_of(size->depth, (uint64_t)grid.x * grid.y, FULL_BLOCKS(held)), DEPTH);
+    grid.z = (size->depth - 1) / size->slice + 1;
+    return grid;
+}
+
+#endif

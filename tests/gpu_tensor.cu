@@ -1,0 +1,221 @@
+/* The products of tensor cores against those of plain fp32, bit for bit. Of integers up to 3 every format
+ * rounds nothing, and sums below 2^24 are exact in any order: so whatever differs is a wrong index, a lost
+ * barrier or a tile's edge, and no bound can hide it. Forward, back to the input and to the weights, of
+ * convolutions and linear layers over odd sizes. make check-gpu runs it.
+ *
+ *   gpu_tensor [--short]   --short: small batches alone
+ *
+ * A line a case and precision; exit status 3 when one finds a difference, 4 without a GPU. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "core/philox.h"
+#include "train/multiply.cuh"
+#include "train/network.cuh"
+
+#define LARGEST     3
+#define SHORT_BATCH 9
+
+/* ---- Cases ---- */
+
+struct trial {
+    enum layer_kind kind;
+    struct shape in;
+    uint32_t out, kernel[MODEL_AXES], padding[MODEL_AXES]; /* out: channels */
+    uint32_t batch;
+    bool relu, relu_before;
+};
+
+static const struct trial trials[] = {
+    {LAYER_LINEAR, {1, 1, 1, 1}, 1, {}, {}, 1, false, false},
+    {LAYER_LINEAR, {7, 1, 5, 3}, 13, {}, {}, 7, false, false},
+    {LAYER_LINEAR, {31, 1, 1, 1}, 65, {}, {}, 33, true, true},
+    {LAYER_LINEAR, {64, 1, 12, 12}, 128, {}, {}, 256, true, false}, /* fc1 of cnn */
+    {LAYER_LINEAR, {128, 1, 1, 1}, 10, {}, {}, 257, false, true},
+    {LAYER_LINEAR, {129, 1, 1, 1}, 1000, {}, {}, 65, false, false},
+    {LAYER_CONV, {1, 1, 1, 1}, 1, {1, 1, 1}, {0, 0, 0}, 1, false, false},
+    {LAYER_CONV, {3, 1, 7, 5}, 5, {1, 3, 2}, {0, 1, 0}, 1, false, false},
+    {LAYER_CONV, {1, 1, 28, 28}, 6, {1, 5, 5}, {0, 2, 2}, 7, true, false}, /* of lenet */
+    {LAYER_CONV, {6, 1, 14, 14}, 16, {1, 5, 5}, {0, 0, 0}, 257, false, true},
+    {LAYER_CONV, {1, 1, 28, 28}, 32, {1, 3, 3}, {0, 0, 0}, 65, true, false}, /* of cnn */
+    {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 1, true, true},
+    {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 256, true, true},
+    {LAYER_CONV, {33, 1, 13, 11}, 67, {1, 3, 3}, {0, 2, 2}, 17, false, true},
+    {LAYER_CONV, {70, 1, 9, 10}, 31, {1, 1, 1}, {0, 1, 1}, 5, false, false},
+    {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* of cnn3d */
+    {LAYER_CONV, {5, 5, 9, 8}, 70, {2, 3, 1}, {1, 0, 0}, 7, false, true},
+    {LAYER_CONV, {128, 1, 8, 8}, 130, {1, 3, 3}, {0, 1, 1}, 9, true, true},
+    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true}, /* from here on packed in 16 bits */
+    {LAYER_CONV, {40, 1, 9, 10}, 72, {1, 1, 1}, {0, 1, 1}, 5, true, false},
+    {LAYER_CONV, {16, 5, 4, 3}, 8, {2, 3, 1}, {1, 0, 0}, 7, false, true},
+    {LAYER_CONV, {128, 1, 9, 7}, 128, {1, 3, 3}, {0, 1, 1}, 33, true, true},
+};
+
+static const struct {
+    const char *name;
+    enum precision precision;
+} precisions[] = {{"tf32", PRECISION_TF32}, {"bf16", PRECISION_BF16}, {"fp16", PRECISION_FP16}};
+
+/* ---- Layers on the device ---- */
+
+static void must(enum status status)
+{
+    if (status == STATUS_OK)
+        return;
+    printf("FAILED  %s\n", status_text());
+    exit(1);
+}
+
+static void check(cudaError_t error)
+{
+    if (error == cudaSuccess)
+        return;
+    printf("FAILED  %s\n", cudaGetErrorString(error));
+    exit(1);
+}
+
+/* A layer with its tensors: what goes in is filled, what comes out is cleared. */
+struct bench {
+    struct model model;
+    struct layer_spec spec;
+    struct holding holding;
+    struct device_layer layer;
+    struct pass pass;
+    size_t in_values, out_values; /* of the batch */
+};
+
+static __global__ void fill_kernel(float *values, size_t count, uint32_t stream)
+{
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < count)
+        values[i] =
+            (float)philox_below(philox(philox_key(3), (uint32_t)i, stream, 0, 0).word[0], 2 * LARGEST + 1) -
+            LARGEST;
+}
+
+static float *filled(struct bench *bench, size_t count, uint32_t stream)
+{
+    float *values;
+    must(hold(&bench->holding, &values, count));
+    fill_kernel<<<blocks_for(count), BLOCK>>>(values, count, stream);
+    check(cudaGetLastError());
+    return values;
+}
+
+/* Memory that an element too many is seen in: NaNs, as all bits are ones. */
+static float *cleared(struct bench *bench, size_t count)
+{
+    float *values;
+    must(hold(&bench->holding, &values, count));
+    check(cudaMemset(values, 0xff, count * sizeof *values));
+    return values;
+}
+
+static void open_bench(const struct trial *trial, struct bench *bench)
+{
+    bench->spec = {.kind = trial->kind, .channels = trial->out, .kernel = {}, .padding = {}, .rate = 0};
+    memcpy(bench->spec.kernel, trial->kernel, sizeof trial->kernel);
+    memcpy(bench->spec.padding, trial->padding, sizeof trial->padding);
+    const struct model_table table = {"one", "", trial->in.depth > 1, &bench->spec, 1};
+    const struct layer_spec tail = {
+        .kind = LAYER_LINEAR, .channels = 0, .kernel = {}, .padding = {}, .rate = 0};
+    const struct layer_spec both[] = {bench->spec, tail};
+    struct model_table whole = table;
+    whole.layers = both;
+    whole.layer_count = 2;
+    must(model_build(&whole, trial->in, 1, &bench->model));
+    const struct layer *layer = &bench->model.layers[0];
+    bench->in_values = layer->in_values * trial->batch;
+    bench->out_values = layer->out_values * trial->batch;
+    bench->layer.layer = layer;
+    bench->layer.in = filled(bench, bench->in_values, 1);
+    bench->layer.out_delta = filled(bench, bench->out_values, 2);
+    bench->layer.out = cleared(bench, bench->out_values);
+    bench->layer.in_delta = cleared(bench, bench->in_values);
+    bench->layer.relu = trial->relu;
+    bench->layer.relu_before = trial->relu_before;
+    bench->pass.count = trial->batch;
+    bench->pass.training = true;
+    bench->pass.parameters = filled(bench, bench->model.arena_values, 4);
+    bench->pass.gradients = cleared(bench, bench->model.arena_values);
+    must(hold(&bench->holding, &bench->pass.workspace, WORKSPACE_VALUES));
+    if (trial->kind == LAYER_CONV)
+        must(conv_prepare(&bench->layer, trial->batch, &bench->holding, NULL));
+}
+
+/* What a layer made, on the host: outputs, gradients of the input, gradients of the parameters. */
+static float *results(struct bench *bench, enum precision precision)
+{
+    bool conv = bench->spec.kind == LAYER_CONV;
+    size_t own = bench->model.layers[1].weight; /* behind the layer's parameters come the tail's */
+    size_t in = bench->in_values, out = bench->out_values, bytes = sizeof(float);
+    float *values = static_cast<float *>(malloc((in + out + own) * bytes));
+    if (!values)
+        exit(1);
+    bench->pass.precision = precision;
+    bench->layer.packed = {};
+    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->holding));
+    must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
+    must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
+    check(cudaDeviceSynchronize());
+    check(cudaMemcpy(values, bench->layer.out, out * bytes, cudaMemcpyDefault));
+    check(cudaMemcpy(values + out, bench->layer.in_delta, in * bytes, cudaMemcpyDefault));
+    check(cudaMemcpy(values + out + in, bench->pass.gradients, own * bytes, cudaMemcpyDefault));
+    check(cudaMemset(bench->layer.out, 0xff, out * bytes));
+    check(cudaMemset(bench->layer.in_delta, 0xff, in * bytes));
+    check(cudaMemset(bench->pass.gradients, 0xff, own * bytes));
+    return values;
+}
+
+static size_t differences(const float *one, const float *other, size_t count)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found += memcmp(&one[i], &other[i], sizeof *one) != 0 && !(one[i] == 0 && other[i] == 0);
+    return found;
+}
+
+/* Prints a line a precision; returns how many differ. */
+static int run(const struct trial *trial)
+{
+    int failures = 0;
+    struct bench bench = {};
+    open_bench(trial, &bench);
+    float *right = results(&bench, PRECISION_FP32);
+    size_t in = bench.in_values, out = bench.out_values, own = bench.model.layers[1].weight;
+    for (const auto &each : precisions) {
+        float *mine = results(&bench, each.precision);
+        size_t wrong[3] = {differences(mine, right, out), differences(mine + out, right + out, in),
+                           differences(mine + out + in, right + out + in, own)};
+        bool well = wrong[0] + wrong[1] + wrong[2] == 0;
+        printf("%s  %s %-6s %ux%ux%ux%u to %u, kernel %ux%ux%u, batch %u: %zu of %zu outputs, %zu of %zu "
+               "gradients of inputs, %zu of %zu of parameters differ\n",
+               well ? "ok    " : "FAILED", each.name, trial->kind == LAYER_CONV ? "conv" : "linear",
+               trial->in.channels, trial->in.depth, trial->in.height, trial->in.width, trial->out,
+               trial->kernel[0], trial->kernel[1], trial->kernel[2], trial->batch, wrong[0], out, wrong[1],
+               in, wrong[2], own);
+        failures += !well;
+        free(mine);
+    }
+    free(right);
+    holding_free(&bench.holding);
+    return failures;
+}
+
+int main(int argc, char **argv)
+{
+    int failures = 0;
+    bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_tensor: %s\n", status_text());
+        return 4;
+    }
+    for (const struct trial &trial : trials)
+        if (!brief || trial.batch <= SHORT_BATCH)
+            failures += run(&trial);
+    return failures ? 3 : 0;
+}
