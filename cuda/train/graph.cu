@@ -12,6 +12,8 @@
 
 #define GRAPH_STEPS 32 /* of the long graph */
 
+bool graph_overlaps = true;
+
 struct graph_state {
     const struct train *train;
     int device;
@@ -87,7 +89,7 @@ static enum status check_device(struct graph_state *graph)
     int major, shared;
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
-    graph->plan.overlap = major >= 9;
+    graph->plan.overlap = graph_overlaps && major >= 9;
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,
