@@ -365,7 +365,7 @@ static enum status graph_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
-/* The last step is never one of the long graph's: its gradients may be asked for. */
+/* The last step is never one of a long graph: its gradients may be asked for. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
