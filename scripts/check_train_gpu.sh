@@ -68,6 +68,9 @@ if ((sanitize)); then
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
+        # More than 128: blocks that take a second sample and a second stage of rows; then a batch of 6.
+        check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
         check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant infer-graph --data digits --train-size 75 --test-size 9 --batch 4 \
             --checkpoint "$work/$tool-graph" --min-samples 1 --min-time 0 --max-time 0

@@ -58,8 +58,7 @@ enum status cudnn_probe(void)
     void *library = dlopen(CUDNN_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return status_set(STATUS_UNAVAILABLE,
-                          "needs cuDNN 9: " CUDNN_LIBRARY " is not found; install it, or name its folder in "
-                          "LD_LIBRARY_PATH");
+                          "needs cuDNN 9: %s; install it, or name its folder in LD_LIBRARY_PATH", dlerror());
 #define FIND(name)                                         \
     *(void **)&cudnn.name = dlsym(library, "cudnn" #name); \
     if (!cudnn.name)                                       \

@@ -12,6 +12,8 @@
 
 #define GRAPH_STEPS 32 /* of the long graph */
 
+bool graph_overlaps = true;
+
 struct graph_state {
     const struct train *train;
     int device;
@@ -87,7 +89,7 @@ static enum status check_device(struct graph_state *graph)
     int major, shared;
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
-    graph->plan.overlap = major >= 9;
+    graph->plan.overlap = graph_overlaps && major >= 9;
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,
@@ -363,7 +365,7 @@ static enum status graph_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
-/* The last step is never one of the long graph's: its gradients may be asked for. */
+/* The last step is never one of a long graph: its gradients may be asked for. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);

@@ -3,12 +3,16 @@
  *
  * D = A B + C with A (16, k) by rows, B (k, 8) by columns and C, D (16, 8) in fp32. Lane l of a warp holds,
  * with g = l / 4 and t = l % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "... m16n8k8"):
- *   C, D  c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
- *   A of 16 bits, two values a word, the lower column in the lower half
- *         a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8;  a[2]: row g, columns 2t + 8, + 9;  a[3]: row g
- * + 8 B of 16 bits, two values a word: b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, + 9 A of TF32,
- * a value a word: a[0]: (g, t)  a[1]: (g + 8, t)  a[2]: (g, t + 4)  a[3]: (g + 8, t + 4) B of TF32: b[0]: (t,
- * g)  b[1]: (t + 4, g) Sums are in fp32, in an order that is the hardware's own but always the same. */
+ *
+ *   C, D            c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
+ *   A of 16 bits    a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8, the same;
+ *                   a[2]: row g, columns 2t + 8, 2t + 9;  a[3]: row g + 8, the same
+ *   B of 16 bits    b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, 2t + 9
+ *   A of TF32       a[0]: (g, t);  a[1]: (g + 8, t);  a[2]: (g, t + 4);  a[3]: (g + 8, t + 4)
+ *   B of TF32       b[0]: (t, g);  b[1]: (t + 4, g)
+ *
+ * A word has two values of 16 bits, the lower row or column in its lower half, or one of TF32. Sums are in
+ * fp32, in an order that is the hardware's own but always the same. */
 #ifndef FDSL_CUDA_TRAIN_MMA_CUH
 #define FDSL_CUDA_TRAIN_MMA_CUH
 
