@@ -461,7 +461,6 @@ Test(train_cli, live_samples_refusals)
 
 /* ---- Data ---- */
 
-/* What a mirror gives is not taken for what it should be. */
 #ifdef HAVE_CUDA
 Test(train_cli, an_engine_for_one_network_refuses_others)
 {
@@ -473,6 +472,7 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 }
 #endif
 
+/* What a mirror gives is not taken for what it should be. */
 Test(train_cli, files_of_a_bad_mirror_are_refused)
 {
     if (run("command -v curl") != 0)
