@@ -446,6 +446,8 @@ Test(train_cli, live_samples_refusals)
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
     cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
                        out);
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
     EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
     cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
