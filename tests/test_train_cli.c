@@ -461,8 +461,6 @@ Test(train_cli, live_samples_refusals)
     cr_expect_str_eq(value(out, 1, "feed"), "constant");
 }
 
-/* ---- Data ---- */
-
 #ifdef HAVE_CUDA
 Test(train_cli, an_engine_for_one_network_refuses_others)
 {
@@ -476,6 +474,8 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
     cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);
 }
 #endif
+
+/* ---- Data ---- */
 
 /* What a mirror gives is not taken for what it should be. */
 Test(train_cli, files_of_a_bad_mirror_are_refused)
