@@ -115,10 +115,11 @@ cudnn() {
         return
     fi
     # Odd kernels and places, a last short batch, volumes; then the same bits twice.
-    while read -r model data batch size; do
-        check "cuDNN: $model, $data, batch $batch of $size" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
-            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1
-    done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20'
+    while read -r model data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
+    done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
     same_by_cudnn() {
         "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
             "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&

@@ -20,9 +20,10 @@ def line_of(row):
 
 def curves(rows):
     """Of the job that most lines have, then most epochs, then the newest: lists of rows by epoch, the newest of each, one
-    a device, variant and number of threads. Jobs that were also begun with a checkpoint are of the figure fine_tuning."""
+    a device, variant and number of threads. Jobs that were also begun with a checkpoint are of the figure fine_tuning; from
+    one constant batch nothing of use is learnt."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
-    rows = [row for row in rows if job_of(row) not in fine_tuned]
+    rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         jobs[job_of(row)][line_of(row)][row["epoch"]] = row

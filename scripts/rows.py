@@ -36,7 +36,8 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
-TRAIN_LATER = ("feed", "fresh", "generate_share", "generated_per_s", "opening_s", "init")  # not in all rows of train
+# Not in all rows of train: what these would say there. Before there were other feeds all samples were stored.
+TRAIN_LATER = {"feed": "stored", "fresh": "", "generate_share": "", "generated_per_s": "", "opening_s": "", "init": ""}
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
                  "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
@@ -213,7 +214,7 @@ def read_file(path):
                                            (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS))
             need_columns(path, header, [column for column in IDENTITY + ("rank", "verified") + numbers + parameters
                                         if column not in TRAIN_LATER], schema)
-            fields = {**dict.fromkeys(TRAIN_LATER, ""), **fields}
+            fields = {**TRAIN_LATER, **fields}
             rows.append(measured_row(path, line, fields, numbers, needed))
         elif schema in ROW_SCHEMAS:
             load = schema.startswith("load/")

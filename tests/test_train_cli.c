@@ -448,6 +448,8 @@ Test(train_cli, live_samples_refusals)
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
     cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
                        out);
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
+    EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
     EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
     cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
@@ -466,6 +468,9 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 {
     expect_refusal(2, "--variant train-graph --model lenet", "it is made for cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
+    expect_refusal(2, "--variant train-graph --model lenet --data synth --res 28",
+                   "it is made for cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "take --feed stored");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
               "--epochs 1");
     cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);

@@ -56,7 +56,7 @@ static void run(const struct engine *engine, const struct model_table *table, co
     net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
     if (varied) {
         vary(net);
-        net_reopen(net);
+        net_reopen(net, net->engine);
     }
     size_t values = net->model.arena_values;
     result->gradients = malloc(values * sizeof(float));

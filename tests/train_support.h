@@ -73,12 +73,14 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Opens its engine anew, as the data or the training have changed, from the initial parameters. */
-static inline void net_reopen(struct net *net)
+/* Opens an engine in place of the one that there is, as the data or the training have changed, from the
+ * initial parameters. */
+static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};
     net->engine->close(net->state);
-    must(net->engine->open(&net->train, &resources, &net->state));
+    net->engine = engine;
+    must(engine->open(&net->train, &resources, &net->state));
     const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
     must(net->engine->set(net->state, &begin));
 }

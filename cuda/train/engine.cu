@@ -546,6 +546,7 @@ static constexpr struct engine cudnn_engine(const char *name, const struct engin
 {
     return {.name = name,
             .bounds = bounds,
+            .feeds = true,
             .open = cudnn_open<CONV>,
             .close = cuda_close,
             .set = cuda_set,

@@ -15,8 +15,8 @@
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-#define FEED_LOOKS \
-    16 /* steps that are timed between two totals: events around all would cost more than they tell */
+/* Steps that are timed between two totals: events around all would cost more than they tell. */
+#define FEED_LOOKS 16
 
 /* A batch, or room for one. */
 struct feed_buffer {

@@ -30,15 +30,21 @@ struct data_origin {
     const char *words[7];
 };
 
+static void close_origin(struct data *data)
+{
+    if (data->origin)
+        origin_close(&data->origin->reader);
+    free(data->origin);
+    data->origin = NULL;
+}
+
 void data_close(struct data *data)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
         free(data->sets[part].values);
         free(data->sets[part].labels);
     }
-    if (data->origin)
-        origin_close(&data->origin->reader);
-    free(data->origin);
+    close_origin(data);
     *data = (struct data){0};
 }
 
@@ -373,6 +379,8 @@ static enum status open_synth(const struct data_request *request, struct data *d
     enum status status = origin_open("synth", origin->words, &request->resources, &origin->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &origin->reader, data);
+    if (data->feed != DATA_LIVE)
+        close_origin(data);
     return status == STATUS_OK ? status : status_prefix(status, "--data %s", request->name);
 }
 

@@ -181,7 +181,7 @@ enum status export_data(const struct train *train, const float *initial, const c
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    if (data->held > 0 && data->held < data->sets[DATA_TRAIN].count)
+    if (data->feed != DATA_STORED) /* others may not all be held, or not be what epochs learn from */
         return status_set(STATUS_USAGE, "--export-data writes samples that are stored; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);

@@ -15,7 +15,8 @@ enum status export_parameters(const struct model *model, const float *parameters
                               const char *path);
 
 /* Both sets as they are stored (train.values, train.labels, test...), scale and offset that normalise them,
- * and the parameters that training begins with (initial.conv1.weight ...). */
+ * and the parameters that training begins with (initial.conv1.weight ...). STATUS_USAGE where the training
+ * samples are not DATA_STORED. */
 enum status export_data(const struct train *train, const float *initial, const char *identity,
                         const char *path);
 

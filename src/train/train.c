@@ -400,9 +400,11 @@ static enum status train_accepts(const void *input, const struct variant *varian
 {
     const struct opened *opened = input;
     const struct engine *engine = variant->traits;
-    if (!engine->feeds && opened->data.feed != DATA_STORED)
-        return status_set(STATUS_USAGE, "it keeps all training samples in memory; add --feed stored");
-    return engine->accepts ? engine->accepts(&opened->job.train) : STATUS_OK;
+    if (engine->accepts) /* first: what it says no option about feeds can mend */
+        TRY(engine->accepts(&opened->job.train));
+    return engine->feeds || opened->data.feed == DATA_STORED
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "it keeps all training samples in memory; take --feed stored");
 }
 
 /* A number, or nothing where it is none. */
