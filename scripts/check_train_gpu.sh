@@ -31,21 +31,30 @@ if ! grep -q "train-$engine  *available" <<<"$list"; then
     exit 4
 fi
 
-passed=0 failed=0
-check() { # name, command ...
-    local name=$1 begin=$SECONDS output
-    shift
-    if output=$("$@" 2>&1); then
-        passed=$((passed + 1))
-        printf 'ok      %3d s  %s\n' $((SECONDS - begin)) "$name"
-    else
-        failed=$((failed + 1))
-        printf 'FAILED  %3d s  %s\n%s\n' $((SECONDS - begin)) "$name" "$output"
-    fi
-}
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+log=$work/log
+: >"$log"
+# Checks run side by side, as most of each is the start of CUDA or the oracle, which has one thread.
+jobs=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 12))}
+check() { # name, command ...
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+    (
+        name=$1 begin=$SECONDS verdict=ok
+        shift
+        output=$("$@" 2>&1) || verdict=FAILED
+        [[ $verdict == ok ]] && output=
+        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$log"
+    ) &
+}
+conclude() {
+    wait
+    local passed failed
+    passed=$(grep -c '^ok ' "$log") || true
+    failed=$(grep -c '^FAILED ' "$log") || true
+    echo "$passed passed, $failed failed"
+    ((failed == 0 && passed > 0))
+}
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
@@ -60,9 +69,6 @@ if ((sanitize)); then
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
-        check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
-            --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -71,12 +77,19 @@ if ((sanitize)); then
         # More than 128: blocks that take a second sample and a second stage of rows; then a batch of 6.
         check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
+    done
+    wait # for the checkpoints
+    for tool in memcheck racecheck initcheck synccheck; do
+        check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
+            --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
+        [[ $engine == cuda ]] || continue
         check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant infer-graph --data digits --train-size 75 --test-size 9 --batch 4 \
             --checkpoint "$work/$tool-graph" --min-samples 1 --min-time 0 --max-time 0
     done
-    echo "$passed passed, $failed failed"
-    exit $((failed > 0))
+    conclude
+    exit
 fi
 
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
@@ -145,6 +158,7 @@ same_images() { # live, stored, and stored that goes on live
         cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
 }
 check 'live and stored samples give the same weights' same_images
+wait # for that checkpoint
 check "infer-cuda from train-$engine's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 goes_on() { # from the checkpoint of another variant
@@ -169,8 +183,8 @@ refuses() { # more values in a layer than kernels can number: exit status 2, wit
 }
 check 'a batch that is too large is refused' refuses
 if [[ $engine != cuda ]]; then
-    echo "$passed passed, $failed failed"
-    exit $((failed > 0))
+    conclude
+    exit
 fi
 
 # ---- train-graph, infer-graph ----
@@ -182,12 +196,13 @@ graph=("$bench" --variant train-graph --model cnn --data digits --train-size 300
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
 same_graph_weights() { # two runs of three epochs, and one that stops after the first and goes on
-    "${graph[@]}" 3 --export "$work/four" && "${graph[@]}" 3 --export "$work/five" &&
+    "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
         "${graph[@]}" 1 --checkpoint "$work/graph" &&
-        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/six" &&
-        cmp "$work/four" "$work/five" && cmp "$work/four" "$work/six"
+        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&
+        cmp "$work/seven" "$work/eight" && cmp "$work/seven" "$work/nine"
 }
 check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+wait # for that checkpoint
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 other_net() { # another network: exit status 2, with the variant that takes it
@@ -204,5 +219,4 @@ graph_stops() {
     ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number' <<<"$output"
 }
 check 'train-graph: a loss that is no number stops' graph_stops
-echo "$passed passed, $failed failed"
-((failed == 0))
+conclude
