@@ -91,6 +91,7 @@ struct convolution {
     cudnnConvolutionBwdFilterAlgo_t filter;
     void *scratch; /* the device's */
     size_t scratch_bytes;
+    uint32_t count; /* samples of the batch that tensors and algorithms are for */
 };
 
 static void release(struct device_layer *layer)
@@ -140,14 +141,6 @@ static enum status describe_tensor(const struct layer *conv, uint32_t count, con
     return STATUS_OK;
 }
 
-/* Batches may be short. */
-static enum status describe_batch(const struct device_layer *layer, uint32_t count)
-{
-    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
-    TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
-    return describe_tensor(layer->layer, count, &layer->layer->out, self->out);
-}
-
 static enum status describe_plan(const struct layer *conv, const struct convolution *self,
                                  cudnnMathType_t math)
 {
@@ -177,15 +170,15 @@ static enum status create(struct convolution *self, cudaStream_t stream)
 
 /* ---- Algorithms ---- */
 
-/* The first that is deterministic and asks for no more scratch than it may: they come with the one that cuDNN
- * holds to be the fastest in front. */
+/* The first that is deterministic and asks for no more scratch than `most_bytes`: they come with the one that
+ * cuDNN holds to be the fastest in front. */
 template <class Found, class Algorithm>
-static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
-                          size_t *scratch_bytes)
+static enum status choose(const Found *found, int count, const char *what, size_t most_bytes,
+                          Algorithm *algorithm, size_t *scratch_bytes)
 {
     for (int i = 0; i < count; i++)
         if (found[i].status == CUDNN_STATUS_SUCCESS && found[i].determinism == CUDNN_DETERMINISTIC &&
-            found[i].memory <= CUDNN_SCRATCH_MAX) {
+            found[i].memory <= most_bytes) {
             *algorithm = found[i].algo;
             *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
             return STATUS_OK;
@@ -193,7 +186,7 @@ static enum status choose(const Found *found, int count, const char *what, Algor
     return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for it", what);
 }
 
-static enum status choose_all(const struct device_layer *layer, struct convolution *self)
+static enum status choose_all(const struct device_layer *layer, size_t most_bytes, struct convolution *self)
 {
     const char *name = layer->layer->name;
     cudnnConvolutionFwdAlgoPerf_t forward[ALGORITHMS_MAX];
@@ -202,17 +195,30 @@ static enum status choose_all(const struct device_layer *layer, struct convoluti
     int count;
     CUDNN_TRY(GetConvolutionForwardAlgorithm_v7(self->handle, self->in, self->weight, self->plan, self->out,
                                                 ALGORITHMS_MAX, &count, forward));
-    TRY(choose(forward, count, name, &self->forward, &self->scratch_bytes));
+    TRY(choose(forward, count, name, most_bytes, &self->forward, &self->scratch_bytes));
     if (!layer->out_delta)
         return STATUS_OK; /* no training */
     CUDNN_TRY(GetConvolutionBackwardFilterAlgorithm_v7(self->handle, self->in, self->out, self->plan,
                                                        self->weight, ALGORITHMS_MAX, &count, filter));
-    TRY(choose(filter, count, name, &self->filter, &self->scratch_bytes));
+    TRY(choose(filter, count, name, most_bytes, &self->filter, &self->scratch_bytes));
     if (!layer->in_delta)
         return STATUS_OK;
     CUDNN_TRY(GetConvolutionBackwardDataAlgorithm_v7(self->handle, self->weight, self->out, self->plan,
                                                      self->in, ALGORITHMS_MAX, &count, data));
-    return choose(data, count, name, &self->data, &self->scratch_bytes);
+    return choose(data, count, name, most_bytes, &self->data, &self->scratch_bytes);
+}
+
+/* For a batch of so many samples: a short one may need other algorithms, and has no more scratch. */
+static enum status plan_batch(const struct device_layer *layer, uint32_t count, size_t most_bytes)
+{
+    struct convolution *self = static_cast<struct convolution *>(layer->library);
+    if (count == self->count)
+        return STATUS_OK;
+    TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
+    TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
+    TRY(choose_all(layer, most_bytes, self));
+    self->count = count;
+    return STATUS_OK;
 }
 
 template <cudnnMathType_t MATH>
@@ -225,8 +231,7 @@ static enum status prepare(struct device_layer *layer, uint32_t batch, struct ho
     layer->library = self;
     TRY(create(self, stream));
     TRY(describe_plan(layer->layer, self, MATH));
-    TRY(describe_batch(layer, batch));
-    TRY(choose_all(layer, self));
+    TRY(plan_batch(layer, batch, CUDNN_SCRATCH_MAX));
     return self->scratch_bytes ? hold_bytes(holding, &self->scratch, self->scratch_bytes) : STATUS_OK;
 }
 
@@ -250,7 +255,7 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     const struct layer *conv = layer->layer;
     const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
     const struct divider places = divider_of((uint32_t)conv->out_values / channels);
-    TRY(describe_batch(layer, pass->count));
+    TRY(plan_batch(layer, pass->count, self->scratch_bytes));
     CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
                                  pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
                                  self->scratch_bytes, &zero, self->out, layer->out));
@@ -264,7 +269,7 @@ static enum status backward(const struct device_layer *layer, const struct pass 
 {
     const struct convolution *self = static_cast<const struct convolution *>(layer->library);
     const struct layer *conv = layer->layer;
-    TRY(describe_batch(layer, pass->count));
+    TRY(plan_batch(layer, pass->count, self->scratch_bytes));
     TRY(bias_backward(layer, pass));
     CUDNN_TRY(ConvolutionBackwardFilter(self->handle, &one, self->in, layer->in, self->out, layer->out_delta,
                                         self->plan, self->filter, self->scratch, self->scratch_bytes, &zero,
