@@ -194,29 +194,7 @@ template <int NUMBER, int THREADS> static __device__ __forceinline__ void meet(v
     asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
 }
 
-/* As mma_load4() and its transposed form, from an address in shared memory. */
-static __device__ __forceinline__ void load4(uint32_t word[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"(address));
-}
-
-static __device__ __forceinline__ void load4_transposed(uint32_t word[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"(address));
-}
-
-static __device__ __forceinline__ void load2_transposed(uint32_t word[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(word[0]), "=r"(word[1])
-                 : "r"(address));
-}
-
-/* c += a b, and the compiler may move it. */
+/* As mma_16816(), but the compiler may move it. */
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

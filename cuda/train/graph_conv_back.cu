@@ -140,7 +140,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
         uint32_t a[2][4], b[5][4];
 #pragma unroll
         for (int m = 0; m < 2; m++)
-            load4_transposed(a[m], shared + at::delta + delta_piece(pixel_a, piece_a + 2 * m));
+            mma_load4_transposed(a[m], shared + at::delta + delta_piece(pixel_a, piece_a + 2 * m));
 #pragma unroll
         for (int i = 0; i < 5; i++) {
             uint32_t pixel = pixel_b + taps[i];
@@ -148,9 +148,9 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
                 pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* against zeros */
             uint32_t from = shared + at::conv1 + conv1_piece(pixel, inputs);
             if (i < 4)
-                load4_transposed(b[i], from);
+                mma_load4_transposed(b[i], from);
             else
-                load2_transposed(b[i], from);
+                mma_load2_transposed(b[i], from);
         }
 #pragma unroll
         for (int tap = 0; tap < CONV_TAPS; tap++)
@@ -189,10 +189,10 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
             uint32_t a[TILES][4], b[2][4];
 #pragma unroll
             for (int m = 0; m < TILES; m++)
-                load4(a[m], from[m] ^ s * 32);
+                mma_load4(a[m], from[m] ^ s * 32);
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                load4_transposed(b[n], weight + s * 16 * CONV2_PITCH + tap * 64 + n * 32);
+                mma_load4_transposed(b[n], weight + s * 16 * CONV2_PITCH + tap * 64 + n * 32);
 #pragma unroll
             for (int n = 0; n < 4; n++)
 #pragma unroll

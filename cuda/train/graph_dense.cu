@@ -66,10 +66,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             uint32_t a[2][4], b[2][4];
 #pragma unroll
             for (int m = 0; m < 2; m++)
-                load4(a[m], from_a + m * 16 * at::pitch + s * 32);
+                mma_load4(a[m], from_a + m * 16 * at::pitch + s * 32);
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                load4(b[n], from_b + n * 16 * at::pitch + s * 32);
+                mma_load4(b[n], from_b + n * 16 * at::pitch + s * 32);
 #pragma unroll
             for (int m = 0; m < 2; m++)
 #pragma unroll

@@ -68,12 +68,12 @@ static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t
 #pragma unroll
     for (int n = 0; n < tiles / 2; n++) {
         uint32_t b[4];
-        load4_transposed(b, from + n * 32);
+        mma_load4_transposed(b, from + n * 32);
         multiply(c[2 * n], a, b[0], b[1]);
         multiply(c[2 * n + 1], a, b[2], b[3]);
     }
     uint32_t b[2];
-    load2_transposed(b, from + tiles / 2 * 32);
+    mma_load2_transposed(b, from + tiles / 2 * 32);
     multiply(c[tiles - 1], a, b[0], b[1]);
 }
 
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan
 #pragma unroll
     for (int s = 0; s < HIDDEN / 16; s++) {
         uint32_t a[4];
-        load4(a, from_a + s * 32);
+        mma_load4(a, from_a + s * 32);
         multiply_row<NET>(c, a, from_b + s * 16 * at::pitch);
     }
     __nv_bfloat16 *to =
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t st
 #pragma unroll
     for (int s = 0; s < ROWS / 16; s++) {
         uint32_t a[4];
-        load4_transposed(a, from_a + s * 16 * DELTA_PITCH);
+        mma_load4_transposed(a, from_a + s * 16 * DELTA_PITCH);
         multiply_row<NET>(c, a, from_b + s * 16 * at::pitch);
     }
 }

@@ -57,10 +57,10 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
             uint32_t a[TILES][4], b[4][4];
 #pragma unroll
             for (int m = 0; m < TILES; m++)
-                load4(a[m], at[m] ^ 32 * s);
+                mma_load4(a[m], at[m] ^ 32 * s);
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                load4(b[n], weight + n * 16 * CONV2_PITCH + tap * 64 + s * 32);
+                mma_load4(b[n], weight + n * 16 * CONV2_PITCH + tap * 64 + s * 32);
 #pragma unroll
             for (int n = 0; n < 4; n++)
 #pragma unroll

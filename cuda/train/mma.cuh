@@ -59,19 +59,38 @@ static __device__ __forceinline__ uint32_t mma_tf32(float value)
 
 /* Four matrices of 8 x 8 values of 16 bits: lanes 8i .. 8i + 7 name the rows (16 bytes each, aligned to 16)
  * of matrix i, and word[i] of lane l then holds row l / 4, columns 2 (l % 4) and the next of it; transposed,
- * column l / 4, rows 2 (l % 4) and the next. */
-static __device__ __forceinline__ void mma_load4(uint32_t word[4], const void *row)
+ * column l / 4, rows 2 (l % 4) and the next. Rows are addresses of shared memory, or pointers (below). */
+static __device__ __forceinline__ void mma_load4(uint32_t word[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+                 : "r"(row));
+}
+
+static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(row));
+}
+
+/* The first two of four alone: lanes 0 .. 15 name their rows. */
+static __device__ __forceinline__ void mma_load2_transposed(uint32_t word[2], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(word[0]), "=r"(word[1])
+                 : "r"(row));
+}
+
+/* The same, from pointers. */
+static __device__ __forceinline__ void mma_load4(uint32_t word[4], const void *row)
+{
+    mma_load4(word, (uint32_t)__cvta_generic_to_shared(row));
 }
 
 static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], const void *row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+    mma_load4_transposed(word, (uint32_t)__cvta_generic_to_shared(row));
 }
 
 /* ---- Copies from global to shared memory that do not wait ---- */
