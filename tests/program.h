@@ -1,0 +1,277 @@
+/* Running the program from outside: its exit status, what stdout and stderr hold, a folder for each test.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a GPU, and nothing depends on
+ * how fast the machine is. */
+#ifndef FDSL_TESTS_PROGRAM_H
+#define FDSL_TESTS_PROGRAM_H
+
+#include <criterion/criterion.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cells.h"
+#include "core/variant.h"
+#include "core/workload.h"
+
+/* Images that take microseconds, and three samples of them whatever they say. */
+#define QUICK       "--res 32 --batch 2 --warmups 1 --warmup-time 0 --min-samples 3 --min-time 0 --max-time 0"
+#define TINY        QUICK " --vertices 20 --orbits 4 --radius 3"
+#define NAIVE       "--variant naive " TINY
+#define NAIVE_MIXED "--variant naive " QUICK
+
+/* The documented order of the columns: scripts depend on it. */
+static const char header[] =
+    "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
+    "ranks_per_device,"
+    "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
+    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,compute_"
+    "ms,"
+    "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
+    "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
+    "timed,noise_s,vertices_s,painting_s,digest,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,"
+    "cache,verified,wrong";
+
+/* ---- Running the program ---- */
+
+enum { TEXT_MAX = 1 << 20, ARGUMENTS_MAX = 128 };
+
+static char program[PATH_MAX];
+
+/* How the next runs are started. */
+static struct {
+    bool terminal_out, terminal_err;
+    const char *out_to;    /* a path instead of our pipe; NULL: none */
+    rlim_t file_bytes_max; /* RLIMIT_FSIZE; 0: none */
+} how;
+
+/* What the latest run did. `status` is 128 + the signal where one ended it. */
+static int status;
+static char out[TEXT_MAX], err[TEXT_MAX];
+
+static inline void open_channel(bool terminal, int *ours, int *theirs)
+{
+    int ends[2];
+    if (!terminal) {
+        cr_assert(pipe2(ends, O_CLOEXEC) == 0);
+        *ours = ends[0];
+        *theirs = ends[1];
+        return;
+    }
+    *ours = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (*ours < 0)
+        cr_skip_test("no pseudo-terminals here"); /* a container without /dev/pts */
+    cr_assert(grantpt(*ours) == 0 && unlockpt(*ours) == 0);
+    *theirs = open(ptsname(*ours), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert(*theirs >= 0);
+}
+
+/* Reads both channels to their ends, whichever has something. */
+static inline void drain(int out_fd, int err_fd)
+{
+    struct pollfd channels[2] = {{out_fd, POLLIN, 0}, {err_fd, POLLIN, 0}};
+    char *texts[2] = {out, err};
+    size_t used[2] = {0};
+    while (channels[0].fd >= 0 || channels[1].fd >= 0) {
+        cr_assert(poll(channels, 2, -1) > 0);
+        for (int i = 0; i < 2; i++) {
+            if (channels[i].fd < 0 || !channels[i].revents)
+                continue;
+            ssize_t got = read(channels[i].fd, texts[i] + used[i], TEXT_MAX - 1 - used[i]);
+            if (got <= 0) { /* a terminal whose other end is closed fails with EIO */
+                close(channels[i].fd);
+                channels[i].fd = -1;
+            } else
+                used[i] += (size_t)got;
+        }
+    }
+    out[used[0]] = err[used[1]] = '\0';
+}
+
+static inline void start_program(char *const argv[], int out_fd, int err_fd)
+{
+    int in_fd = open("/dev/null", O_RDONLY);
+    if (how.out_to)
+        out_fd = open(how.out_to, O_WRONLY);
+    if (how.file_bytes_max) {
+        struct rlimit limit = {how.file_bytes_max, how.file_bytes_max};
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
+            _exit(126);
+    }
+    if (dup2(in_fd, 0) != 0 || dup2(out_fd, 1) != 1 || dup2(err_fd, 2) != 2)
+        _exit(126);
+    execvp(argv[0], argv);
+    _exit(127);
+}
+
+static inline void run_vector(char *const argv[])
+{
+    int out_ours, out_theirs, err_ours, err_theirs, wait_status;
+    open_channel(how.terminal_out, &out_ours, &out_theirs);
+    open_channel(how.terminal_err, &err_ours, &err_theirs);
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, out_theirs, err_theirs);
+    close(out_theirs);
+    close(err_theirs);
+    drain(out_ours, err_ours);
+    cr_assert(waitpid(pid, &wait_status, 0) == pid);
+    status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+}
+
+/* Runs the program with these arguments, which blanks part. */
+static inline void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static inline void run(const char *format, ...)
+{
+    static char text[8192];
+    char *argv[ARGUMENTS_MAX] = {program}, *rest = text, *word;
+    size_t count = 1;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    while ((word = strsep(&rest, " ")))
+        if (*word && count + 1 < ARGUMENTS_MAX)
+            argv[count++] = word;
+    argv[count] = NULL;
+    run_vector(argv);
+}
+
+static inline void run_well(const char *arguments)
+{
+    run("%s", arguments);
+    cr_assert(status == 0, "%s: exit %d: %s", arguments, status, err);
+}
+
+/* ---- Files ---- */
+
+static char folder[] = "/tmp/fdsl-cli-XXXXXX";
+
+static inline void put(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* A whole file; the caller frees it. */
+static inline char *get(const char *path, size_t *bytes)
+{
+    char *text = calloc(1, TEXT_MAX);
+    FILE *file = fopen(path, "r");
+    cr_assert(text && file, "%s: %s", path, strerror(errno));
+    size_t count = fread(text, 1, TEXT_MAX - 1, file);
+    fclose(file);
+    if (bytes)
+        *bytes = count;
+    return text;
+}
+
+static inline void expect_file(const char *path, const char *expected)
+{
+    char *text = get(path, NULL);
+    cr_expect_str_eq(text, expected, "%s has changed", path);
+    free(text);
+}
+
+static inline int count_files(void)
+{
+    int count = -2; /* . and .. */
+    DIR *directory = opendir(".");
+    cr_assert_not_null(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* Every test has a folder of its own, and no launcher, job or taste in colours from outside. */
+static inline void start(void)
+{
+    static const char *const variables[] = {
+        "OMPI_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        "PMIX_RANK",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_JOB_ID",
+        "NO_COLOR",
+        "TERM",
+    };
+    const char *path = getenv("FDSL_BENCH");
+    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
+                       "build the program first, or set FDSL_BENCH");
+    for (size_t i = 0; i < COUNT_OF(variables); i++)
+        unsetenv(variables[i]);
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert(chdir(folder) == 0);
+}
+
+static inline void stop(void)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert(chdir("/") == 0 && system(command) == 0);
+}
+
+/* A test that is skipped never gets to stop(). */
+#define SKIP(reason)          \
+    do {                      \
+        stop();               \
+        cr_skip_test(reason); \
+    } while (0)
+
+/* ---- Texts ---- */
+
+/* One line on stderr that begins with the program's name and holds these words; nothing on stdout. */
+static inline void expect_error(int expected, const char *words, const char *arguments)
+{
+    cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
+    cr_expect(*out == '\0', "%s: stdout is not empty: %s", arguments, out);
+    cr_expect(strncmp(err, "fdsl-bench: ", 12) == 0, "%s: %s", arguments, err);
+    cr_expect(strstr(err, words), "%s: '%s' is not in: %s", arguments, words, err);
+    cr_expect(count_of(err, "\n") == 1 && err[strlen(err) - 1] == '\n', "%s: not one line: %s", arguments,
+              err);
+}
+
+/* Runs a Python script with a file as its argument; fails with what it says. */
+static inline void check_with_python(const char *script, const char *path)
+{
+    char *argv[] = {"python3", "-c", (char *)script, (char *)path, (char *)header, NULL};
+    run_vector(argv);
+    if (status == 127)
+        SKIP("python3 is not installed");
+    cr_expect(status == 0, "%s: %s", path, err);
+}
+
+struct refusal {
+    const char *arguments, *words;
+};
+
+/* Each of these ends with exit status 2 and one line, and leaves no file behind. */
+static inline void expect_refusals(const struct refusal *refusals, size_t count, const char *before)
+{
+    int files = count_files();
+    for (size_t i = 0; i < count; i++) {
+        run("%s %s", before, refusals[i].arguments);
+        expect_error(2, refusals[i].words, refusals[i].arguments);
+        cr_expect(count_files() == files, "%s: a file was made", refusals[i].arguments);
+    }
+}
+
+#endif

@@ -1,0 +1,473 @@
+/* The program from outside: the files that it leaves, and that what is in them is right. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "program.h"
+
+TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
+
+/* ---- Where rows and pictures go ---- */
+
+Test(cli, refuses_to_write_where_it_cannot)
+{
+    static const char foreign[] = "schema,colour\nother/1,blue\n";
+    static const struct refusal refusals[] = {
+        {"--out nowhere/rows.csv", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
+        {"--samples nowhere/rows.csv", "its folder does not exist"},
+        {"--out file/rows.csv", "file/rows.csv cannot be used: Not a directory"},
+        {"--out .", ". is a folder"},
+        {"--out rows/", "'rows/' names no file"},
+        {"--out=", "--out: the value is empty"},
+        {"--out", "--out needs a value"},
+        {"--out /dev/full", "/dev/full is a device or pipe; name a regular file"},
+        {"--out foreign.csv", "foreign.csv holds other columns (column 2 is 'colour', not 'time_utc')"},
+        {"--samples foreign.csv", "foreign.csv holds other columns"},
+        {"--out dangling.csv", "dangling.csv is a link to a file that does not exist"},
+        {"--write-classes nowhere/c.csv", "its folder does not exist"},
+        {"--write-classes /dev/full", "is not a regular file"},
+#ifdef HAVE_PNG
+        {"--png file", "'file' is not a folder"},
+        {"--png nowhere/pictures", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
+        {"--png /proc/pictures", "cannot make folder '/proc/pictures'"},
+        {"--sheet nowhere/sheet.png", "its folder does not exist"},
+        {"--sheet .", "is not a regular file"},
+#endif
+    };
+    put("file", "text\n");
+    put("foreign.csv", foreign);
+    cr_assert(symlink("nothing.csv", "dangling.csv") == 0);
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    expect_file("foreign.csv", foreign);
+    expect_file("file", "text\n");
+}
+
+Test(cli, refuses_a_folder_without_permission)
+{
+    if (geteuid() == 0)
+        SKIP("permissions do not hold root back");
+    static const struct refusal refusals[] = {
+        {"--out locked/rows.csv", "cannot be written"},
+#ifdef HAVE_PNG
+        {"--png locked", "cannot write into folder 'locked'"},
+#endif
+    };
+    cr_assert(mkdir("locked", 0500) == 0);
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+}
+
+Test(cli, out_appends_rows_under_one_header)
+{
+    size_t bytes;
+    run_well(NAIVE " --out rows.csv");
+    char *first = get("rows.csv", &bytes);
+    cr_expect(count_of(first, "\n") == 2);
+    cr_expect(strncmp(first, header, strlen(header)) == 0 && first[strlen(header)] == '\n', "%s", first);
+    run_well(NAIVE " --seed 7 --out rows.csv");
+    char *both = get("rows.csv", NULL);
+    cr_expect(count_of(both, "\n") == 3 && count_of(both, "schema,") == 1);
+    cr_expect(strncmp(both, first, bytes) == 0, "the first row must stay as it was");
+    cr_expect_str_eq(value(both, 1, "seed"), "0");
+    cr_expect_str_eq(value(both, 2, "seed"), "7");
+    free(first);
+    free(both);
+    cr_expect(count_files() == 1);
+}
+
+Test(cli, a_row_holds_what_was_run)
+{
+    setenv("SLURM_JOB_ID", "123", 1);
+    run_well("--variant naive --format csv --res 24 --batch 3 --vertices 30 --orbits 5 --formula visualatom "
+             "--seed 9 --instance 11 --noise 1.5 --freq2 2 --warmups 2 --warmup-time 0 --min-samples 4 "
+             "--min-time 0 --max-time 0");
+    static const struct {
+        const char *column, *text;
+    } cells[] = {{"schema", "synth/4"}, {"job_id", "123"},  {"workload", "synth"},
+                 {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
+                 {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
+                 {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
+                 {"orbits", "5"},       {"seed", "9"},      {"formula", "visualatom"},
+                 {"instance", "11"},    {"noise", "1.5"},   {"line_width", "0.002"},
+                 {"freq1", "5"},        {"freq2", "2"},     {"warmups", "3"},
+                 {"samples", "4"},      {"items", "3"},     {"classes", "0"},
+                 {"preset", ""},        {"verified", "no"}, {"wrong", ""},
+                 {"throttled", ""},     {"cache", ""},      {"timed", "clear+draw"},
+                 {"output", "u8"},      {"channels", "1"},  {"layout", "nchw"},
+                 {"out_res", "24"},     {"fit", ""},        {"mean", ""}};
+    for (size_t i = 0; i < COUNT_OF(cells); i++)
+        cr_expect_str_eq(value(out, 1, cells[i].column), cells[i].text, "%s", cells[i].column);
+    double median = number(out, 1, "time_median_s");
+    cr_expect(median > 0 && number(out, 1, "time_min_s") <= median);
+    cr_expect(median <= number(out, 1, "time_p95_s"));
+    cr_expect(number(out, 1, "time_p95_s") <= number(out, 1, "time_p99_s"));
+    double rate = number(out, 1, "items_per_s") * median;
+    cr_expect(rate > 2.999 && rate < 3.001, "%g", rate);
+    double bytes = number(out, 1, "bytes_per_s") * median / (3 * (24 * 24 + 8)); /* 8 for the label */
+    cr_expect(bytes > 0.999 && bytes < 1.001, "%g", bytes);
+}
+
+Test(cli, samples_has_a_row_a_sample)
+{
+    run_well("--variant " VARIANTS " " TINY " --min-samples 7 --out rows.csv --samples samples.csv");
+    char *rows = get("rows.csv", NULL), *samples = get("samples.csv", NULL);
+    size_t expected = 0, row = 0;
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        size_t count = (size_t)number(rows, v, "samples");
+        double fastest = 1e9;
+        cr_expect(count == 7);
+        for (size_t i = 0; i < count; i++) {
+            row++;
+            cr_expect(number(samples, row, "sample") == (double)i);
+            cr_expect(strncmp(value(samples, row, "variant"), v == 1 ? "naive" : "omp", 5) == 0);
+            cr_expect_str_empty(value(samples, row, "device_s"));
+            fastest = fmin(fastest, number(samples, row, "wall_s"));
+        }
+        cr_expect(fastest == number(rows, v, "time_min_s"), "the row must sum its samples up");
+        expected += count;
+    }
+    cr_expect(count_of(samples, "\n") == expected + 1);
+    free(rows);
+    free(samples);
+}
+
+/* A limit on the size of files stands in for a full disk. */
+Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
+{
+    size_t bytes;
+    run_well(NAIVE " --out rows.csv");
+    char *before = get("rows.csv", &bytes);
+    how.file_bytes_max = bytes + 20;
+    run(NAIVE " --out rows.csv");
+    cr_expect(status == 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, "rows.csv: a row could not be written (File too large)"), "%s", err);
+    cr_expect(strstr(err, "the rows before it are whole"), "%s", err);
+    expect_file("rows.csv", before);
+    how.file_bytes_max = 20;
+    run(NAIVE " --out new.csv");
+    cr_expect(status == 1 && strstr(err, "new.csv: a row could not be written (File too large)\n"), "%s",
+              err);
+    cr_expect(access("new.csv", F_OK) != 0, "an empty file is left");
+    how.file_bytes_max = 0;
+    run_well(NAIVE " --out rows.csv"); /* and with room it goes on */
+    free(before);
+}
+
+Test(cli, rows_before_the_one_that_does_not_fit_stay_whole)
+{
+    if (VARIANT_COUNT < 2)
+        SKIP("two variants are wanted, and this build has one: no OpenMP");
+    size_t bytes;
+    run_well(NAIVE " --out one.csv");
+    free(get("one.csv", &bytes));
+    how.file_bytes_max = bytes + 100; /* numbers may be longer next time, but a row takes more than that */
+    run("--variant " VARIANTS " " TINY " --out rows.csv");
+    cr_expect(status == 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, "could not be written"), "%s", err);
+    char *rows = get("rows.csv", NULL);
+    cr_expect(count_of(rows, "\n") == 2 && rows[strlen(rows) - 1] == '\n');
+    cr_expect_str_eq(value(rows, 1, "variant"), "naive");
+    cr_expect_str_eq(value(rows, 1, "verified"), "no", "the row's last cells are there");
+    free(rows);
+}
+
+Test(cli, a_full_stdout_is_a_failure)
+{
+    static const char *const commands[] = {"--help",
+                                           "--list",
+                                           "--version",
+                                           "--env",
+                                           NAIVE,
+                                           NAIVE " --format csv"
+#ifdef HAVE_JANSSON
+                                           ,
+                                           NAIVE " --format json"
+#endif
+    };
+    how.out_to = "/dev/full";
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        run("%s", commands[i]);
+        cr_expect(status == 1, "%s: exit %d", commands[i], status);
+        cr_expect(strstr(err, "stdout"), "%s: %s", commands[i], err);
+        cr_expect(strstr(err, "No space left on device"), "%s: %s", commands[i], err);
+    }
+    run(NAIVE " --out rows.csv");
+    cr_expect(status == 1);
+    char *rows = get("rows.csv", NULL);
+    cr_expect(count_of(rows, "\n") == 2, "the row is safe all the same");
+    free(rows);
+}
+
+/* ---- Right results ---- */
+
+Test(cli, verify_fills_its_columns)
+{
+    run_well("--variant " VARIANTS " " TINY " --batch 5 --verify --format csv");
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        cr_expect_str_eq(value(out, v, "verified"), "yes");
+        cr_expect_str_eq(value(out, v, "wrong"), "0");
+    }
+    run_well("--variant " VARIANTS " " TINY " --format csv");
+    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
+        cr_expect_str_eq(value(out, v, "verified"), "no");
+        cr_expect_str_empty(value(out, v, "wrong"));
+    }
+}
+
+#ifdef HAVE_XXHASH
+
+/* The digest of a run's images; static, two at a time. */
+static const char *digest_of(const char *arguments)
+{
+    static char digests[2][64];
+    static int next;
+    next ^= 1;
+    run("%s --format csv", arguments);
+    cr_assert(status == 0, "%s: %s", arguments, err);
+    snprintf(digests[next], sizeof digests[next], "%.63s", value(out, 1, "digest"));
+    cr_expect(strlen(digests[next]) == 16, "%s: '%s'", arguments, digests[next]);
+    return digests[next];
+}
+
+Test(cli, the_digest_is_the_same_for_every_exact_variant)
+{
+#ifndef _OPENMP
+    SKIP("this build has one exact variant: no OpenMP");
+#endif
+    static const char *const shapes[] = {"", "--formula visualatom", "--seed 5 --instance 3",
+                                         "--res 61 --vertices 67 --orbits 9 --batch 5",
+                                         "--vertices 1 --orbits 1 --res 1"};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        run("--variant " VARIANTS " " TINY " %s --format csv", shapes[i]);
+        cr_assert(status == 0, "%s", err);
+        char reference[64];
+        snprintf(reference, sizeof reference, "%.63s", value(out, 1, "digest"));
+        cr_expect_str_eq(value(out, 2, "digest"), reference, "%s", shapes[i]);
+    }
+    cr_expect_str_eq(digest_of("--variant omp " TINY " --batch 6 --threads 1"),
+                     digest_of("--variant omp " TINY " --batch 6 --threads 3"));
+}
+
+Test(cli, the_digest_follows_seed_and_instance_and_nothing_else)
+{
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE));
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --min-samples 9 --warmups 4"));
+    cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --seed 0 --instance 0"));
+    /* At this size a large circle would leave all images black, and their digests equal. */
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --radius 1000"));
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --seed 1"));
+    cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --instance 2"));
+    cr_expect_str_neq(digest_of(NAIVE " --seed 1 --instance 2"), digest_of(NAIVE " --instance 2"));
+    cr_expect_str_neq(digest_of(NAIVE " --batch 1"), digest_of(NAIVE " --batch 1 --instance 1"));
+}
+
+#endif
+
+#ifdef HAVE_PNG
+/* An image is a function of seed, class and instance alone: a batch that begins later holds the same ones. */
+Test(cli, a_shifted_batch_holds_the_same_images)
+{
+    run_well(NAIVE " --batch 6 --seed 4 --png whole");
+    run_well("--variant " VARIANTS " " TINY " --batch 2 --seed 4 --instance 3 --png shifted");
+    run_well(NAIVE " --batch 2 --seed 5 --instance 3 --png other");
+    for (int i = 3; i < 5; i++) {
+        char path[64];
+        size_t bytes, shifted_bytes, other_bytes;
+        snprintf(path, sizeof path, "whole/class-0_instance-%d.png", i);
+        char *image = get(path, &bytes);
+        snprintf(path, sizeof path, "shifted/%sclass-0_instance-%d.png", VARIANT_COUNT > 1 ? "omp/" : "", i);
+        char *shifted = get(path, &shifted_bytes);
+        snprintf(path, sizeof path, "other/class-0_instance-%d.png", i);
+        char *other = get(path, &other_bytes);
+        cr_expect(bytes == shifted_bytes && memcmp(image, shifted, bytes) == 0, "instance %d", i);
+        cr_expect(bytes != other_bytes || memcmp(image, other, bytes) != 0, "another seed, instance %d", i);
+        free(image);
+        free(shifted);
+        free(other);
+    }
+    char *index = get("whole/index.tsv", NULL);
+    cr_expect(count_of(index, "\n") == 7, "%s", index);
+    free(index);
+}
+#else
+Test(cli, pictures_are_refused_where_they_are_not_built)
+{
+    run(NAIVE " --png pictures");
+    expect_error(4, "libpng", "--png");
+}
+#endif
+
+#ifdef HAVE_PNG
+Test(cli, pictures_show_the_output)
+{
+    run_well(NAIVE " --out-res 20 --png small --sheet sheet.png");
+    size_t bytes;
+    char *image = get("small/class-0_instance-0.png", &bytes);
+    cr_assert(bytes > 24 && memcmp(image + 12, "IHDR\0\0\0\x14\0\0\0\x14", 12) == 0, "20 x 20");
+    free(image);
+    char *sheet = get("sheet.png", &bytes); /* two of them, with borders of 2 */
+    cr_assert(bytes > 24 && memcmp(sheet + 12, "IHDR\0\0\0\x2e\0\0\0\x18", 12) == 0, "46 x 24");
+    free(sheet);
+}
+#endif
+
+/* ---- NumPy files ---- */
+
+/* The definition of outputs a third time: canvas.npy holds canvases, out.npy what the options make of them.
+ * struct rounds to half precision as IEEE does; the class numbers are 7, 4000000000, 7, ... */
+static const char npy_script[] =
+    "import ast, struct, sys\n"
+    "def load(path):\n"
+    "    data = open(path, 'rb').read()\n"
+    "    assert data[:8] == b'\\x93NUMPY\\x01\\x00' and struct.unpack('<H', data[8:10])[0] % 64 == 54\n"
+    "    end = 10 + struct.unpack('<H', data[8:10])[0]\n"
+    "    head = ast.literal_eval(data[10:end].decode())\n"
+    "    assert data[end - 1:end] == b'\\n' and head['fortran_order'] is False\n"
+    "    code = {'|u1': 'B', '<u2': 'H', '<f2': 'e', '<f4': 'f', '<i8': 'q'}[head['descr']]\n"
+    "    count = (len(data) - end) // struct.calcsize(code)\n"
+    "    return head['descr'], head['shape'], struct.unpack('<%d%s' % (count, code), data[end:])\n"
+    "def rounded(code, v): return struct.unpack(code, struct.pack(code, v))[0]\n"
+    "def bf16(v):\n"
+    "    bits = struct.unpack('I', struct.pack('f', v))[0]\n"
+    "    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16\n"
+    "kind, shape, values = load(sys.argv[1])\n"
+    "canvas = load('canvas.npy')\n"
+    "labels = load(sys.argv[1][:-4] + '.labels.npy')\n"
+    "expected = eval(open('expected.py').read())\n"
+    "assert (kind, shape) == expected[:2], (kind, shape)\n"
+    "assert labels == ('<i8', (3,), (7, 4000000000, 7)), labels\n"
+    "assert canvas[:2] == ('|u1', (3, 1, 32, 32)) and len(set(canvas[2])) > 4\n"
+    "n, a, b, c = shape\n"
+    "assert len(values) == n * a * b * c\n"
+    "convert, mean, std = expected[2:]\n"
+    "where = iter(values)\n"
+    "for i in range(n):\n"
+    "    for j in range(a):\n"
+    "        for k in range(b):\n"
+    "            for l in range(c):\n"
+    "                channel, y, x = (j, k, l) if a == 3 else (l, j, k)\n"
+    "                gray = canvas[2][i * 1024 + y * 32 + x]\n"
+    "                f = rounded('f', rounded('f', 1 / (255 * std[channel])) * gray\n"
+    "                            + rounded('f', -mean[channel] / std[channel]))\n"
+    "                assert next(where) == convert(gray, f), (i, j, k, l)\n";
+
+static void put_two_classes(void)
+{
+    put("two.csv", "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
+                   "7,20,4,1,1,0,1,2,3,0\n4000000000,20,9,1,1,2,3,2,3,0\n");
+}
+
+Test(cli, npy_holds_the_batch_and_its_labels)
+{
+    static const struct {
+        const char *arguments, *expected; /* type, shape, conversion, means, deviations */
+    } outputs[] = {
+        {"--channels 3", "('|u1', (3, 3, 32, 32), lambda gray, f: gray, [0] * 3, [1] * 3)"},
+        {"--channels 3 --layout nhwc", "('|u1', (3, 32, 32, 3), lambda gray, f: gray, [0] * 3, [1] * 3)"},
+        {"--output f32 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+         "('<f4', (3, 3, 32, 32), lambda gray, f: f, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])"},
+        {"--output f16 --channels 3 --layout nhwc --mean 0.5 --std 0.25",
+         "('<f2', (3, 32, 32, 3), lambda gray, f: rounded('e', f), [0.5] * 3, [0.25] * 3)"},
+        {"--output bf16 --channels 3 --mean 0.1",
+         "('<u2', (3, 3, 32, 32), lambda gray, f: bf16(f), [0.1] * 3, [1] * 3)"},
+    };
+    put_two_classes();
+    run_well(NAIVE_MIXED " --class two.csv --batch 3 --npy canvas.npy");
+    for (size_t i = 0; i < COUNT_OF(outputs); i++) {
+        put("expected.py", outputs[i].expected);
+        run(NAIVE_MIXED " --class two.csv --batch 3 --npy out.npy %s", outputs[i].arguments);
+        cr_assert(status == 0, "%s: %s", outputs[i].arguments, err);
+        bool bf16 = strstr(outputs[i].arguments, "bf16");
+        cr_expect(bf16 == !!strstr(err, "out.npy holds bfloat16 as <u2"), "%s", err);
+        check_with_python(npy_script, "out.npy");
+    }
+    cr_expect(count_files() == 6, "nothing else is left");
+}
+
+/* Where NumPy is there, it must agree. */
+Test(cli, npy_is_what_numpy_reads)
+{
+    put_two_classes();
+    run_well(NAIVE_MIXED " --class two.csv --batch 3 --output f16 --channels 3 --out-res 9 --npy out.npy");
+    char *argv[] = {"python3", "-c", "import numpy", NULL};
+    run_vector(argv);
+    if (status != 0)
+        SKIP("NumPy is not installed");
+    check_with_python("import numpy, sys\n"
+                      "images, labels = numpy.load(sys.argv[1]), numpy.load('out.labels.npy')\n"
+                      "assert images.shape == (3, 3, 9, 9) and images.dtype == numpy.float16\n"
+                      "assert images.flags.c_contiguous and (images[:, 0] == images[:, 2]).all()\n"
+                      "assert labels.dtype == numpy.int64 and labels.tolist() == [7, 4000000000, 7]\n",
+                      "out.npy");
+}
+
+Test(cli, several_variants_write_a_numpy_file_each)
+{
+    if (VARIANT_COUNT < 2)
+        SKIP("two variants are wanted, and this build has one: no OpenMP");
+    size_t bytes, other_bytes;
+    run_well("--variant " VARIANTS " " TINY " --output f32 --out-res 9 --npy out.npy");
+    char *image = get("naive/out.npy", &bytes), *other = get("omp/out.npy", &other_bytes);
+    cr_expect(bytes == 128 + 2 * 9 * 9 * 4 && bytes == other_bytes && memcmp(image, other, bytes) == 0);
+    free(image);
+    free(other);
+    free(get("omp/out.labels.npy", &bytes));
+    cr_expect(bytes == 128 + 2 * 8);
+}
+
+/* A limit on the size of files stands in for a full disk. */
+Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
+{
+    put("out.npy", "what was there");
+    how.file_bytes_max = 1000;
+    run(NAIVE " --npy out.npy");
+    expect_error(1, "out.npy cannot be written: File too large", "--npy");
+    expect_file("out.npy", "what was there");
+    cr_expect(count_files() == 1);
+}
+
+/* Labels of more bytes than images, so that only they do not fit. */
+Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
+{
+    put("out.npy", "old images");
+    put("out.labels.npy", "old labels");
+    how.file_bytes_max = 1000;
+    run(NAIVE " --batch 200 --out-res 1 --npy out.npy");
+    expect_error(1, "out.labels.npy cannot be written: File too large", "--npy");
+    expect_file("out.npy", "old images");
+    expect_file("out.labels.npy", "old labels");
+    cr_expect(count_files() == 2);
+}
+
+/* The name of a file that is still being written is there. */
+static bool any_temporary(void)
+{
+    bool found = false;
+    DIR *directory = opendir(".");
+    cr_assert_not_null(directory);
+    for (struct dirent *entry; (entry = readdir(directory));)
+        found |= strstr(entry->d_name, ".tmp") != NULL;
+    closedir(directory);
+    return found;
+}
+
+Test(cli, a_signal_leaves_nothing_half_written)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",     "--res", "32",
+                    "--orbits", "1",          "--out-res", "64",      "--output", "f32",   "--channels",
+                    "3",        "--vertices", "1",         "--npy",   "out.npy",  NULL};
+    put("out.npy", "what was there");
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        int wait_status;
+        pid_t pid = fork();
+        cr_assert(pid >= 0);
+        if (pid == 0)
+            start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+        while (!any_temporary())
+            usleep(1000);
+        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
+        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        expect_file("out.npy", "what was there");
+        cr_expect(count_files() == 1);
+    }
+}

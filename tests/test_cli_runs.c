@@ -1,0 +1,296 @@
+/* The program from outside: how runs are sampled, watched, consumed and shown on a terminal. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "program.h"
+
+TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
+
+/* ---- Consumed batches ---- */
+
+Test(cli, compute_is_a_time_and_needs_a_gpu)
+{
+    static const struct refusal refusals[] = {
+        {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
+        {"--compute 1001", "out of range"},
+        {"--compute train", "--compute: 'train' is not a number"},
+        {"--compute", "--compute needs a value"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    run(NAIVE " --compute 5 --device 1023"); /* here there are not so many */
+    expect_error(4, "--compute: no", "--compute 5");
+    run(NAIVE " --compute 5 --device 1023 --dry-run");
+    expect_error(4, "--compute: no", "--compute 5");
+    run_well(NAIVE " --format csv");
+    static const char *const empty[] = {"compute_ms", "steps",       "wait_share", "first_wait_s",
+                                        "step_s",     "utilisation", "slowdown"};
+    for (size_t i = 0; i < COUNT_OF(empty); i++)
+        cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
+}
+
+/* ---- Terminals ---- */
+
+Test(cli, pipes_see_no_escape_sequences)
+{
+    static const char *const commands[] = {"--variant " VARIANTS " " TINY " --verify", NAIVE " --format csv",
+                                           "--variant nive", "--list", "--variant all " TINY};
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        run("%s", commands[i]);
+        cr_expect(!strchr(out, '\033') && !strchr(err, '\033'), "%s", commands[i]);
+        cr_expect(!strchr(out, '\r') && !strchr(err, '\r'), "%s", commands[i]);
+    }
+}
+
+Test(cli, progress_shows_on_a_terminal_alone)
+{
+    run_well(NAIVE " --verify --format csv");
+    cr_expect(!strstr(err, "sample 1") && !strstr(err, "setting up"), "%s", err);
+    how.terminal_err = true;
+    run_well(NAIVE " --verify --format csv");
+    static const char *const phases[] = {"naive: setting up", "naive: verifying", "naive: sample 1, "};
+    for (size_t i = 0; i < COUNT_OF(phases); i++)
+        cr_expect(strstr(err, phases[i]), "'%s' is not in: %s", phases[i], err);
+    cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'), "stdout is a pipe");
+}
+
+Test(cli, a_terminal_is_told_of_a_numpy_file)
+{
+    static const char note[] = "fdsl-bench: wrote out.npy (2, 3, 9, 9) float16 and out.labels.npy (2)";
+    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    cr_expect(!strstr(err, "wrote"), "%s", err);
+    how.terminal_err = true;
+    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    cr_expect(strstr(err, note), "%s", err);
+}
+
+/* A sequence that sets a colour ends in m; the one that clears a progress line ends in K. */
+static bool coloured(const char *text)
+{
+    for (const char *at = text; (at = strchr(at, '\033')); at++)
+        if (at[1] == '[' && at[2 + strspn(at + 2, "0123456789;")] == 'm')
+            return true;
+    return false;
+}
+
+Test(cli, no_color_takes_colours_off)
+{
+    how.terminal_out = how.terminal_err = true;
+    for (int plain = 0; plain < 2; plain++) {
+        if (plain)
+            setenv("NO_COLOR", "1", 1);
+        run_well(NAIVE " --verify");
+        cr_expect(coloured(out) == !plain, "%s", out);
+        run("--variant nive");
+        cr_expect(status == 2 && coloured(err) == !plain, "%s", err);
+    }
+    setenv("NO_COLOR", "", 1); /* present but empty counts as absent */
+    run_well(NAIVE " --verify");
+    cr_expect(coloured(out));
+    setenv("TERM", "dumb", 1);
+    run_well(NAIVE " --verify");
+    cr_expect(!coloured(out));
+    run("--variant nive");
+    cr_expect(status == 2 && !coloured(err), "%s", err);
+}
+
+Test(cli, a_message_on_a_terminal_wipes_the_progress_off)
+{
+    how.terminal_err = true;
+    setenv("NO_COLOR", "1", 1);
+    run("--variant nive");
+    cr_expect(strstr(err, "\r\033[Kfdsl-bench: unknown variant"), "%s", err);
+}
+
+/* ---- Sampling ---- */
+
+Test(cli, min_samples_is_honoured)
+{
+    run_well(NAIVE " --min-samples 37 --format csv");
+    cr_expect(number(out, 1, "samples") == 37);
+    run_well(NAIVE " --min-samples 1 --format csv");
+    cr_expect(number(out, 1, "samples") == 1);
+}
+
+#define LOOPED "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --format csv "
+
+Test(cli, loops_are_as_many_as_asked_and_no_more)
+{
+    run_well(LOOPED "--loops 1 --warmups 0 --warmup-time 0");
+    cr_expect(number(out, 1, "samples") == 1);
+    run_well(LOOPED "--loops 4321 --samples samples.csv");
+    cr_expect(number(out, 1, "samples") == 4321);
+    char *samples = get("samples.csv", NULL);
+    cr_expect(count_of(samples, "\n") == 4322);
+    free(samples);
+}
+
+Test(cli, loops_end_for_no_other_reason)
+{
+    static const struct refusal refusals[] = {
+        {"--loops 5 --min-samples 5", "--loops takes exactly so many samples, whatever --min-samples says"},
+        {"--loops 5 --min-time 1", "whatever --min-time says; leave one out"},
+        {"--loops 5 --max-time 1", "whatever --max-time says; leave one out"},
+        {"--loops 5 --max-error 5", "whatever --max-error says; leave one out"},
+        {"--loops 0", "--loops: '0' is out of range"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), LOOPED);
+}
+
+Test(cli, loops_are_counted_on_a_terminal)
+{
+    how.terminal_err = true;
+    run_well(LOOPED "--loops 12");
+    cr_expect(strstr(err, "naive: sample 1 of 12, 0.0 s"), "%s", err);
+}
+
+/* ---- The monitor ---- */
+
+static const char monitor_header[] =
+    "schema,time_utc,host,job_id,revision,rank,device,variant,phase,time_s,gpu_utilisation_percent,"
+    "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
+    "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes\n";
+
+/* Long enough for many samples of 10 ms, and for some though the machine be busy. */
+#define WATCHED                                                                                           \
+    "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --warmups 0 --warmup-time 0 " \
+    "--min-time 0.6 --max-error 100 "
+
+Test(cli, the_monitor_writes_its_samples)
+{
+    run_well(WATCHED "--monitor watched.csv:10 --out rows.csv");
+    char *csv = get("watched.csv", NULL), *row = get("rows.csv", NULL);
+    size_t samples = count_of(csv, "\n") - 1, timed = 0;
+    cr_expect(strncmp(csv, monitor_header, sizeof monitor_header - 1) == 0, "%s", csv);
+    cr_assert(samples >= 2);
+    char time_utc[4096];
+    snprintf(time_utc, sizeof time_utc, "%s", value(row, 1, "time_utc"));
+    for (size_t i = 1; i <= samples; i++) {
+        timed += strcmp(value(csv, i, "phase"), "timed") == 0;
+        cr_expect_str_eq(value(csv, i, "time_utc"), time_utc, "rows and samples of a run can be joined");
+        cr_expect_str_empty(value(csv, i, "power_w"));
+        cr_expect(i == 1 || number(csv, i, "cpu_cores") >= 0);
+        cr_expect(number(csv, i, "rss_bytes") > 0);
+        cr_expect(i == 1 || number(csv, i, "time_s") > number(csv, i - 1, "time_s"));
+    }
+    cr_expect(timed >= 1, "%zu", timed);
+    cr_expect(strstr(out, "\nwhile timed ") && strstr(out, "CPU cores") && strstr(out, "RSS GB"), "%s", out);
+    cr_expect(!strstr(out, "GPU %"), "a column that nobody knows is left out: %s", out);
+    free(csv);
+    free(row);
+}
+
+Test(cli, the_monitor_leaves_machine_formats_alone)
+{
+    run_well(NAIVE " --monitor watched.csv --format csv");
+    cr_expect(count_of(out, "\n") == 2 && !strstr(out, "while timed"), "%s", out);
+#ifdef HAVE_JANSSON
+    run_well(NAIVE " --monitor watched.csv --format json");
+    put("out.json", out);
+    check_with_python("import json, sys; json.load(open(sys.argv[1]))", "out.json");
+#endif
+    char *csv = get("watched.csv", NULL);
+    cr_expect(count_of(csv, "schema") == 1, "one header, and the runs below it: %s", csv);
+    free(csv);
+}
+
+Test(cli, the_monitor_says_when_it_saw_too_little)
+{
+    run_well(NAIVE " --monitor watched.csv");
+    cr_expect(strstr(err, "samples of --monitor fell within its timed runs, and 20 make a figure; give it "
+                          "longer with --min-time 10.5, or a shorter period\n"),
+              "%s", err);
+    run_well(LOOPED "--loops 1 --monitor watched.csv:10");
+    const char *remedy = strstr(err, "give it longer with --loops ");
+    cr_assert(remedy, "%s", err);
+    cr_expect(strtod(remedy + 28, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
+}
+
+Test(cli, the_monitors_file_may_hold_colons)
+{
+    run_well(NAIVE " --monitor a:b.csv");
+    run_well(NAIVE " --monitor c:12:50");
+    run_well(NAIVE " --monitor d:");
+    cr_expect(access("a:b.csv", F_OK) == 0 && access("c:12", F_OK) == 0 && access("d:", F_OK) == 0);
+}
+
+Test(cli, refuses_a_monitor_that_cannot_be)
+{
+    static const struct refusal refusals[] = {
+        {"--monitor x:9", "--monitor FILE:MS: '9' is out of range; it must be 10 to 60000"},
+        {"--monitor x:60001", "'60001' is out of range"},
+        {"--monitor :50", "--monitor: name a file before the colon"},
+        {"--monitor gone/x", "gone/x: its folder does not exist"},
+        {"--monitor .", ". is a folder"},
+        {"--monitor foreign.csv", "foreign.csv holds other columns (column 2 is 'b', not 'time_utc')"},
+    };
+    put("foreign.csv", "schema,b\n");
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    expect_file("foreign.csv", "schema,b\n");
+}
+
+/* Killed as soon as the first variant is written, which is when the second one runs. */
+Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
+{
+    char *argv[] = {
+        program,    "--variant", VARIANTS,         "--res", "32",         "--batch", "2",
+        "--orbits", "4",         "--vertices",     "20",    "--min-time", "0.6",     "--max-error",
+        "100",      "--monitor", "watched.csv:10", NULL};
+    struct stat info = {0};
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+    while (stat("watched.csv", &info) != 0 || info.st_size == 0)
+        usleep(1000);
+    cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    char *csv = get("watched.csv", NULL);
+    size_t lines = count_of(csv, "\n");
+    cr_expect(lines > 2 && csv[strlen(csv) - 1] == '\n', "%s", csv);
+    cr_expect(count_of(csv, ",") == lines * count_of(monitor_header, ","), "each row is whole: %s", csv);
+    cr_expect(strstr(csv, ",naive,timed,") != NULL, "%s", csv);
+    free(csv);
+}
+
+/* ---- The best GPU ---- */
+
+Test(cli, the_best_gpu_needs_one)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    run("--variant naive --best-gpu");
+    expect_error(4, "CUDA", "--best-gpu");
+    run("--env --best-gpu");
+    expect_error(4, "CUDA", "--env --best-gpu");
+    run_well("--version --best-gpu");
+}
+
+Test(cli, warmups_are_honoured)
+{
+    run_well(NAIVE " --warmups 6 --format csv");
+    cr_expect(number(out, 1, "warmups") == 7);
+    run_well(NAIVE " --warmups 0 --format csv");
+    cr_expect(number(out, 1, "warmups") == 1);
+}
+
+/* Sampling goes on before the time is over and ends with the first sample after that, so that all samples but
+ * the last fit in, however slow the machine is. */
+Test(cli, max_time_is_honoured)
+{
+    run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "
+             "--min-samples 1 --min-time 0 --max-time 0.2 --max-error 0.000001 --format csv "
+             "--samples samples.csv");
+    char *samples = get("samples.csv", NULL);
+    size_t count = (size_t)number(out, 1, "samples");
+    double sum_s = 0;
+    for (size_t i = 1; i < count; i++)
+        sum_s += number(samples, i, "wall_s");
+    cr_expect(sum_s < 0.2, "%g s", sum_s);
+    free(samples);
+}
+
+Test(cli, a_shaky_median_is_a_warning_and_no_failure)
+{
+    run(NAIVE " --min-samples 2 --max-error 0.000001");
+    cr_expect(status == 0);
+    cr_expect(strncmp(err, "fdsl-bench: warning: naive: ", 28) == 0 || *err == '\0', "%s", err);
+}
