@@ -389,7 +389,11 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
     expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
     expect_refusal(2, "--res 32", "--res belongs to --data synth");
-    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none");
+    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
+    expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
+    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist makes it\n");
+    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least so many");
+    expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
@@ -403,6 +407,19 @@ Test(train_cli, options_that_make_no_sense)
                    "--checkpoint is for one variant at a time, and --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
+}
+
+/* What would not fit is refused before it is made; what fits is taken, however large a sample is. */
+Test(train_cli, sets_larger_than_memory)
+{
+    expect_refusal(1, "--data digits --train-size 2147483647 --dry-run",
+                   " of memory are free; take fewer with --train-size\n");
+    expect_refusal(1, "--data digits --train-size 9 --test-size 2147483647 --dry-run",
+                   " of memory are free; take fewer with --test-size\n");
+    expect_refusal(1, "--data synth --res 256 --train-size 2000000000 --feed stored --dry-run",
+                   " of memory are free; take fewer with --train-size\n");
+    EXPECT(0, "$P --variant train-naive --model cnn-fdsl --data synth --res 2600 --classes 2 --train-size 2 "
+              "--test-size 1 --batch 2 --dry-run");
 }
 
 /* ---- Live samples ---- */
@@ -523,7 +540,7 @@ Test(train_cli, idx_and_its_faults)
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
     expect_refusal(
         1, ON,
-        "sample 10: its label 10 is out of range: there are 10 classes; say how many with --classes N");
+        "sample 10: its label 10 is out of range: there are 10 classes; give --classes N, at least 11");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
     expect_refusal(1, ON, "no IDX file");
