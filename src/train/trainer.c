@@ -384,9 +384,12 @@ enum status trainer_end(void *state, uint64_t runs)
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path)
-        TRY(export_parameters(job->train.model, trainer->now.state.parameters, job->identity,
-                              job->export_path));
-    if (runs == 0)
+        TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
+    if (runs == 0 && trainer->now.history.epochs > job->epochs)
+        status_say("%u epochs are done, and --epochs asks for %u%s%s", trainer->now.history.epochs,
+                   job->epochs, job->export_path ? ": exported to " : ": nothing is left to do",
+                   job->export_path ? job->export_path : "");
+    else if (runs == 0)
         status_say("%u of %u epochs are done%s%s", trainer->now.history.epochs, job->epochs,
                    job->export_path ? ": exported to " : ": nothing is left to do",
                    job->export_path ? job->export_path : "");
