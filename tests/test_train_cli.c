@@ -525,6 +525,53 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 }
 #endif
 
+/* ---- Scripts ---- */
+
+/* As far as they come without PyTorch: what a file of its name stands for has no CUDA. */
+Test(train_cli, comparisons_that_cannot_be_made)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(
+        0,
+        "mkdir -p s/torch/nn && echo 'float32 = float64 = float16 = int64 = int32 = uint8 = 0' > s/numpy.py "
+        "&& "
+        "echo 'functional = Module = object' > s/torch/nn/__init__.py && cat > s/torch/__init__.py <<'END'\n"
+        "from . import nn\n"
+        "__version__ = '0'\n"
+        "def no_grad(): return lambda call: call\n"
+        "def set_num_threads(threads): pass\n"
+        "class device:\n"
+        "    def __init__(self, name): self.type = name\n"
+        "class cuda:\n"
+        "    is_available = staticmethod(lambda: False)\n"
+        "END\n");
+#define COMPARE "PYTHONPATH=s %s/scripts/compare_pytorch.py --bench $P "
+    EXPECT(4, COMPARE "--device cuda", root);
+    cr_expect_not_null(strstr(out, "compare_pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    EXPECT(2, COMPARE "--model lenett", root);
+    cr_expect_str_eq(
+        out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
+             "'lenet'?\n");
+    EXPECT(2, COMPARE "--bench none", root);
+    cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
+}
+
+/* Nothing is made for a variant that cannot run. */
+Test(train_cli, scripts_look_at_the_variant_first)
+{
+    EXPECT(2, "%s/scripts/fine_tuning.sh", root);
+    cr_expect_str_eq(out, "usage: scripts/fine_tuning.sh DIR FILE\n");
+    EXPECT(2, "%s/scripts/live_training.sh d", root);
+#ifndef HAVE_CUDA
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/live_training.sh d r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/fine_tuning.sh digits r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT(2, "ls d r.csv");
+#endif
+}
+
 /* ---- Data ---- */
 
 /* What a mirror gives is not taken for what it should be. */
