@@ -244,7 +244,8 @@ static enum status look(struct trainer *trainer)
 static void show(const struct trainer *trainer, uint32_t done, uint32_t steps, double elapsed_s)
 {
     const struct train_totals *totals = &trainer->totals;
-    fprintf(stderr, "\r\033[K%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+    fprintf(stderr,
+            "\r\033[Ktrain-%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
             trainer->engine->name, trainer->now.history.epochs + 1, trainer->job->epochs, done, steps,
             totals->loss / (double)totals->samples, 100 * (double)totals->correct / (double)totals->samples,
             (double)totals->samples / elapsed_s);
