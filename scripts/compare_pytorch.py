@@ -15,13 +15,14 @@ epochs: the start of the program, the reading of the samples and the tests too.
 The third compares loss, gradients and the parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients
 within 1e-5 of its norm, and the way that each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of
 the whole rate of the least gradient, so its rounding too). A NaN is a difference. Exit status: 0 done, 1 a failure or a
-difference, 2 usage, 4 no PyTorch.
+difference, 2 usage, 4 no PyTorch, none with CUDA, or a variant that cannot run here; where fdsl-bench fails, its own.
 """
 
 import argparse
 import csv
 import json
 import math
+import os
 import pathlib
 import statistics
 import subprocess
@@ -76,10 +77,14 @@ def part(tensors, prefix):
 
 
 def run(arguments, **more):
-    command = [PROGRAM] + arguments
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, **more)
-    if done.returncode:
-        fail(f"'{' '.join(command)}' ended with status {done.returncode}")
+    try:
+        done = subprocess.run([PROGRAM] + arguments, stdout=subprocess.PIPE, text=True, check=False, **more)
+    except OSError as error:
+        fail(f"{PROGRAM}: {error.strerror}; build it, or name it with --bench", 2)
+    if done.returncode < 0:
+        fail(f"{PROGRAM} was ended by signal {-done.returncode}")
+    if done.returncode:  # it has said why
+        sys.exit(done.returncode)
     return done.stdout
 
 
@@ -218,7 +223,7 @@ def run_torch(mode, options, data, ours, device, threads):
 
 def compare(options, arguments):
     device = torch.device(options.device)
-    threads = options.threads or torch.get_num_threads()
+    threads = options.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     variants = options.variant.split(",")
     with tempfile.TemporaryDirectory() as folder:
@@ -266,12 +271,15 @@ def main():
                                                                 "as it comes, and bf16 of graph and best")
     parser.add_argument("--compile", choices=EFFORTS, default=EFFORTS[0], help=f"torch.compile's mode, of best ({EFFORTS[0]})")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of both")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of both; 0, the default, is all that this "
+                                                               "process may use, as of fdsl-bench")
     parser.add_argument("--out", help="CSV file to append all rows to")
     options, arguments = parser.parse_known_args()
     PROGRAM = options.bench
     if options.device == "cpu" and ("graph" in options.modes or options.precision not in (None, "fp32")):
         parser.error("graph and lower precisions need --device cuda")
+    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
+        fail(f"--device {options.device}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; take --device cpu", 4)
     if options.gradients:
         return check_gradients(options.variant, arguments, torch.device(options.device))
     return compare(options, arguments)

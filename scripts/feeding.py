@@ -4,7 +4,7 @@ that are loaded. scripts/figures.py says what it is that they return."""
 import collections
 import os
 
-from devices import Missing, device_of
+from devices import Missing, about_yours, device_of
 from plot import Plot, linear_ticks, nice_above, short_device, x_axis
 from rows import TRAIN_PARAMETERS
 
@@ -73,6 +73,11 @@ def about(lines):
             f"revision {row['revision']}).")
 
 
+def notes(lines):
+    """That none of these are the user's."""
+    return about_yours([], [row for line in lines.values() for row in line], JOB, COMMAND)
+
+
 def training_time(measured):
     lines = feeds(measured.trains)
     if not lines:
@@ -95,12 +100,13 @@ def training_time(measured):
         + (f" Generating takes {100 * share:.2g} % of the time of the steps{', beside them' if live.on_gpu else ''}."
            if share is not None else "")
         + (" Live and loaded, the losses are the same in every digit." if same_training(lines) else "")]
+    plot.notes += notes(lines)
     return plot
 
 
 def training_rates(measured):
     """(label, images a second with the opening of the data) of ours that may stand beside the published ones, as they are
-    of a GPU; and what they are."""
+    of a GPU; what they are; and notes on them."""
     lines = feeds([row for row in measured.trains if row.on_gpu])
     rates = [(name, images(line[-1]) / seconds(line[-1])) for name, line in lines.items() if name == LIVE or is_loaded(name)]
-    return rates, about(lines) if lines else ""
+    return rates, about(lines) if lines else "", notes(lines)

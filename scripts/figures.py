@@ -191,7 +191,7 @@ def training(measured):
     plot.legend = [(0, PAPER)]
     for name, points in series.items():
         plot.add_series(styles.get(name, 58), name, points)
-    ours, about_ours = feeding.training_rates(measured)
+    ours, about_ours, notes = feeding.training_rates(measured)
     if ours:
         plot.legend.append((0, "ours, another network"))
     for name, rate in ours:
@@ -207,6 +207,7 @@ def training(measured):
     plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "
                     + (f"Ours, with the time that the data took to open: {about_ours}" if ours else
                        f"The published points alone; to measure ours: {feeding.COMMAND}")]
+    plot.notes += notes
     return plot
 
 

@@ -75,5 +75,10 @@ def figure(measured):
     plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: {row['test_samples']:.0f} samples "
                     f"to test with; batch {row['batch']:.0f}, {row['optimizer']} at {row['lr']}. Pre-trained: begun with the "
                     f"parameters {', '.join(sorted(inits))}. Medians and extremes of {seeds} a line."] + devices.caption()
-    plot.notes += about_yours([row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
+    alone = [row for row in measured.trains if row.source == "yours" and row["model"] == shown[0]["model"]]
+    if alone and not any(row.source == "yours" for row in shown):
+        plot.notes.append(f"{len(alone)} row{'s' if alone[1:] else ''} of yours, of which none are both pre-trained and from "
+                          f"scratch at one size; to measure them: {COMMAND}")
+    else:
+        plot.notes += about_yours([row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
     return plot

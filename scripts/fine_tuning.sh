@@ -4,13 +4,22 @@
 #
 #   scripts/fine_tuning.sh DIR FILE     DIR: the four files of MNIST; FILE: the CSV that rows are appended to
 #
-# VARIANT (train-cuda), CLASSES (1000) and IMAGES (a class: 110, of which a tenth is for tests) of the pre-training, its
+# VARIANT (train-cuda; without a GPU train-omp), CLASSES (1000) and IMAGES (a class: 110, of which a tenth is for tests) of the pre-training, its
 # EPOCHS (10); SIZES of the training set (1000 60000) and SEEDS (0 1 2) of fine-tuning; PRE: a folder whose
 # checkpoint is taken in place of a pre-training. Both ways have the same epochs, batch, rate and seeds.
+#
+# Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail
-data=${1:?usage: scripts/fine_tuning.sh DIR FILE} out=${2:?usage: scripts/fine_tuning.sh DIR FILE}
+(($# == 2)) || { echo 'usage: scripts/fine_tuning.sh DIR FILE' >&2 && exit 2; }
+data=$1 out=$2
 bench=${FDSL_BENCH:-$(dirname "$0")/../fdsl-bench}
 variant=${VARIANT:-train-cuda} classes=${CLASSES:-1000}
+# Before images are made for long. The data too: it is needed last.
+"$bench" --variant "$variant" --model cnn-fdsl --data "$data" --train-size 1 --test-size 1 --batch 1 --dry-run || {
+    status=$?
+    ((status != 4)) || echo 'fine_tuning.sh: name another variant, as with VARIANT=train-omp' >&2
+    exit $status
+}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -681,6 +681,26 @@ Test(figures, training_live_against_loaded)
     cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
 }
 
+/* What is of the reference alone says so; rows of the user's that are half of what a figure needs are said to
+ * be that. */
+Test(figures, training_without_rows_of_yours)
+{
+    shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
+          "import csv, sys\n"
+          "rows = list(csv.DictReader(open(sys.argv[1])))\n"
+          "out = csv.DictWriter(open(sys.argv[2], \"w\"), rows[0])\n"
+          "out.writeheader()\n"
+          "out.writerows([row for row in rows if not row[\"init\"]][:3])' " FIXTURES
+          "/fine_tuning.csv $D/results/half.csv && " FIGURES
+          "--reference $D/reference training training_time fine_tuning" BOTH);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("training.{png,svg,pdf} (no rows of yours; to measure them: scripts/live_training.sh DIR"),
+              "%s", out);
+    cr_expect(says("training_time.{png,svg,pdf} (no rows of yours; to measure them:"), "%s", out);
+    cr_expect(says("fine_tuning.{png,svg,pdf} (3 rows of yours, of which none are both pre-trained and from"),
+              "%s", out);
+}
+
 /* ---- The report ---- */
 
 Test(figures, report_stands_alone)

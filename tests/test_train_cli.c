@@ -122,6 +122,8 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
     EXPECT(0, "cmp whole again && cmp rows r.csv");
     EXPECT(0, ON_AND_ON);
     cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing is left to do\n");
+    EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume");
+    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, and --epochs asks for 2: nothing is left to do\n");
     EXPECT(0, "cmp rows r.csv");
     EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
@@ -175,6 +177,7 @@ Test(train_cli, other_trainings_are_not_resumed)
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
                    "--resume belongs to --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no", "cannot be made");
+    expect_refusal(2, "--model logreg --checkpoint k/epoch-000001.ckpt", "is no folder; name one");
     EXPECT(0, "truncate -s 50 k/*");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
                    "cut");
@@ -236,7 +239,7 @@ Test(train_cli, what_cannot_be_begun_with)
     expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
     expect_refusal(1, "--init text", "text: this is no checkpoint of fdsl-bench");
     expect_refusal(2, "--model lenet --init k",
-                   "--init k: it is of the model logreg, and this is lenet; add --model logreg");
+                   "--init k: it is of the model logreg, and this is lenet; take --model logreg, or another");
     expect_refusal(2, "--model logreg --classes 12 --init k",
                    "--init k: nothing of it fits: its only layer has other shapes");
     EXPECT(0,
@@ -269,7 +272,13 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
+    cr_expect_not_null(strstr(out, "these are not as many test samples as the network was tested with"));
+    EXPECT(
+        0,
+        "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these test samples are not those that the network was tested with"));
+    EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
+    cr_expect_str_eq(value(out, 1, "batch"), "50"); /* as many as there are */
     /* Those that are generated are the same, however many others there are to learn from. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
     cr_expect_null(strstr(out, "these test samples"), "%s", out);
@@ -328,7 +337,24 @@ Test(train_cli, an_export_is_safetensors)
         largest = value > largest ? value : largest;
     }
     cr_expect_gt(largest, 0.03f); /* they began within 1/28 */
+    cr_expect_not_null(strstr(header, ",\"input\":\"[1, 28, 28]\",\"classes\":\"10\",\"scale\":\"[0.0"), "%s",
+                       header);
+    cr_expect_not_null(strstr(header, "]\",\"offset\":\"[-"), "%s", header);
     free(header);
+}
+
+/* An export of ours is replaced; whatever else is there stays. */
+Test(train_cli, an_export_replaces_nothing_else)
+{
+    EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
+    expect_refusal(2, "--export text --dry-run",
+                   "text exists and is no safetensors file of fdsl-bench; name another");
+    expect_refusal(2, "--export-step text", "text exists");
+    expect_refusal(2, "--export-data zeros", "zeros exists");
+    EXPECT(0, "[ \"$(cat text)\" = mine ]");
+    EXPECT(0, "$P " SMALL "--epochs 1 --export empty && cp empty first && $P " SMALL
+              "--epochs 2 --export empty");
+    EXPECT(1, "cmp -s empty first");
 }
 
 /* Epochs have their own times: once others took longer than a second, another one. */
@@ -389,10 +415,19 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
     expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
     expect_refusal(2, "--res 32", "--res belongs to --data synth");
-    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none");
+    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
+    expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
+    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist makes it\n");
+    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least so many");
+    expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
+    expect_refusal(2, "--model lenet --data synth --res 7", "lenet: its conv2 gets ");
+    expect_refusal(2, "--model cnn3d",
+                   "cnn3d: its pool1 gets 1 x 28 x 28 (depth, height, width), too small for it");
+    expect_refusal(2, "--verify-steps 5", "--verify-steps belongs to --verify; add that");
+    expect_refusal(2, "--fresh", "--fresh belongs to --data synth; add that");
     expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
     expect_refusal(2, "--loops 3", "--loops: train repeats no run");
     expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
@@ -403,6 +438,19 @@ Test(train_cli, options_that_make_no_sense)
                    "--checkpoint is for one variant at a time, and --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
+}
+
+/* What would not fit is refused before it is made; what fits is taken, however large a sample is. */
+Test(train_cli, sets_larger_than_memory)
+{
+    expect_refusal(1, "--data digits --train-size 2147483647 --dry-run",
+                   " of memory are free; take fewer with --train-size\n");
+    expect_refusal(1, "--data digits --train-size 9 --test-size 2147483647 --dry-run",
+                   " of memory are free; take fewer with --test-size\n");
+    expect_refusal(1, "--data synth --res 256 --train-size 2000000000 --feed stored --dry-run",
+                   " of memory are free; take fewer with --train-size\n");
+    EXPECT(0, "$P --variant train-naive --model cnn-fdsl --data synth --res 2600 --classes 2 --train-size 2 "
+              "--test-size 1 --batch 2 --dry-run");
 }
 
 /* ---- Live samples ---- */
@@ -477,6 +525,53 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 }
 #endif
 
+/* ---- Scripts ---- */
+
+/* As far as they come without PyTorch: what a file of its name stands for has no CUDA. */
+Test(train_cli, comparisons_that_cannot_be_made)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(
+        0,
+        "mkdir -p s/torch/nn && echo 'float32 = float64 = float16 = int64 = int32 = uint8 = 0' > s/numpy.py "
+        "&& "
+        "echo 'functional = Module = object' > s/torch/nn/__init__.py && cat > s/torch/__init__.py <<'END'\n"
+        "from . import nn\n"
+        "__version__ = '0'\n"
+        "def no_grad(): return lambda call: call\n"
+        "def set_num_threads(threads): pass\n"
+        "class device:\n"
+        "    def __init__(self, name): self.type = name\n"
+        "class cuda:\n"
+        "    is_available = staticmethod(lambda: False)\n"
+        "END\n");
+#define COMPARE "PYTHONPATH=s %s/scripts/compare_pytorch.py --bench $P "
+    EXPECT(4, COMPARE "--device cuda", root);
+    cr_expect_not_null(strstr(out, "compare_pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    EXPECT(2, COMPARE "--model lenett", root);
+    cr_expect_str_eq(
+        out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
+             "'lenet'?\n");
+    EXPECT(2, COMPARE "--bench none", root);
+    cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
+}
+
+/* Nothing is made for a variant that cannot run. */
+Test(train_cli, scripts_look_at_the_variant_first)
+{
+    EXPECT(2, "%s/scripts/fine_tuning.sh", root);
+    cr_expect_str_eq(out, "usage: scripts/fine_tuning.sh DIR FILE\n");
+    EXPECT(2, "%s/scripts/live_training.sh d", root);
+#ifndef HAVE_CUDA
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/live_training.sh d r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/fine_tuning.sh digits r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT(2, "ls d r.csv");
+#endif
+}
+
 /* ---- Data ---- */
 
 /* What a mirror gives is not taken for what it should be. */
@@ -523,7 +618,7 @@ Test(train_cli, idx_and_its_faults)
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
     expect_refusal(
         1, ON,
-        "sample 10: its label 10 is out of range: there are 10 classes; say how many with --classes N");
+        "sample 10: its label 10 is out of range: there are 10 classes; give --classes N, at least 11");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
     expect_refusal(1, ON, "no IDX file");

@@ -92,6 +92,7 @@ void settings_help(FILE *stream)
           "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
           "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
           "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+          "  scripts/fetch_mnist.sh mnist                   # for --data mnist\n"
           "  fdsl-bench --workload train --variant all --data mnist --epochs 3 --out results/train.csv\n"
           "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume --export "
           "lenet.safetensors\n"

@@ -192,8 +192,13 @@ void checkpoint_unlock(int lock)
 enum status checkpoint_check_folder(const char *folder)
 {
     char path[PATH_MAX];
+    struct stat info;
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--checkpoint %s cannot be made: %s", folder, strerror(errno));
+    if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+        return status_set(
+            STATUS_USAGE,
+            "--checkpoint %s is no folder; name one, which goes on from its latest with --resume", folder);
     if (!path_of(folder, 0, path))
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
     enum status status = file_check_new(path);

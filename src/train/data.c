@@ -11,17 +11,24 @@
 #include <xxhash.h>
 #endif
 
+#include "core/env.h"
 #include "core/npy_header.h"
 #include "core/options.h"
 #include "core/origin.h"
 #include "core/png_image.h"
+#include "core/status.h"
 #include "core/timer.h"
 
-#define CHUNK         256 /* samples that are made at a time */
+#define CHUNK         256                   /* samples that are made at a time, at most */
+#define CHUNK_BYTES   (UINT64_C(256) << 20) /* and what they may take, unless one alone takes more */
+#define PROGRESS_S    0.25
+#define GIB           0x1p30
 #define SAMPLES_MAX   ((UINT64_C(1) << 31) - 1)
 #define CLASSES_MAX   (1 << 24)
 #define HELD_OUT      10 /* one in so many */
 #define CIFAR_BATCHES 5
+#define DIGITS        10 /* classes */
+#define CLIPS         8
 
 /* An origin that stays open to generate samples, and the words that it was opened with. */
 struct data_origin {
@@ -175,8 +182,8 @@ static enum status read_label(const struct origin_sample *sample, uint64_t class
     if (value >= classes)
         return status_set(STATUS_FAILED,
                           "its label %" PRIu64 " is out of range: there are %" PRIu64
-                          " classes; say how many with --classes N",
-                          value, classes);
+                          " classes; give --classes N, at least %" PRIu64,
+                          value, classes, value + 1);
     *label = (uint32_t)value;
     return STATUS_OK;
 }
@@ -203,26 +210,48 @@ static enum status fit(struct data *data, const struct stored *stored)
                                                           is->channels, DATA_CHANNELS_MAX);
 }
 
-/* Makes room for one sample more than the `count` that the set has; `*room` is how many it could have. */
-static enum status make_room(const struct data *data, struct data_set *set, uint64_t *room)
+/* A set that grows: how many samples and labels it has room for, how many it may come to, and whose size it
+ * is. */
+struct room {
+    uint64_t now, most;
+    const char *option;
+};
+
+/* Refuses what would not fit: a system may promise more memory than there is, and end the program when it is
+ * used. */
+static enum status check_memory(uint64_t samples, size_t sample_bytes, const char *option)
 {
-    if (set->count < *room)
+    double wanted = (double)samples * (double)sample_bytes, there = (double)env_memory_available_bytes();
+    return there <= 0 || wanted <= there
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "%" PRIu64 " samples of %zu bytes are %.3g GiB, and %.3g GiB of memory are free; "
+                            "take fewer with %s",
+                            samples, sample_bytes, wanted / GIB, there / GIB, option);
+}
+
+/* Makes room for one sample more than the set has. Where it is known how many come, for all of them. */
+static enum status make_room(const struct data *data, struct data_set *set, bool known, struct room *room)
+{
+    if (set->count < room->now)
         return STATUS_OK;
-    uint64_t wanted = *room ? 2 * *room : 4096;
+    uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
+    wanted = wanted < room->most ? wanted : room->most;
+    TRY(check_memory(wanted - room->now, data->sample_bytes + sizeof *set->labels, room->option));
     void *values = realloc(set->values, wanted * data->sample_bytes);
     if (values)
         set->values = values;
     uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
     if (!labels)
-        return status_set(STATUS_FAILED,
-                          "out of memory for %" PRIu64 " samples; take fewer with --train-size", wanted);
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; take fewer with %s", wanted,
+                          room->option);
     set->labels = labels;
-    *room = wanted;
+    room->now = wanted;
     return STATUS_OK;
 }
 
 /* Adds a sample; pixels become channel by channel. */
-static enum status add_sample(struct data *data, struct data_set *set, uint64_t *room,
+static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
                               const struct origin_sample *sample, uint64_t classes)
 {
     struct stored stored;
@@ -233,7 +262,7 @@ static enum status add_sample(struct data *data, struct data_set *set, uint64_t 
     if (status == STATUS_OK)
         status = read_label(sample, classes, &label);
     if (status == STATUS_OK)
-        status = make_room(data, set, room);
+        status = make_room(data, set, known, room);
     if (status == STATUS_OK) {
         uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
         size_t channels = data->shape.channels, plane = data->sample_values / channels;
@@ -261,31 +290,60 @@ static bool is_held_out(uint64_t number)
            0;
 }
 
-static enum status fill_set(struct origin_reader *reader, struct range range, uint64_t limit,
-                            uint64_t classes, struct data *data, struct data_set *set)
+/* How many samples are made at a time: none of them may be large beside the set. */
+static uint64_t chunk_of(const struct origin_reader *reader)
 {
+    uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
+    return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
+}
+
+/* Where somebody is looking on. */
+static void show_progress(uint64_t done, uint64_t most, double *shown_s)
+{
+    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
+        return;
+    *shown_s = timer_now_s();
+    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
+    fflush(stderr);
+}
+
+static void end_progress(void)
+{
+    if (status_shows_progress())
+        fputs("\r\033[K", stderr);
+}
+
+static enum status fill_set(struct origin_reader *reader, struct range range, uint64_t limit,
+                            uint64_t classes, struct data *data, enum data_part part)
+{
+    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
+    struct data_set *set = &data->sets[part];
     struct origin_sample samples[CHUNK] = {0};
-    uint64_t room = 0;
+    struct room room = {0, limit < range.count ? limit : range.count, options[part]};
+    uint64_t chunk = chunk_of(reader);
+    double shown_s = timer_now_s();
     enum status status = STATUS_OK;
-    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += CHUNK) {
-        uint64_t count = range.count - at < CHUNK ? range.count - at : CHUNK;
+    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
+        uint64_t count = range.count - at < chunk ? range.count - at : chunk;
         status = reader->origin->make(reader->state, range.first + at, count, samples);
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, set, &room, &samples[i], classes);
+                status = add_sample(data, set, range.held < 0, &room, &samples[i], classes);
                 if (status != STATUS_OK)
                     status_prefix(status, "sample %" PRIu64, range.first + at + i);
             }
             origin_sample_free(&samples[i]);
         }
+        show_progress(set->count, room.most, &shown_s);
     }
+    end_progress();
     return status;
 }
 
-/* A set from one origin. `part` says which part where the origin holds both. */
+/* A set from one origin. */
 static enum status read_set(const struct data_request *request, const char *origin, const char *const words[],
-                            struct range range, uint64_t limit, struct data *data, struct data_set *set)
+                            struct range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct origin_reader reader;
     uint64_t classes = data->classes ? data->classes : CLASSES_MAX;
@@ -295,7 +353,7 @@ static enum status read_set(const struct data_request *request, const char *orig
     if (status == STATUS_OK && limit > SAMPLES_MAX)
         limit = SAMPLES_MAX;
     if (status == STATUS_OK)
-        status = fill_set(&reader, range, limit, classes, data, set);
+        status = fill_set(&reader, range, limit, classes, data, part);
     origin_close(&reader);
     if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
         return status;
@@ -316,9 +374,8 @@ static enum status generate(const struct data_request *request, const char *orig
 {
     uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
     uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
-    TRY(read_set(request, origin, words, (struct range){0, train, -1}, train, data, &data->sets[DATA_TRAIN]));
-    return read_set(request, origin, words, (struct range){SAMPLES_MAX + 1, test, -1}, test, data,
-                    &data->sets[DATA_TEST]);
+    TRY(read_set(request, origin, words, (struct range){0, train, -1}, train, data, DATA_TRAIN));
+    return read_set(request, origin, words, (struct range){SAMPLES_MAX + 1, test, -1}, test, data, DATA_TEST);
 }
 
 /* ---- Generated while training ---- */
@@ -326,6 +383,8 @@ static enum status generate(const struct data_request *request, const char *orig
 /* The labels of all training samples, of which not all may be held. */
 static enum status label_all(const struct origin_reader *reader, uint64_t count, struct data_set *set)
 {
+    if (count > set->count)
+        TRY(check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
     if (!labels)
         return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; take fewer with --train-size",
@@ -357,12 +416,11 @@ static enum status fill_synth(const struct data_request *request, struct origin_
         held = request->batch > measured ? request->batch : measured;
         held = held < train ? held : train;
     }
-    TRY(fill_set(reader, (struct range){0, held, -1}, held, data->classes, data, &data->sets[DATA_TRAIN]));
+    TRY(fill_set(reader, (struct range){0, held, -1}, held, data->classes, data, DATA_TRAIN));
     TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
     data->held = (uint32_t)held;
     data->measured = (uint32_t)measured;
-    return fill_set(reader, (struct range){SAMPLES_MAX + 1, test, -1}, test, data->classes, data,
-                    &data->sets[DATA_TEST]);
+    return fill_set(reader, (struct range){SAMPLES_MAX + 1, test, -1}, test, data->classes, data, DATA_TEST);
 }
 
 static enum status open_synth(const struct data_request *request, struct data *data)
@@ -412,7 +470,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
                               names[part][0]);
         const char *const words[] = {"--encode", "npy", "--source", path, NULL};
         TRY(read_set(request, "idx", words, (struct range){0, 0, -1}, limit_of(request, part), data,
-                     &data->sets[part]));
+                     (enum data_part)part));
     }
     return STATUS_OK;
 }
@@ -451,9 +509,9 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     const char *const learn[] = {"--encode", "npy", "--source", train, NULL};
     const char *const test[] = {"--encode", "npy", "--source", path, NULL};
     TRY(read_set(request, "cifar", learn, (struct range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
-                 &data->sets[DATA_TRAIN]));
+                 DATA_TRAIN));
     return read_set(request, "cifar", test, (struct range){0, 0, -1}, limit_of(request, DATA_TEST), data,
-                    &data->sets[DATA_TEST]);
+                    DATA_TEST);
 }
 
 static enum status open_datasets(const struct data_request *request, struct data *data)
@@ -468,9 +526,29 @@ static enum status open_datasets(const struct data_request *request, struct data
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"--source", path, NULL};
         TRY(read_set(request, "dataset", words, (struct range){0, 0, two ? -1 : part == DATA_TEST},
-                     limit_of(request, part), data, &data->sets[part]));
+                     limit_of(request, part), data, (enum data_part)part));
     }
     return STATUS_OK;
+}
+
+static enum status unknown(const char *name)
+{
+    static const char *const names[] = {"digits", "clips", "synth"};
+    const char *nearest = nearest_word(name, names, COUNT_OF(names));
+    bool mnist = strcmp(name, "mnist") == 0;
+    return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none%s%s%s%s",
+                      name, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
+                      mnist ? "; scripts/fetch_mnist.sh mnist makes it" : "");
+}
+
+/* Labels of what is generated are what they are. */
+static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
+{
+    return data->classes >= classes
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least so many, or none",
+                            data->classes, name, classes);
 }
 
 /* Chooses by name, or by what the folder holds. */
@@ -489,7 +567,9 @@ static enum status open_sets(const struct data_request *request, struct data *da
             "--feed live: samples are made while training of --data synth alone; take --feed stored");
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
-        data->classes = clip ? 8 : digit || synth || idx || cifar ? 10 : 0;
+        data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;
+    if (digit || clip)
+        TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)
         return generate(request, "digits", words, data);
     if (clip)
@@ -497,8 +577,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (synth)
         return open_synth(request, data);
     if (access(request->name, F_OK) != 0)
-        return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none",
-                          request->name);
+        return unknown(request->name);
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }
 

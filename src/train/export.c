@@ -1,5 +1,6 @@
 #include "train/export.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,7 +144,8 @@ enum status export_step(const struct train *train, const struct engine *engine, 
     if (status == STATUS_OK) {
         parts->loss = totals.loss / (double)totals.samples;
         step_describe(train->model, before, parts);
-        status = safetensors_write(path, identity, parts->tensors, parts->tensor_count);
+        const char *const about[] = {"fdsl-bench", identity, NULL};
+        status = safetensors_write(path, about, parts->tensors, parts->tensor_count);
     }
     step_free(parts);
     return status == STATUS_OK ? engine->set(state, before) : status;
@@ -195,15 +197,39 @@ enum status export_data(const struct train *train, const float *initial, const c
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
     safetensors_of_arena(model, "initial.", initial, tensors + count);
-    return safetensors_write(path, identity, tensors, count + model->tensor_count);
+    const char *const about[] = {"fdsl-bench", identity, NULL};
+    return safetensors_write(path, about, tensors, count + model->tensor_count);
 }
 
 /* ---- The parameters ---- */
 
-enum status export_parameters(const struct model *model, const float *parameters, const char *identity,
+#define LIST_MAX (24 * (DATA_CHANNELS_MAX + 1))
+
+/* "[0.0127, 0.0131]" */
+static void list(const float *values, uint32_t count, char text[LIST_MAX])
+{
+    size_t used = 0;
+    for (uint32_t i = 0; i < count; i++)
+        used += (size_t)snprintf(text + used, LIST_MAX - used, "%s%.9g", i ? ", " : "[", (double)values[i]);
+    snprintf(text + used, LIST_MAX - used, "]");
+}
+
+enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
                               const char *path)
 {
+    const struct model *model = train->model;
+    const struct shape *in = &model->input;
     struct safetensor tensors[MODEL_TENSORS_MAX];
+    char input[64], classes[16], scale[LIST_MAX], offset[LIST_MAX], depth[16] = "";
+    if (model->volumetric)
+        snprintf(depth, sizeof depth, "%" PRIu32 ", ", in->depth);
+    snprintf(input, sizeof input, "[%" PRIu32 ", %s%" PRIu32 ", %" PRIu32 "]", in->channels, depth,
+             in->height, in->width);
+    snprintf(classes, sizeof classes, "%" PRIu32, model->classes);
+    list(train->data->scale, in->channels, scale);
+    list(train->data->offset, in->channels, offset);
+    const char *const about[] = {"fdsl-bench", identity, "input",  input,  "classes", classes,
+                                 "scale",      scale,    "offset", offset, NULL};
     safetensors_of_arena(model, "", parameters, tensors);
-    return safetensors_write(path, identity, tensors, model->tensor_count);
+    return safetensors_write(path, about, tensors, model->tensor_count);
 }

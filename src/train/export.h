@@ -10,8 +10,10 @@
 
 FDSL_C_BEGIN
 
-/* "conv1.weight", "conv1.bias", ... */
-enum status export_parameters(const struct model *model, const float *parameters, const char *identity,
+/* "conv1.weight", "conv1.bias", ...; the metadata has what a caller of the network needs as well, each as
+ * JSON: "input" (the shape of a sample), "classes", and a "scale" and an "offset" a channel, which normalise:
+ * value v goes in as v * scale + offset. */
+enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
                               const char *path);
 
 /* Both sets as they are stored (train.values, train.labels, test...), scale and offset that normalise them,

@@ -18,8 +18,11 @@ struct parameters {
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
      "the network: a checkpoint of train, or a folder's latest"},
-    JOB_OPTIONS(struct parameters),
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples a run"},
+#define TRAINED "as in training"
+    JOB_OPTIONS(struct parameters, NULL, "what the samples are of (default: " TRAINED ")", TRAINED, TRAINED,
+                TRAINED, NULL, " (default: " TRAINED ")"),
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
+     "samples a run; where it is not given, no more than there are"},
 };
 
 static const struct measure measures[] = {
@@ -143,6 +146,8 @@ static void take_samples(const struct options *given, const struct checkpoint *c
     const struct train_samples *samples = &checkpoint->samples;
     if (!options_given(given, "data"))
         job->data = checkpoint->data;
+    if (!options_given(given, "res"))
+        job->res = samples->res;
     if (strcmp(job->data, checkpoint->data) != 0)
         return;
     const struct {
@@ -150,16 +155,24 @@ static void take_samples(const struct options *given, const struct checkpoint *c
         uint64_t *value, was;
     } sizes[] = {{"train-size", &job->train_size, samples->train_size},
                  {"test-size", &job->test_size, samples->test_size},
-                 {"classes", &job->classes, samples->classes},
-                 {"res", &job->res, samples->res}};
+                 {"classes", &job->classes, samples->classes}};
     for (size_t i = 0; i < COUNT_OF(sizes); i++)
         if (!options_given(given, sizes[i].name))
             *sizes[i].value = sizes[i].was;
 }
 
-static void warn_of_other_samples(const struct checkpoint *checkpoint, const struct data *data)
+static void warn_of_other_samples(const struct checkpoint *checkpoint, const struct job_parameters *job,
+                                  const struct data *data)
 {
-    if (data->hashes[DATA_TEST] != checkpoint->samples.hashes[DATA_TEST])
+    const struct train_samples *samples = &checkpoint->samples;
+    if (data->hashes[DATA_TEST] == samples->hashes[DATA_TEST])
+        return;
+    if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
+        job->res == samples->res && job->test_size != samples->test_size)
+        status_warn("these are not as many test samples as the network was tested with when it was trained; "
+                    "accuracies "
+                    "do not compare");
+    else
         status_warn(
             "these test samples are not those that the network was tested with when it was trained on "
             "%s; some may be among those it learnt from, and accuracies do not compare",
@@ -175,11 +188,14 @@ static enum status fill(const struct options *given, struct parameters *paramete
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed = -1; /* what is not learnt from need not be stored */
-    TRY(job_open_data(&parameters->job, place, DATA_TEST, &opened->data));
+    TRY(job_open_data(&parameters->job, place, &opened->data));
+    if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
+        parameters->job.batch = opened->data.sets[DATA_TEST].count;
+    TRY(job_check_batch(&parameters->job, DATA_TEST, &opened->data));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));
-    warn_of_other_samples(&opened->checkpoint, &opened->data);
+    warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data);
     opened->job = (struct infer_job){.train = {.model = &opened->model,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
@@ -207,7 +223,7 @@ static bool infer_applies(const void *parameters_, const struct variant *variant
 {
     const struct parameters *parameters = parameters_;
     (void)variant;
-    return strcmp(option, "res") != 0 || strcmp(parameters->job.data, "synth") == 0;
+    return strcmp(option, "res") != 0 || !parameters->job.data || strcmp(parameters->job.data, "synth") == 0;
 }
 
 /* ---- Runs and rows ---- */

@@ -53,8 +53,10 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
 {
     struct model theirs;
     if (strcmp(checkpoint->model, model->name) != 0)
-        return status_set(STATUS_USAGE, "it is of the model %.15s, and this is %s; add --model %.15s",
-                          checkpoint->model, model->name, checkpoint->model);
+        return status_set(
+            STATUS_USAGE,
+            "it is of the model %.15s, and this is %s; take --model %.15s, or another checkpoint",
+            checkpoint->model, model->name, checkpoint->model);
     TRY(checkpoint_model(checkpoint, &theirs));
     TRY(fit(model, &theirs, taken));
     for (uint32_t t = 0; t < *taken; t++)

@@ -6,7 +6,7 @@
 #endif
 
 enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
-                          enum data_part part, struct data *data)
+                          struct data *data)
 {
     struct data_request request = {.name = parameters->data,
                                    .train_size = parameters->train_size,
@@ -23,7 +23,12 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
     *data = (struct data){0};
     if (place->ranks > 1)
         return status_set(STATUS_USAGE, "training and inference take one rank; start without mpirun");
-    TRY(data_open(&request, data));
+    return data_open(&request, data);
+}
+
+enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
+                            const struct data *data)
+{
     uint32_t count = data->sets[part].count;
     if (parameters->batch > count)
         return status_set(STATUS_USAGE,

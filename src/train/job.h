@@ -17,26 +17,32 @@ struct job_parameters {
     bool fresh;
 };
 
-/* Their lines of the table of options; `parameters` is the workload's struct, which begins with them. */
+/* Their lines of the table of options; `parameters` is the workload's struct, which begins with them, the
+ * rest is what
+ * --data is for, and defaults: values or NULL, and in words of what depends. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), "digits", 0, 0, NULL, true,              \
-     "what to learn from: a folder of MNIST (IDX), CIFAR-10 (binary) or of what --prepare made; digits, clips " \
+#define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,              \
+     use ": a folder of MNIST (IDX), CIFAR-10 (binary) or of what --prepare made; digits, clips " \
      "(for cnn3d) or synth, which are generated"},                                                             \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
-     "the first N training samples (default: all; 10000 of what is generated)"},                               \
+     "the first N training samples (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "the first N test samples (default: all; 2000 of what is generated)"},                                    \
+     "the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
-     "labels are below N (default: 10; 8 of clips; of datasets, as many as there are)"},                       \
-    {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), "64", 1, 4096, NULL, true,                  \
-     "side of the images of synth"}
+     "labels are below N (default: " class_counts ")"},                       \
+    {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
+     "side of the images of synth" res_words}
 /* clang-format on */
 
-/* Opens the data of these parameters. STATUS_USAGE for several ranks, or a batch larger than the set it is
- * of, which `part` names. The caller closes the data, also after a failure. */
+/* Opens the data of these parameters. STATUS_USAGE for several ranks. The caller closes the data, also after
+ * a failure. */
 enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
-                          enum data_part part, struct data *data);
+                          struct data *data);
+
+/* STATUS_USAGE for a batch larger than the set it is of, which `part` names. */
+enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
+                            const struct data *data);
 
 /* move() of both workloads: there is one rank, so there is nowhere to move to. */
 enum status job_stay(void *input, void *parameters, const struct place *place);

@@ -102,10 +102,12 @@ const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", "cnn-fdsl"
 
 static enum status too_small(const struct layer *layer)
 {
-    return status_set(STATUS_USAGE,
-                      "%s: samples of %" PRIu32 " x %" PRIu32 " x %" PRIu32
-                      " (depth, height, width) are too small for it",
-                      layer->name, layer->in.depth, layer->in.height, layer->in.width);
+    return status_set(
+        STATUS_USAGE,
+        "its %s gets %" PRIu32 " x %" PRIu32 " x %" PRIu32
+        " (depth, height, width), too small for it; take larger samples (of synth, with --res) or "
+        "another --model",
+        layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
 
 /* What a kernel makes of a length; 0 where it does not fit. */
@@ -295,7 +297,9 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         *layer = (struct layer){
             .spec = table->layers[i], .number = i, .in = shape, .output = model->output_values};
         name_layer(layer, counts);
-        TRY(find_output(layer, classes));
+        enum status status = find_output(layer, classes);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s", table->name);
         if (layer->spec.kind == LAYER_ADD)
             TRY(join(model, layer));
         TRY(add_parameters(model, layer));

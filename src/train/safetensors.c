@@ -1,5 +1,6 @@
 #include "train/safetensors.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,12 +9,17 @@
 #include "core/file.h"
 
 #define ALIGNMENT 8 /* of the values, which the header is padded for */
+#define BEGINNING "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":" /* of our headers */
 
 /* The header's text, without its length. */
-static void print_header(FILE *stream, const char *about, const struct safetensor *tensors, size_t count)
+static void print_header(FILE *stream, const char *const about[], const struct safetensor *tensors,
+                         size_t count)
 {
     uint64_t at = 0;
-    fprintf(stream, "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":\"%s\"}", about);
+    fprintf(stream, BEGINNING "\"%s\"", about[1]);
+    for (about += 2; *about; about += 2)
+        fprintf(stream, ",\"%s\":\"%s\"", about[0], about[1]);
+    fputc('}', stream);
     for (size_t i = 0; i < count; i++) {
         fprintf(stream, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", tensors[i].name, tensors[i].type);
         for (uint32_t axis = 0; axis < tensors[i].axes; axis++)
@@ -26,7 +32,7 @@ static void print_header(FILE *stream, const char *about, const struct safetenso
         fputc(' ', stream);
 }
 
-static enum status make_header(const char *about, const struct safetensor *tensors, size_t count,
+static enum status make_header(const char *const about[], const struct safetensor *tensors, size_t count,
                                char **header, size_t *size)
 {
     *header = NULL;
@@ -42,7 +48,7 @@ static enum status make_header(const char *about, const struct safetensor *tenso
     return status_set(STATUS_FAILED, "out of memory");
 }
 
-enum status safetensors_write(const char *path, const char *about, const struct safetensor *tensors,
+enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count)
 {
     struct file_writer writer;
@@ -59,6 +65,28 @@ enum status safetensors_write(const char *path, const char *about, const struct 
         status = file_add(&writer, tensors[i].values, tensors[i].bytes);
     free(header);
     return status == STATUS_OK ? file_end(&writer) : status;
+}
+
+enum status safetensors_check(const char *path)
+{
+    char bytes[sizeof(uint64_t) + sizeof BEGINNING - 1];
+    TRY(file_check(path));
+    FILE *stream = fopen(path, "rb");
+    if (!stream) /* what is not there is not lost; what cannot be read had better stay */
+        return errno == ENOENT ? STATUS_OK
+                               : status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(errno));
+    size_t size = fread(bytes, 1, sizeof bytes, stream);
+    bool ours =
+        size == sizeof bytes && memcmp(bytes + sizeof(uint64_t), BEGINNING, sizeof BEGINNING - 1) == 0;
+    bool failed = ferror(stream);
+    fclose(stream);
+    if (failed)
+        return status_set(STATUS_USAGE, "%s cannot be read", path);
+    return ours || size == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s exists and is no safetensors file of fdsl-bench; name another, or remove it",
+                            path);
 }
 
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,

@@ -22,9 +22,14 @@ struct safetensor {
 
 FDSL_C_BEGIN
 
-/* Writes a file whole or not at all. `about` is the text of the metadata's "fdsl-bench". STATUS_FAILED. */
-enum status safetensors_write(const char *path, const char *about, const struct safetensor *tensors,
+/* Writes a file whole or not at all. `about` is the metadata: names and texts in turn, then NULL; the first
+ * name is "fdsl-bench". STATUS_FAILED. */
+enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count);
+
+/* Checks that safetensors_write() could write `path`, and that what is there is nothing that somebody may
+ * miss: an empty file, or one that it wrote itself. STATUS_USAGE with the reason and a remedy. */
+enum status safetensors_check(const char *path);
 
 /* Describes every tensor of a model in an arena, PREFIX in front of its name: model->tensor_count of them. */
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,

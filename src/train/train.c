@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/file.h"
 #include "core/workload.h"
 #include "train/export.h"
 #include "train/init.h"
 #include "train/job.h"
+#include "train/safetensors.h"
 #include "train/trainer.h"
 
 struct parameters {
@@ -28,7 +28,9 @@ static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* 
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    JOB_OPTIONS(struct parameters),
+    JOB_OPTIONS(struct parameters, "digits", "what to learn from", "all; 10000 of what is generated",
+                "all; 2000 of what is generated", "10; 8 of clips; of datasets, as many as there are", "64",
+                ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples a step"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; a row each"},
@@ -179,7 +181,7 @@ static const char *lacking(const struct parameters *parameters, const char *opti
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
     if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
-        return "--feed live, so to --data synth";
+        return strcmp(parameters->job.data, "synth") == 0 ? "--feed live" : "--data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
     return NULL;
@@ -210,12 +212,12 @@ static enum status check(const struct options *given, const struct parameters *p
             return status_set(STATUS_USAGE, "--%s belongs to %s; add that, or leave it out", options[i].name,
                               needed);
     }
-    if (parameters->export_path)
-        TRY(file_check(parameters->export_path));
-    if (parameters->step_path)
-        TRY(file_check(parameters->step_path));
-    if (parameters->data_path)
-        TRY(file_check(parameters->data_path));
+    if (options_given(given, "verify-steps") && !options_given(given, "verify"))
+        return status_set(STATUS_USAGE, "--verify-steps belongs to --verify; add that, or leave it out");
+    const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
+    for (size_t i = 0; i < COUNT_OF(paths); i++)
+        if (paths[i])
+            TRY(safetensors_check(paths[i]));
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
@@ -319,7 +321,8 @@ static enum status fill(const struct options *given, struct parameters *paramete
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     TRY(check(given, parameters));
-    TRY(job_open_data(&parameters->job, place, DATA_TRAIN, &opened->data));
+    TRY(job_open_data(&parameters->job, place, &opened->data));
+    TRY(job_check_batch(&parameters->job, DATA_TRAIN, &opened->data));
     TRY(check_shift(parameters, &opened->data.shape));
     data_normalise(&opened->data, !parameters->raw);
     TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,

@@ -244,7 +244,8 @@ static enum status look(struct trainer *trainer)
 static void show(const struct trainer *trainer, uint32_t done, uint32_t steps, double elapsed_s)
 {
     const struct train_totals *totals = &trainer->totals;
-    fprintf(stderr, "\r\033[K%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+    fprintf(stderr,
+            "\r\033[Ktrain-%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
             trainer->engine->name, trainer->now.history.epochs + 1, trainer->job->epochs, done, steps,
             totals->loss / (double)totals->samples, 100 * (double)totals->correct / (double)totals->samples,
             (double)totals->samples / elapsed_s);
@@ -384,9 +385,12 @@ enum status trainer_end(void *state, uint64_t runs)
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path)
-        TRY(export_parameters(job->train.model, trainer->now.state.parameters, job->identity,
-                              job->export_path));
-    if (runs == 0)
+        TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
+    if (runs == 0 && trainer->now.history.epochs > job->epochs)
+        status_say("%u epochs are done, and --epochs asks for %u%s%s", trainer->now.history.epochs,
+                   job->epochs, job->export_path ? ": exported to " : ": nothing is left to do",
+                   job->export_path ? job->export_path : "");
+    else if (runs == 0)
         status_say("%u of %u epochs are done%s%s", trainer->now.history.epochs, job->epochs,
                    job->export_path ? ": exported to " : ": nothing is left to do",
                    job->export_path ? job->export_path : "");
