@@ -49,6 +49,12 @@ do for [slot = 1:9] {
     set style line 50 + slot lc rgb colour[slot] lw 1.4 dt (5, 4) pt hollow[slot] ps 1.19 * dot
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
 }
+# Slot 0 is slot 2 with an open point: the same library in another format.
+slot_of_colour(style) = int(style) % 10 ? int(style) % 10 : 2
+set style line 10 lc rgb colour[2] lw 2.0 dt solid pt hollow[2] ps 1.19 * dot
+set style line 20 lc rgb colour[2] lw 1.6 dt (14, 5) pt hollow[2] ps 0.95 * dot
+set style line 30 lc rgb colour[2] lw 1.6 dt (12, 4, 2, 4) pt hollow[2] ps 0.95 * dot
+set style line 40 lc rgb colour[2] lw 1.6 dt (8, 3, 2, 3, 2, 3) pt hollow[2] ps 0.95 * dot
 set style line 71 lc rgb colour[8] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot

@@ -35,7 +35,7 @@ do for [p = 1:panels] {
     }
     plot for [i = panel_first[p]:panel_last[p]] data index series + i - 1 using 1:2:3:4 with vectors nohead lc rgb '#7F7F7F' dt (7, 4) lw 1.3, \
          for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:(joined[i] ? $2 : 1e300) with lines ls series_style[i], \
-         for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb colour[int(series_style[i]) % 10], \
+         for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb colour[slot_of_colour(series_style[i])], \
          for [i = panel_first[p]:panel_last[p]] data index i - 1 using 1:2 with points ls series_style[i]
     # The title, the legend and the caption are drawn once.
     unset label

@@ -19,16 +19,18 @@ def line_of(row):
 
 
 def curves(rows):
-    """Of the job that most lines have, then most epochs, then the newest: lists of rows by epoch, the newest of each, one
-    a device, variant and number of threads. Jobs that were also begun with a checkpoint are of the figure fine_tuning; from
-    one constant batch nothing of use is learnt."""
+    """Of a job of the user's before the reference's, then of that which most lines have, then most epochs, then the newest:
+    lists of rows by epoch, the newest of each, one a device, variant and number of threads. Jobs that were also begun with
+    a checkpoint are of the figure fine_tuning; from one constant batch nothing of use is learnt."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
     rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         jobs[job_of(row)][line_of(row)][row["epoch"]] = row
     def worth(lines):
-        return len(lines), sum(map(len, lines.values())), max(row["time_utc"] for line in lines.values() for row in line.values())
+        measured = [row for line in lines.values() for row in line.values()]
+        return (any(row.source == "yours" for row in measured), len(lines), len(measured),
+                max(row["time_utc"] for row in measured))
     best = max(jobs.values(), key=worth, default={})
     return [[line[epoch] for epoch in sorted(line)] for line in best.values()]
 
@@ -50,7 +52,7 @@ def curves_plot(measured, title, y_name, value, x, about):
         raise Missing(COMMAND)
     for device, name, whose in devices.names():
         plot.legend += [(0, text) for text in name] + [(0.5, whose)]
-        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.style(line[0])):
+        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
             plot.add_series(devices.style(line[0]), line[0]["variant"],
                             [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
