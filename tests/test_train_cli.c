@@ -73,6 +73,13 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 
 /* ---- Going on ---- */
 
+/* How much slower the program is under the sanitizers: epochs then have as many fewer samples. */
+#ifdef __SANITIZE_ADDRESS__
+#define SLOWER 5
+#else
+#define SLOWER 1
+#endif
+
 /* Killed 20 times, each time when it has come an epoch further and a little more, it comes to the same bits.
  * Epochs take some tens of milliseconds, so that it is not done before. */
 static void kill_and_resume(const char *variant, unsigned samples)
@@ -101,13 +108,13 @@ static void kill_and_resume(const char *variant, unsigned samples)
 
 Test(train_cli, killed_and_resumed)
 {
-    kill_and_resume("train-naive", 100);
+    kill_and_resume("train-naive", 100 / SLOWER);
 }
 
 #ifdef _OPENMP
 Test(train_cli, train_omp_killed_and_resumed)
 {
-    kill_and_resume("train-omp", 1500);
+    kill_and_resume("train-omp", 1500 / SLOWER);
 }
 #endif
 
