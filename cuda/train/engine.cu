@@ -278,10 +278,10 @@ static enum status open_with(const struct layer_passes *conv, enum precision pre
     return STATUS_OK;
 }
 
-template <enum precision PRECISION>
+template <const struct layer_passes *CONV, enum precision PRECISION>
 static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return open_with(&own_passes[LAYER_CONV], PRECISION, train, resources, state);
+    return open_with(CONV, PRECISION, train, resources, state);
 }
 
 /* ---- State, in and out ---- */
@@ -505,14 +505,14 @@ static uint64_t cuda_memory_bytes(const void *state)
     return network->holding.bytes + device_feed_memory_bytes(&network->feed);
 }
 
-template <enum precision PRECISION>
+template <const struct layer_passes *CONV, enum precision PRECISION>
 static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
 {
     return {.name = name,
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
-            .open = cuda_open<PRECISION>,
+            .open = cuda_open<CONV, PRECISION>,
             .close = cuda_close,
             .set = cuda_set,
             .get = cuda_get,
@@ -522,46 +522,23 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .evaluate = cuda_evaluate,
             .memory_bytes = cuda_memory_bytes};
 }
+
+#define OWN_CONV (&own_passes[LAYER_CONV])
 
 /* docs/train_mixed.md gives the reasons of the bounds. */
 extern "C" {
-const struct engine engine_cuda = engine_of<PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
+const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
-    engine_of<PRECISION_TF32>("tf32", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
+    engine_of<OWN_CONV, PRECISION_TF32>("tf32", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 const struct engine engine_bf16 =
-    engine_of<PRECISION_BF16>("bf16", {.loss = 0.15, .drift = 0.5, .logits = 5e-2});
+    engine_of<OWN_CONV, PRECISION_BF16>("bf16", {.loss = 0.15, .drift = 0.5, .logits = 5e-2});
 const struct engine engine_amp =
-    engine_of<PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
-}
+    engine_of<OWN_CONV, PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
 
 #ifdef HAVE_CUDNN
-template <const struct layer_passes *CONV>
-static enum status cudnn_open(const struct train *train, const struct resources *resources, void **state)
-{
-    return open_with(CONV, PRECISION_FP32, train, resources, state);
-}
-
-template <const struct layer_passes *CONV>
-static constexpr struct engine cudnn_engine(const char *name, const struct engine_bounds &bounds)
-{
-    return {.name = name,
-            .bounds = bounds,
-            .feeds = true,
-            .open = cudnn_open<CONV>,
-            .close = cuda_close,
-            .set = cuda_set,
-            .get = cuda_get,
-            .steps = cuda_steps,
-            .totals = cuda_totals,
-            .gradients = cuda_gradients,
-            .evaluate = cuda_evaluate,
-            .memory_bytes = cuda_memory_bytes};
-}
-
-extern "C" {
-const struct engine engine_cudnn = cudnn_engine<&cudnn_conv_fp32>("cudnn", ENGINE_BOUNDS_FLOAT);
+const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
 /* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
 const struct engine engine_cudnn_tf32 =
-    cudnn_engine<&cudnn_conv_tf32>("cudnn-tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
-}
+    engine_of<&cudnn_conv_tf32, PRECISION_FP32>("cudnn-tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif
+}
