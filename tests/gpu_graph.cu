@@ -8,10 +8,7 @@
  *   gpu_graph --count                  how many there are: the oracle is slow, so run several side by side
  *
  * A line a case; exit status 2 when there is none to try, 3 when one finds a difference, 4 without a GPU. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpu_learner.cuh"
 
 #include "common/device.h"
 #include "core/philox.h"
@@ -82,23 +79,6 @@ static const struct trial trials[] = {
 
 /* ---- Data and engines ---- */
 
-static void *must_have(void *memory)
-{
-    if (!memory) {
-        fprintf(stderr, "gpu_graph: out of memory\n");
-        exit(1);
-    }
-    return memory;
-}
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
 /* Random squares of random brightness, so that neighbouring pixels are alike, and so are some windows; with
  * random labels. `exact`: bytes of 0 and 1. */
 static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
@@ -154,22 +134,6 @@ static void make_exact(const struct model *model, struct train_state *state)
         state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
 }
 
-/* An engine in a place of its training. */
-struct learner {
-    const struct engine *engine;
-    void *state;
-};
-
-static struct learner learner_open(const struct engine *engine, const struct train *train,
-                                   const struct train_state *from)
-{
-    struct learner learner = {engine, NULL};
-    const struct resources resources = {.threads = 1, .device = 0};
-    must(engine->open(train, &resources, &learner.state));
-    must(engine->set(learner.state, from));
-    return learner;
-}
-
 /* Steps from number `first` on, each on its own, or as many at once as an epoch has. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
@@ -183,15 +147,6 @@ static struct train_totals take_steps(const struct learner *learner, const struc
     }
     must(learner->engine->totals(learner->state, &totals));
     return totals;
-}
-
-static struct train_state state_of(const struct learner *learner, size_t values)
-{
-    struct train_state state;
-    if (!train_state_new(values, &state))
-        must_have(NULL);
-    must(learner->engine->get(learner->state, &state));
-    return state;
 }
 
 /* What the engine is given in place of what the oracle is: as a kernel with this fault would compute. */
@@ -214,50 +169,6 @@ static void plant(enum fault fault, const struct model *model, struct train *tra
 }
 
 /* ---- Comparisons ---- */
-
-/* The norm of what differs over the norm of what is right; of two zeros 0. */
-static double off_by(const float *mine, const float *right, size_t count)
-{
-    double off = 0, all = 0;
-    for (size_t i = 0; i < count; i++) {
-        off += ((double)mine[i] - right[i]) * ((double)mine[i] - right[i]);
-        all += (double)right[i] * right[i];
-    }
-    return off == 0 ? 0 : sqrt(off / all);
-}
-
-static double worst_of(double a, double b)
-{
-    return isnan(a) || a > b ? a : b; /* a NaN is the worst, on either side */
-}
-
-/* How far off each tensor's gradients are; returns the worst. */
-static double compare_gradients(const struct learner *mine, const struct learner *oracle,
-                                const struct model *model, double each[MODEL_TENSORS_MAX])
-{
-    size_t bytes = model->arena_values * sizeof(float);
-    float *ours = static_cast<float *>(must_have(malloc(bytes)));
-    float *right = static_cast<float *>(must_have(malloc(bytes)));
-    must(mine->engine->gradients(mine->state, ours));
-    must(oracle->engine->gradients(oracle->state, right));
-    double worst = 0;
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *tensor = &model->tensors[t];
-        each[t] = off_by(ours + tensor->first, right + tensor->first, tensor->values);
-        worst = worst_of(each[t], worst);
-    }
-    free(ours);
-    free(right);
-    return worst;
-}
-
-static double compare_losses(const struct train_totals *mine, const struct train_totals *right)
-{
-    double least = LOSS_FLOOR * (double)right->samples;
-    if (mine->samples != right->samples)
-        return INFINITY;
-    return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
-}
 
 /* By how much our parameters went another way than the oracle's, over its way, of the worst tensor. */
 static double compare_ways(const struct train_state *mine, const struct train_state *from,
@@ -324,9 +235,7 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     must(used->engine->set(used->state, &middle));
     take_steps(used, train, most, steps - most, true);
     struct train_state last = state_of(used, values);
-    bool same = memcmp(last.parameters, end->parameters, values * sizeof(float)) == 0 &&
-                memcmp(last.first, end->first, values * sizeof(float)) == 0 &&
-                memcmp(last.second, end->second, values * sizeof(float)) == 0;
+    bool same = same_arenas(&last, end, values);
     engine_graph.close(other.state);
     train_state_free(&middle);
     train_state_free(&last);
@@ -370,7 +279,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     for (uint32_t i = 0; i < trial->steps; i++) {
         struct train_totals own = take_steps(&mine, train, i, 1, false);
         struct train_totals right = take_steps(&oracle, train, i, 1, false);
-        verdict.losses = worst_of(compare_losses(&own, &right), verdict.losses);
+        verdict.losses = worst_of(compare_losses(&own, &right, LOSS_FLOOR), verdict.losses);
         if (i == 0)
             verdict.gradients = compare_gradients(&mine, &oracle, train->model, verdict.tensors);
         disturb(&mine, train);

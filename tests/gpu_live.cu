@@ -8,11 +8,8 @@
  * early shows in the copies. Two planted faults show that it does.
  *
  * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpu_learner.cuh"
 
-#include "common/check.cuh"
 #include "common/device.h"
 #include "core/philox.h"
 #include "train/engine.cuh"
@@ -23,28 +20,6 @@
 
 static bool brief;
 static int failures;
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    must(cuda_status(error, "a call", __FILE__, __LINE__));
-}
-
-static void *must_have(void *memory)
-{
-    if (!memory) {
-        fprintf(stderr, "gpu_live: out of memory\n");
-        exit(1);
-    }
-    return memory;
-}
 
 static void tell(bool well, const char *what)
 {
@@ -295,13 +270,6 @@ static void learn(const struct set *set, const struct model_table *table, enum d
     data_close(&data);
 }
 
-static bool same(const struct train_state *a, const struct train_state *b, size_t values)
-{
-    return memcmp(a->parameters, b->parameters, values * sizeof(float)) == 0 &&
-           memcmp(a->first, b->first, values * sizeof(float)) == 0 &&
-           memcmp(a->second, b->second, values * sizeof(float)) == 0;
-}
-
 static void compare_training(const struct set *set, const struct model_table *table)
 {
     struct train_state stored = {}, live, broken;
@@ -316,7 +284,7 @@ static void compare_training(const struct set *set, const struct model_table *ta
              "%s: %u^2, batch %u of %u%s: the same parameters%s, and step by step (%.1f, %.1f MB)",
              table->name, set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
              set->fresh ? "" : " live and stored", 1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
-    tell((set->fresh || same(&stored, &live, values)) && same(&live, &broken, values), text);
+    tell((set->fresh || same_arenas(&stored, &live, values)) && same_arenas(&live, &broken, values), text);
     train_state_free(&stored);
     train_state_free(&live);
     train_state_free(&broken);

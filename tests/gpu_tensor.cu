@@ -6,11 +6,8 @@
  *   gpu_tensor [--short]   --short: small batches alone
  *
  * A line a case and precision; exit status 3 when one finds a difference, 4 without a GPU. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpu_learner.cuh"
 
-#include "common/check.cuh"
 #include "common/device.h"
 #include "core/philox.h"
 #include "train/multiply.cuh"
@@ -61,22 +58,6 @@ static const struct {
 
 /* ---- Layers on the device ---- */
 
-static void must(enum status status)
-{
-    if (status == STATUS_OK)
-        return;
-    printf("FAILED  %s\n", status_text());
-    exit(1);
-}
-
-static void check(cudaError_t error)
-{
-    if (error == cudaSuccess)
-        return;
-    printf("FAILED  %s\n", cudaGetErrorString(error));
-    exit(1);
-}
-
 /* A layer with its tensors: what goes in is filled, what comes out is cleared. */
 struct bench {
     struct model model;
@@ -101,7 +82,7 @@ static float *filled(struct bench *bench, size_t count, uint32_t stream)
     float *values;
     must(hold(&bench->holding, &values, count));
     fill_kernel<<<blocks_for(count), BLOCK>>>(values, count, stream);
-    check(cudaGetLastError());
+    must(cudaGetLastError());
     return values;
 }
 
@@ -110,7 +91,7 @@ static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
     must(hold(&bench->holding, &values, count));
-    check(cudaMemset(values, 0xff, count * sizeof *values));
+    must(cudaMemset(values, 0xff, count * sizeof *values));
     return values;
 }
 
@@ -160,13 +141,13 @@ static float *results(struct bench *bench, enum precision precision)
     must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->holding));
     must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
     must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
-    check(cudaDeviceSynchronize());
-    check(cudaMemcpy(values, bench->layer.out, out * bytes, cudaMemcpyDefault));
-    check(cudaMemcpy(values + out, bench->layer.in_delta, in * bytes, cudaMemcpyDefault));
-    check(cudaMemcpy(values + out + in, bench->pass.gradients, own * bytes, cudaMemcpyDefault));
-    check(cudaMemset(bench->layer.out, 0xff, out * bytes));
-    check(cudaMemset(bench->layer.in_delta, 0xff, in * bytes));
-    check(cudaMemset(bench->pass.gradients, 0xff, own * bytes));
+    must(cudaDeviceSynchronize());
+    must(cudaMemcpy(values, bench->layer.out, out * bytes, cudaMemcpyDefault));
+    must(cudaMemcpy(values + out, bench->layer.in_delta, in * bytes, cudaMemcpyDefault));
+    must(cudaMemcpy(values + out + in, bench->pass.gradients, own * bytes, cudaMemcpyDefault));
+    must(cudaMemset(bench->layer.out, 0xff, out * bytes));
+    must(cudaMemset(bench->layer.in_delta, 0xff, in * bytes));
+    must(cudaMemset(bench->pass.gradients, 0xff, own * bytes));
     return values;
 }
 

@@ -7,10 +7,7 @@
  * Without --engine it is cuda. NAME: networks to try, all without a name; --short: small batches, two steps.
  *
  * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpu_learner.cuh"
 
 #include "common/device.h"
 #include "core/philox.h"
@@ -167,23 +164,6 @@ static const struct trial trials[] = {
 #define SEED        7
 #define HALF_OF_ONE 0x3c00u
 
-static void *must_have(void *memory)
-{
-    if (!memory) {
-        fprintf(stderr, "gpu_train: out of memory\n");
-        exit(1);
-    }
-    return memory;
-}
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
 /* Random bytes, or halves from -1.998 to 1.998, with random labels. */
 static void fill_set(const struct data *data, uint32_t stream, uint32_t count, struct data_set *set)
 {
@@ -214,22 +194,6 @@ static void data_random(const struct trial *trial, struct data *data)
     data_normalise(data, true);
 }
 
-/* An engine in a place of its training. */
-struct learner {
-    const struct engine *engine;
-    void *state;
-};
-
-static struct learner learner_open(const struct engine *engine, const struct train *train,
-                                   const struct train_state *from)
-{
-    struct learner learner = {engine, NULL};
-    const struct resources resources = {.threads = 1, .device = 0};
-    must(engine->open(train, &resources, &learner.state));
-    must(engine->set(learner.state, from));
-    return learner;
-}
-
 /* A step that is skipped is made again, with the scale that it was halved to. */
 static struct train_totals take_step(const struct learner *learner, const struct train *train, uint32_t i)
 {
@@ -251,58 +215,7 @@ static void take_steps(const struct learner *learner, const struct train *train,
         take_step(learner, train, i);
 }
 
-static struct train_state state_of(const struct learner *learner, size_t values)
-{
-    struct train_state state;
-    if (!train_state_new(values, &state))
-        must_have(NULL);
-    must(learner->engine->get(learner->state, &state));
-    return state;
-}
-
 /* ---- Comparisons ---- */
-
-/* The norm of what differs over the norm of what is right; of two zeros 0. */
-static double off_by(const float *mine, const float *right, size_t count)
-{
-    double off = 0, all = 0;
-    for (size_t i = 0; i < count; i++) {
-        off += ((double)mine[i] - right[i]) * ((double)mine[i] - right[i]);
-        all += (double)right[i] * right[i];
-    }
-    return off == 0 ? 0 : sqrt(off / all);
-}
-
-static double worst_of(double a, double b)
-{
-    return isnan(a) || a > b ? a : b; /* a NaN is the worst, on either side */
-}
-
-static double compare_gradients(const struct learner *mine, const struct learner *oracle,
-                                const struct model *model)
-{
-    size_t bytes = model->arena_values * sizeof(float);
-    float *ours = static_cast<float *>(must_have(malloc(bytes)));
-    float *right = static_cast<float *>(must_have(malloc(bytes)));
-    must(mine->engine->gradients(mine->state, ours));
-    must(oracle->engine->gradients(oracle->state, right));
-    double worst = 0;
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *tensor = &model->tensors[t];
-        worst = worst_of(off_by(ours + tensor->first, right + tensor->first, tensor->values), worst);
-    }
-    free(ours);
-    free(right);
-    return worst;
-}
-
-static double compare_losses(const struct train_totals *mine, const struct train_totals *right)
-{
-    double least = contender->loss_floor * (double)right->samples;
-    if (mine->samples != right->samples)
-        return INFINITY;
-    return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
-}
 
 static double compare_logits(const struct learner *mine, const struct learner *oracle,
                              const struct train *train)
@@ -317,13 +230,6 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     free(ours);
     free(right);
     return off;
-}
-
-static bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
-{
-    return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
-           memcmp(one->first, other->first, values * sizeof(float)) == 0 &&
-           memcmp(one->second, other->second, values * sizeof(float)) == 0;
 }
 
 /* Whether another engine that goes on behind half of the steps comes to the same bits as `end`. */
@@ -431,12 +337,12 @@ static bool compare(const struct trial *trial, const struct train *train, const 
 {
     struct learner mine = learner_open(contender->engine, train, begin);
     struct learner oracle = learner_open(&engine_oracle, train, begin);
-    double gradients = 0, losses = 0;
+    double gradients = 0, losses = 0, each[MODEL_TENSORS_MAX];
     for (uint32_t i = 0; i < trial->steps; i++) {
         struct train_totals ours = take_step(&mine, train, i), right = take_step(&oracle, train, i);
-        losses = worst_of(compare_losses(&ours, &right), losses);
+        losses = worst_of(compare_losses(&ours, &right, contender->loss_floor), losses);
         if (i == 0)
-            gradients = compare_gradients(&mine, &oracle, train->model);
+            gradients = compare_gradients(&mine, &oracle, train->model, each);
     }
     double logits = compare_logits(&mine, &oracle, train);
     struct train_state end = state_of(&mine, train->model->arena_values);
