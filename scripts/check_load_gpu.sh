@@ -29,27 +29,8 @@ if [[ -z $dir ]]; then
     trap 'rm -rf "$dir"' EXIT
 fi
 
-# Checks run side by side, as most of each is the start of CUDA.
-jobs=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
-log=$(mktemp)
-check() { # name, command ...
-    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
-    (
-        name=$1 begin=$SECONDS verdict=ok
-        shift
-        output=$("$@" 2>&1) || verdict=FAILED
-        [[ $verdict == ok ]] && output=
-        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$log"
-    ) &
-}
-fails_with() { # exit status, words of the message, command ...
-    local wanted=$1 words=$2 output status=0
-    shift 2
-    output=$(timeout 120 "$@" 2>&1) || status=$?
-    ((status == wanted)) && grep -q "$words" <<<"$output" && return
-    printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
-    return 1
-}
+# shellcheck source=scripts/checks.sh
+source scripts/checks.sh # side by side, as most of each check is the start of CUDA
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...
     local set shard
     set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
@@ -174,9 +155,4 @@ else
         alone check "$variant: a shard shrinks beside a step" breaks "$variant" any 'truncate -s 5000' --compute 1
     done
 fi
-wait
-passed=$(grep -c '^ok ' "$log") || true
-failed=$(grep -c '^FAILED ' "$log") || true
-rm -f "$log"
-echo "$passed passed, $failed failed"
-((failed == 0 && passed > 0))
+conclude

@@ -33,28 +33,8 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-log=$work/log
-: >"$log"
-# Checks run side by side, as most of each is the start of CUDA or the oracle, which has one thread.
-jobs=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 12))}
-check() { # name, command ...
-    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
-    (
-        name=$1 begin=$SECONDS verdict=ok
-        shift
-        output=$("$@" 2>&1) || verdict=FAILED
-        [[ $verdict == ok ]] && output=
-        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$log"
-    ) &
-}
-conclude() {
-    wait
-    local passed failed
-    passed=$(grep -c '^ok ' "$log") || true
-    failed=$(grep -c '^FAILED ' "$log") || true
-    echo "$passed passed, $failed failed"
-    ((failed == 0 && passed > 0))
-}
+# shellcheck source=scripts/checks.sh
+source scripts/checks.sh # side by side, as most of each check is the start of CUDA or the oracle, which has one thread
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
@@ -168,20 +148,12 @@ goes_on() { # from the checkpoint of another variant
             --batch 7 --min-samples 1 --min-time 0 --max-time 0
 }
 check "train-$engine goes on from train-naive's checkpoint" goes_on
-stops() { # a loss that is no number: exit status 1, with step and layer
-    local output status=0
-    output=$("$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000 2>&1) || status=$?
-    echo "$output"
-    ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number; [a-z 0-9]* is the first' <<<"$output"
-}
-check 'a loss that is no number stops, with its step and layer' stops
-refuses() { # more values in a layer than kernels can number: exit status 2, with the largest batch
-    local output status=0
-    output=$("$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000 2>&1) || status=$?
-    echo "$output"
-    ((status == 2)) && grep -q 'lower --batch to 58254' <<<"$output"
-}
-check 'a batch that is too large is refused' refuses
+check 'a loss that is no number stops, with its step and layer' fails_with 1 \
+    'epoch 1, step [0-9]* of 4: the loss is no finite number; [a-z 0-9]* is the first' \
+    "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
+# More values in a layer than kernels can number
+check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
+    "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000
 if [[ $engine != cuda ]]; then
     conclude
     exit
@@ -205,18 +177,8 @@ check 'train-graph: the same seed gives the same weights, resumed or not' same_g
 wait # for that checkpoint
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
-other_net() { # another network: exit status 2, with the variant that takes it
-    local output status=0
-    output=$("$bench" --variant train-graph --model lenet --data digits --train-size 256 2>&1) || status=$?
-    echo "$output"
-    ((status == 2)) && grep -q 'train-cuda takes all models' <<<"$output"
-}
-check 'train-graph refuses another network' other_net
-graph_stops() {
-    local output status=0
-    output=$("$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000 2>&1) || status=$?
-    echo "$output"
-    ((status == 1)) && grep -q 'epoch 1, step [0-9]* of 4: the loss is no finite number' <<<"$output"
-}
-check 'train-graph: a loss that is no number stops' graph_stops
+check 'train-graph refuses another network' fails_with 2 'train-cuda takes all models' \
+    "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'train-graph: a loss that is no number stops' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is no finite number' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
 conclude

@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
+# output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors.
+
+checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
+checks_log=$(mktemp)
+
+check() { # name, command ...
+    while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
+    (
+        name=$1 begin=$SECONDS verdict=ok
+        shift
+        output=$("$@" 2>&1) || verdict=FAILED
+        [[ $verdict == ok ]] && output=
+        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$checks_log"
+    ) &
+}
+
+fails_with() { # exit status, words of the message, command ...
+    local wanted=$1 words=$2 output status=0
+    shift 2
+    output=$(timeout 120 "$@" 2>&1) || status=$?
+    ((status == wanted)) && grep -q "$words" <<<"$output" && return
+    printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
+    return 1
+}
+
+conclude() { # status 1 where one failed, or none was made
+    local passed failed
+    wait
+    passed=$(grep -c '^ok ' "$checks_log") || true
+    failed=$(grep -c '^FAILED ' "$checks_log") || true
+    rm -f "$checks_log"
+    echo "$passed passed, $failed failed"
+    ((failed == 0 && passed > 0))
+}
