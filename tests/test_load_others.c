@@ -246,6 +246,17 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
         }
 }
 
+/* Runs a Python script, without double quotes, with the folder as its argument. */
+static void make_with_python(const char *script)
+{
+    char command[4096];
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    int length = snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
+    cr_assert(length > 0 && (size_t)length < sizeof command);
+    cr_assert_eq(system(command), 0);
+}
+
 /* All variants read the shards in the folder, whole. */
 static void expect_read(uint32_t samples)
 {
@@ -279,11 +290,7 @@ Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fin
         "      m.size=len(b); m.mtime=0.5+i; t.addfile(m,io.BytesIO(b))\n"
         "  t.addfile(tarfile.TarInfo('README'))\n"
         "  t.close()\n";
-    char command[sizeof script + PATH_MAX + 64];
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
-    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
-    cr_assert_eq(system(command), 0);
+    make_with_python(script);
     expect_read(40);
 }
 
@@ -304,11 +311,7 @@ Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, 
         "        m=tarfile.TarInfo(sample['__key__']+'.'+k); m.size=len(sample[k]); m.mtime=time.time()\n"
         "        m.mode=0o444; m.uname=m.gname='bigdata'; t.addfile(m,io.BytesIO(sample[k]))\n"
         "    t.close()\n";
-    char command[sizeof script + PATH_MAX + 64];
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
-    snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
-    cr_assert_eq(system(command), 0);
+    make_with_python(script);
     expect_read(60);
 }
 
