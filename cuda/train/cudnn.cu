@@ -89,7 +89,8 @@ struct convolution {
     cudnnConvolutionFwdAlgo_t forward;
     cudnnConvolutionBwdDataAlgo_t data;
     cudnnConvolutionBwdFilterAlgo_t filter;
-    void *scratch; /* the device's */
+    struct holding memory; /* of the device: the scratch */
+    void *scratch;
     size_t scratch_bytes;
     uint32_t count; /* samples of the batch that tensors and algorithms are for */
 };
@@ -110,6 +111,7 @@ static void release(struct device_layer *layer)
         (void)cudnn.DestroyTensorDescriptor(self->in);
     if (self->handle)
         (void)cudnn.Destroy(self->handle);
+    holding_free(&self->memory);
     free(self);
     layer->library = nullptr;
 }
@@ -170,15 +172,15 @@ static enum status create(struct convolution *self, cudaStream_t stream)
 
 /* ---- Algorithms ---- */
 
-/* The first that is deterministic and asks for no more scratch than `most_bytes`: they come with the one that
+/* The first that is deterministic and asks for no more scratch than there may be: they come with the one that
  * cuDNN holds to be the fastest in front. */
 template <class Found, class Algorithm>
-static enum status choose(const Found *found, int count, const char *what, size_t most_bytes,
-                          Algorithm *algorithm, size_t *scratch_bytes)
+static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
+                          size_t *scratch_bytes)
 {
     for (int i = 0; i < count; i++)
         if (found[i].status == CUDNN_STATUS_SUCCESS && found[i].determinism == CUDNN_DETERMINISTIC &&
-            found[i].memory <= most_bytes) {
+            found[i].memory <= CUDNN_SCRATCH_MAX) {
             *algorithm = found[i].algo;
             *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
             return STATUS_OK;
@@ -186,7 +188,7 @@ static enum status choose(const Found *found, int count, const char *what, size_
     return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for it", what);
 }
 
-static enum status choose_all(const struct device_layer *layer, size_t most_bytes, struct convolution *self)
+static enum status choose_all(const struct device_layer *layer, struct convolution *self)
 {
     const char *name = layer->layer->name;
     cudnnConvolutionFwdAlgoPerf_t forward[ALGORITHMS_MAX];
@@ -195,28 +197,32 @@ static enum status choose_all(const struct device_layer *layer, size_t most_byte
     int count;
     CUDNN_TRY(GetConvolutionForwardAlgorithm_v7(self->handle, self->in, self->weight, self->plan, self->out,
                                                 ALGORITHMS_MAX, &count, forward));
-    TRY(choose(forward, count, name, most_bytes, &self->forward, &self->scratch_bytes));
+    TRY(choose(forward, count, name, &self->forward, &self->scratch_bytes));
     if (!layer->out_delta)
         return STATUS_OK; /* no training */
     CUDNN_TRY(GetConvolutionBackwardFilterAlgorithm_v7(self->handle, self->in, self->out, self->plan,
                                                        self->weight, ALGORITHMS_MAX, &count, filter));
-    TRY(choose(filter, count, name, most_bytes, &self->filter, &self->scratch_bytes));
+    TRY(choose(filter, count, name, &self->filter, &self->scratch_bytes));
     if (!layer->in_delta)
         return STATUS_OK;
     CUDNN_TRY(GetConvolutionBackwardDataAlgorithm_v7(self->handle, self->weight, self->out, self->plan,
                                                      self->in, ALGORITHMS_MAX, &count, data));
-    return choose(data, count, name, most_bytes, &self->data, &self->scratch_bytes);
+    return choose(data, count, name, &self->data, &self->scratch_bytes);
 }
 
-/* For a batch of so many samples: a short one may need other algorithms, and has no more scratch. */
-static enum status plan_batch(const struct device_layer *layer, uint32_t count, size_t most_bytes)
+/* For a batch of so many samples: a short one may need other algorithms, and more scratch. */
+static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 {
     struct convolution *self = static_cast<struct convolution *>(layer->library);
     if (count == self->count)
         return STATUS_OK;
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
-    TRY(choose_all(layer, most_bytes, self));
+    TRY(choose_all(layer, self));
+    if (self->scratch_bytes > self->memory.bytes) {
+        holding_free(&self->memory); /* waits for what still uses it */
+        TRY(hold_bytes(&self->memory, &self->scratch, self->scratch_bytes));
+    }
     self->count = count;
     return STATUS_OK;
 }
@@ -225,14 +231,14 @@ template <cudnnMathType_t MATH>
 static enum status prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
                            cudaStream_t stream)
 {
+    (void)holding; /* the scratch may have to grow, so it has its own */
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     if (!self)
         return status_set(STATUS_FAILED, "cudnn: out of memory");
     layer->library = self;
     TRY(create(self, stream));
     TRY(describe_plan(layer->layer, self, MATH));
-    TRY(plan_batch(layer, batch, CUDNN_SCRATCH_MAX));
-    return self->scratch_bytes ? hold_bytes(holding, &self->scratch, self->scratch_bytes) : STATUS_OK;
+    return plan_batch(layer, batch);
 }
 
 /* ---- Both ways ---- */
@@ -255,7 +261,7 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     const struct layer *conv = layer->layer;
     const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
     const struct divider places = divider_of((uint32_t)conv->out_values / channels);
-    TRY(plan_batch(layer, pass->count, self->scratch_bytes));
+    TRY(plan_batch(layer, pass->count));
     CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
                                  pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
                                  self->scratch_bytes, &zero, self->out, layer->out));
@@ -269,7 +275,7 @@ static enum status backward(const struct device_layer *layer, const struct pass 
 {
     const struct convolution *self = static_cast<const struct convolution *>(layer->library);
     const struct layer *conv = layer->layer;
-    TRY(plan_batch(layer, pass->count, self->scratch_bytes));
+    TRY(plan_batch(layer, pass->count));
     TRY(bias_backward(layer, pass));
     CUDNN_TRY(ConvolutionBackwardFilter(self->handle, &one, self->in, layer->in, self->out, layer->out_delta,
                                         self->plan, self->filter, self->scratch, self->scratch_bytes, &zero,
