@@ -21,17 +21,20 @@ template <class NET> struct layout {
     static constexpr int delta = 0;
     static constexpr int conv1 = delta + delta_pixels * 128;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
-    static constexpr int image = weight + CONV2_BYTES;
-    static constexpr int bias1 = image + NET::values * 2;
+    static constexpr int images = weight + CONV2_BYTES;
+    static constexpr int image_bytes = NET::values * 2; /* two of them: this sample's and the next one's */
+    static constexpr int bias1 = images + 2 * image_bytes;
     static constexpr int bias2 =
         bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
+    static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* of back_inputs() */
     /* Of conv2's weights: 16 pixels each. */
     static constexpr int steps2 =
         NET::columns2 % 8 == 0 ? NET::rows2 * NET::columns2 / 16 : (NET::rows2 * NET::columns1 + 15) / 16;
     static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1, "warps' sums fit where the gradient was");
-    static_assert(conv1 % 128 == 0 && weight % 16 == 0 && image % 16 == 0 && bias1 % 4 == 0, "aligned");
+    static_assert(bytes <= 227 * 1024, "what a block may have since sm_90");
+    static_assert(conv1 % 128 == 0 && weight % 16 == 0 && images % 16 == 0 && bias1 % 4 == 0, "aligned");
 };
 
 /* ---- Filling shared memory ---- */
@@ -96,18 +99,27 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
     }
 }
 
-/* Of a sample, by the second half of the warps: its image, and conv1's output. */
-template <class NET>
-static __device__ __forceinline__ void recompute(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
+/* The image of row `row` of the batch, by COUNT threads of which this is `thread`. It is there behind a
+ * barrier of the whole block: the image of a block's next sample comes while this one's gradients are made.
+ */
+template <class NET, int COUNT>
+static __device__ __forceinline__ void take_row(const struct graph_plan &plan, uint32_t row, int thread,
+                                                uint8_t *image)
 {
-    int thread = threadIdx.x - THREADS / 2;
     uint32_t number = plan.order[plan.moment->first + row];
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
-    uint16_t *image = reinterpret_cast<uint16_t *>(shared + layout<NET>::image);
-    take_image<NET, THREADS / 2>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread, image);
-    meet<1, THREADS / 2>();
-    conv1_forward<NET, HALF>(plan, image, reinterpret_cast<const float *>(shared + layout<NET>::bias1),
-                             thread / 32, shared + layout<NET>::conv1);
+    take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
+                           reinterpret_cast<uint16_t *>(image));
+}
+
+/* conv1's output of an image, by the second half of the warps. */
+template <class NET>
+static __device__ __forceinline__ void recompute(const struct graph_plan &plan, const uint8_t *image,
+                                                 uint8_t *shared)
+{
+    conv1_forward<NET, HALF>(plan, reinterpret_cast<const uint16_t *>(image),
+                             reinterpret_cast<const float *>(shared + layout<NET>::bias1),
+                             threadIdx.x / 32 - HALF, shared + layout<NET>::conv1);
 }
 
 /* ---- Gradients of conv2's weights ---- */
@@ -205,11 +217,12 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
 /* Masks these by conv1's ReLU and multiplies them with the windows of bytes that they had: rows of `sums` are
  * taps, then a one, whose products are the bias's gradient. */
 template <class NET>
-static __device__ __forceinline__ void back_conv1(const uint8_t *shared, int unit, const float c[TILES][4][4],
+static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const uint8_t *image_bytes, int unit,
+                                                  const float c[TILES][4][4],
                                                   float sums[layout<NET>::steps1][4][4])
 {
     typedef layout<NET> at;
-    const uint16_t *image = reinterpret_cast<const uint16_t *>(shared + at::image);
+    const uint16_t *image = reinterpret_cast<const uint16_t *>(image_bytes);
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
@@ -314,6 +327,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         head_back<THREADS>(plan, blockIdx.x - plan.parts, shared);
         return;
     }
+    uint8_t *images = shared + at::images;
     float *bias2 = reinterpret_cast<float *>(shared + at::bias2);
     float *sums = plan.conv_sums + (size_t)blockIdx.x * NET::conv_parameters;
     uint32_t count = plan.moment->count, base = shared_address(shared);
@@ -326,29 +340,33 @@ static __global__ void __launch_bounds__(THREADS, 1)
         bias2[threadIdx.x] = 0;
     if (threadIdx.x < CONV1_CHANNELS)
         reinterpret_cast<float *>(shared + at::bias1)[threadIdx.x] = conv1_bias<NET>(plan, threadIdx.x);
+    if (blockIdx.x < count)
+        take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
     if (for_inputs) {
         float of_conv1[at::steps1][4][4] = {};
         end_of_last(); /* the gradients of what was pooled; all else is older */
         let_next_begin();
-        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
+        for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
             spread<NET>(plan, row, shared);
             meet<2, THREADS>();
-            for (int unit = threadIdx.x / 32; unit < (NET::pixels1 + 16 * TILES - 1) / (16 * TILES);
-                 unit += HALF) {
+            for (int unit = threadIdx.x / 32; unit < at::units; unit += HALF) {
                 float c[TILES][4][4];
                 back_inputs<NET>(base, unit, c);
-                back_conv1<NET>(shared, unit, c, of_conv1);
+                back_conv1<NET>(shared, images + turn * at::image_bytes, unit, c, of_conv1);
             }
             meet<2, THREADS>();
         }
         leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
     } else {
         float of_conv2[2][CONV_TAPS][4] = {};
-        for (uint32_t row = blockIdx.x; row < count; row += plan.parts) {
-            recompute<NET>(plan, row, shared);
+        for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
+            recompute<NET>(plan, images + turn * at::image_bytes, shared);
             meet<2, THREADS>();
+            if (row + plan.parts < count)
+                take_row<NET, THREADS / 2>(plan, row + plan.parts, threadIdx.x - THREADS / 2,
+                                           images + (turn ^ 1) * at::image_bytes);
             back_weights<NET>(base, of_conv2);
             meet<2, THREADS>();
         }
