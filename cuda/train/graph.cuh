@@ -187,13 +187,6 @@ static inline enum status begin_beside(void (*kernel)(struct graph_plan), const 
 
 /* ---- Device functions ---- */
 
-/* A barrier of `threads` threads, whole warps, wherever in the code they are; number 0 is __syncthreads()'s.
- */
-template <int NUMBER, int THREADS> static __device__ __forceinline__ void meet(void)
-{
-    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
-}
-
 /* As mma_16816(), but the compiler may move it. */
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {

@@ -28,6 +28,9 @@ template <class NET> struct layout {
         bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
+    /* Sums of a thread, in the one half of the block and the other. */
+    static constexpr int registers1 = (steps1 + TILES) * 16, registers2 = 2 * CONV_TAPS * 4;
+    static constexpr int registers = registers1 > registers2 ? registers1 : registers2;
     static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* of back_inputs() */
     /* Of conv2's weights: 16 pixels each. */
     static constexpr int steps2 =
@@ -106,6 +109,7 @@ template <class NET, int COUNT>
 static __device__ __forceinline__ void take_row(const struct graph_plan &plan, uint32_t row, int thread,
                                                 uint8_t *image)
 {
+    asm volatile("" : "+r"(thread)); /* else what depends on it alone is kept in registers over all samples */
     uint32_t number = plan.order[plan.moment->first + row];
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
     take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
@@ -344,34 +348,39 @@ static __global__ void __launch_bounds__(THREADS, 1)
         take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
+    /* Both halves use the same registers: one for sums of conv1's weights and the products of a unit, the
+     * other for sums of conv2's weights. Variables of their own would all be kept across the barriers. */
+    float own[at::registers] = {};
+    float(&of_conv1)[at::steps1][4][4] = reinterpret_cast<float(&)[at::steps1][4][4]>(own);
+    float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
+    float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        float of_conv1[at::steps1][4][4] = {};
         end_of_last(); /* the gradients of what was pooled; all else is older */
         let_next_begin();
-        for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
+    }
+    for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
+        if (for_inputs)
             spread<NET>(plan, row, shared);
-            meet<2, THREADS>();
-            for (int unit = threadIdx.x / 32; unit < at::units; unit += HALF) {
-                float c[TILES][4][4];
-                back_inputs<NET>(base, unit, c);
-                back_conv1<NET>(shared, images + turn * at::image_bytes, unit, c, of_conv1);
-            }
-            meet<2, THREADS>();
-        }
-        leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
-    } else {
-        float of_conv2[2][CONV_TAPS][4] = {};
-        for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
+        else
             recompute<NET>(plan, images + turn * at::image_bytes, shared);
-            meet<2, THREADS>();
+        __syncthreads();
+        if (for_inputs) {
+            for (int unit = threadIdx.x / 32; unit < at::units; unit += HALF) {
+                back_inputs<NET>(base, unit, products);
+                back_conv1<NET>(shared, images + turn * at::image_bytes, unit, products, of_conv1);
+            }
+        } else {
             if (row + plan.parts < count)
                 take_row<NET, THREADS / 2>(plan, row + plan.parts, threadIdx.x - THREADS / 2,
                                            images + (turn ^ 1) * at::image_bytes);
             back_weights<NET>(base, of_conv2);
-            meet<2, THREADS>();
         }
-        store_weights(of_conv2, sums + CONV1_CHANNELS * (NET::taps1 + 1));
+        __syncthreads(); /* before the next sample's are written there */
     }
+    if (for_inputs)
+        leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
+    else
+        store_weights(of_conv2, sums + CONV1_CHANNELS * (NET::taps1 + 1));
     __syncthreads();
     store_conv1<NET>(plan, reinterpret_cast<const float *>(shared + at::delta), sums);
     if (threadIdx.x < CONV2_CHANNELS)
