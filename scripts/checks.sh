@@ -1,11 +1,13 @@
 # shellcheck shell=bash
 # Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
 # output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors.
+# ONLY=REGEX leaves out checks whose names do not match.
 
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 checks_log=$(mktemp)
 
 check() { # name, command ...
+    [[ $1 =~ ${ONLY:-} ]] || return 0
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
         name=$1 begin=$SECONDS verdict=ok
