@@ -13,7 +13,7 @@
 #include "common/device.h"
 #include "load/delivery.cuh"
 
-/* Of tensors a launch makes: its beginning and its end are lost time, some 4 us. */
+/* Of tensors a launch makes: its beginning and its end are lost time, some 5 us. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
 #define LAUNCHES     2                    /* that have room of their own */
 #define STAGE_BYTES  ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
