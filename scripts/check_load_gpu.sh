@@ -5,7 +5,7 @@
 #
 #   scripts/check_load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #
-# DIR: where small sets are made (default: a temporary folder), some 100 MB. Prints a line a check and a last line
+# DIR: where small sets are made (default: a temporary folder), some 300 MB. Prints a line a check and a last line
 # "N passed, N failed". Exit status 1 when one failed, 4 where no GPU variant runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -77,6 +77,8 @@ make_sets() {
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
+    # More than two launches of gpu-resident as f32, so that slots are written again
+    [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
 }
 sets=(one three odd half float middle large)
 make_sets
@@ -133,6 +135,9 @@ else
                 check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
                     "${quick[@]}" --threads $threads --batch 129
             done
+        fi
+        if [[ $variant == gpu-resident ]]; then
+            check "$variant wide-shards" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" --tensor f32
         fi
         [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
         for chunk in 4 64 1024; do

@@ -203,6 +203,7 @@ Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fi
     uint64_t npy = dataset.members[2].size, array = a->label ? 0 : 1;
     cr_expect_eq(a->members, 2);
     cr_expect_eq(a->size[a->label], 2);
+    cr_expect_eq(a->bytes, npy + 2);
     cr_expect_eq(a->values, a->at[array] + npy - 30);
     cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
     cr_expect_eq(arrays.places[0].bytes, a->at[1] + a->size[1]);

@@ -2,7 +2,6 @@
  * random keys, and a kernel gathers and converts some batches at a time in that order: no byte crosses the
  * bus. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,21 +13,21 @@
 #include "common/device.h"
 #include "load/delivery.cuh"
 
-#define LAUNCH_BYTES \
-    ((uint64_t)64 << 20) /* of tensors a launch: less is lost in the time that a launch takes */
-#define LAUNCHES    2    /* that have room of their own */
-#define STAGE_BYTES ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
-#define COPY_BYTES  ((uint64_t)1 << 30)  /* of a copy to learn the bandwidth */
-#define KEY_THREADS 256
+/* Of tensors a launch makes: its beginning and its end are lost time, some 5 us. */
+#define LAUNCH_BYTES ((uint64_t)256 << 20)
+#define LAUNCHES     2                    /* that have room of their own */
+#define STAGE_BYTES  ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
+#define COPY_BYTES   ((uint64_t)1 << 30)  /* of a copy to learn the bandwidth */
+#define KEY_THREADS  256
 
 struct resident {
     struct delivery delivery;
-    uint8_t *bytes;   /* all samples, one behind the other */
-    uint64_t *places; /* by number: where they begin */
+    uint8_t *bytes; /* all samples, one behind the other */
     uint64_t *keys[2];
     uint32_t *order[2]; /* numbers as they are, and sorted by keys */
     void *scratch;      /* the sort's */
     size_t scratch_bytes;
+    cudaGraphExec_t sorting;
     uint32_t launch_slots;
 };
 
@@ -51,6 +50,22 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
         static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
+/* The sort as a graph: launched one by one, its kernels take longer to launch than to run. */
+static enum status record_sort(struct resident *resident)
+{
+    cudaStream_t stream = resident->delivery.outlets[0].stream;
+    cudaGraph_t graph = NULL;
+    CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    cudaError_t error = sort(resident, resident->scratch, &resident->scratch_bytes, stream);
+    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    error = error == cudaSuccess ? ended : error;
+    if (error == cudaSuccess)
+        error = cudaGraphInstantiate(&resident->sorting, graph, 0);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return cuda_status(error, "recording the sort", __FILE__, __LINE__);
+}
+
 /* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
 static enum status make_order(struct resident *resident, const struct outlet *outlet)
 {
@@ -59,7 +74,7 @@ static enum status make_order(struct resident *resident, const struct outlet *ou
     make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, outlet->stream>>>(
         load->seed, outlet->epoch, count, resident->keys[0], resident->order[0]);
     CUDA_TRY_LAUNCH("make_keys");
-    CUDA_TRY(sort(resident, resident->scratch, &resident->scratch_bytes, outlet->stream));
+    CUDA_TRY(cudaGraphLaunch(resident->sorting, outlet->stream));
     return STATUS_OK;
 }
 
@@ -84,7 +99,6 @@ static enum status gather(struct resident *resident, struct outlet *outlet, uint
     struct unpack job = outlet_job(outlet);
     job.bytes = resident->bytes;
     job.order = resident->order[1] + begin + turn;
-    job.places = resident->places;
     job.slot = slot;
     job.count = count;
     for (uint32_t i = 0; i < count; i += load->batch)
@@ -129,9 +143,26 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     return STATUS_OK;
 }
 
-/* The members of a sample, as load/arrays.h packs them. `*fd` is open on `*file`, and stays so. */
+/* Samples stand one behind the other, each as load/arrays.h packs it: from here on its offsets count from the
+ * first byte of the set, so that a number is all that a kernel needs. Returns the bytes of the set. */
+static uint64_t lay_out(struct arrays *arrays, uint32_t count)
+{
+    uint64_t set_bytes = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct array_sample *sample = &arrays->samples[i];
+        for (uint32_t m = 0; m < sample->members; m++)
+            sample->at[m] += set_bytes;
+        sample->values += set_bytes;
+        arrays->places[i].begin = set_bytes;
+        set_bytes += array_align(arrays->places[i].bytes);
+    }
+    return set_bytes;
+}
+
+/* The members of a sample; `bytes` is for that number `first` of the set. `*fd` is open on `*file`, and stays
+ * so. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
-                               uint8_t *bytes)
+                               uint8_t *bytes, uint64_t first)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
     const struct array_sample *array = &resident->delivery.arrays.samples[number];
@@ -145,27 +176,27 @@ static enum status read_sample(const struct resident *resident, uint32_t number,
             if (*fd < 0)
                 return STATUS_FAILED;
         }
-        TRY(read_member(dataset, member, *fd, bytes + array->at[m]));
+        TRY(read_member(dataset, member, *fd, bytes + (array->at[m] - first)));
     }
     return STATUS_OK;
 }
 
 /* Reads the set by way of `stage`, of `stage_bytes`, into resident->bytes. */
-static enum status fill(struct resident *resident, const uint64_t *places, uint8_t *stage,
-                        uint64_t stage_bytes)
+static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
+    const struct array_place *places = resident->delivery.arrays.places;
     int fd = -1;
     uint32_t file = 0, number = 0;
     enum status status = STATUS_OK;
     while (status == STATUS_OK && number < dataset->sample_count) {
-        uint64_t begin = places[number], held = 0;
+        uint64_t begin = places[number].begin, held = 0;
         for (; status == STATUS_OK && number < dataset->sample_count; number++) {
-            uint64_t at = places[number] - begin, bytes = resident->delivery.arrays.places[number].bytes;
-            if (at + bytes > stage_bytes)
+            uint64_t end = places[number].begin + places[number].bytes - begin;
+            if (end > stage_bytes)
                 break;
-            status = read_sample(resident, number, &fd, &file, stage + at);
-            held = at + bytes;
+            status = read_sample(resident, number, &fd, &file, stage, begin);
+            held = end;
         }
         if (status == STATUS_OK)
             status = cuda_status(cudaMemcpy(resident->bytes + begin, stage, held, cudaMemcpyHostToDevice),
@@ -176,18 +207,15 @@ static enum status fill(struct resident *resident, const uint64_t *places, uint8
     return status;
 }
 
-static enum status bring_in(struct resident *resident, uint64_t *places, uint64_t set_bytes)
+static enum status bring_in(struct resident *resident, uint64_t set_bytes)
 {
     uint64_t largest = resident->delivery.arrays.bytes_max;
     uint64_t stage_bytes = largest > STAGE_BYTES ? largest : STAGE_BYTES;
-    uint32_t count = resident->delivery.load->dataset->sample_count;
     uint8_t *stage;
     CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
-    CUDA_TRY(cudaMalloc(&resident->places, count * sizeof *places));
-    TRY(device_put(resident->places, places, count * sizeof *places));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
     memset(stage, 0, stage_bytes); /* what is between samples is copied, and never used */
-    enum status status = fill(resident, places, stage, stage_bytes);
+    enum status status = fill(resident, stage, stage_bytes);
     (void)cudaFreeHost(stage);
     return status;
 }
@@ -203,12 +231,13 @@ static void resident_teardown(void *state)
 {
     struct resident *resident = static_cast<struct resident *>(state);
     (void)cudaFree(resident->bytes);
-    (void)cudaFree(resident->places);
     for (int i = 0; i < 2; i++) {
         (void)cudaFree(resident->keys[i]);
         (void)cudaFree(resident->order[i]);
     }
     (void)cudaFree(resident->scratch);
+    if (resident->sorting)
+        (void)cudaGraphExecDestroy(resident->sorting);
     delivery_close(&resident->delivery);
     delete resident;
 }
@@ -221,7 +250,7 @@ static enum status open_order(struct resident *resident)
         CUDA_TRY(cudaMalloc(&resident->order[i], count * sizeof *resident->order[i]));
     }
     CUDA_TRY(cudaMalloc(&resident->scratch, resident->scratch_bytes));
-    return STATUS_OK;
+    return record_sort(resident);
 }
 
 static enum status open_resident(struct resident *resident, const struct resources *resources,
@@ -229,31 +258,20 @@ static enum status open_resident(struct resident *resident, const struct resourc
 {
     struct delivery *delivery = &resident->delivery;
     uint32_t count = load->dataset->sample_count;
-    uint64_t set_bytes = 0;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
     CUDA_TRY(cudaSetDevice(delivery->device));
     CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* says what it needs */
-    uint64_t *places = static_cast<uint64_t *>(malloc(count * sizeof *places));
-    if (!places)
-        return status_set(STATUS_FAILED, "out of memory for the places of %u samples", count);
-    for (uint32_t i = 0; i < count; i++) {
-        places[i] = set_bytes;
-        set_bytes += array_align(delivery->arrays.places[i].bytes);
-    }
+    uint64_t set_bytes = lay_out(&delivery->arrays, count);
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
-    batches = batches < 1 ? 1 : batches;
-    uint64_t kept_bytes =
-        set_bytes + resident->scratch_bytes + /* places, keys and numbers, as below */
-        count * (sizeof *resident->places + 2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
-    enum status status = device_check_room(
-        delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
-        "the set and its batches need", "take a smaller set, or shards-gpu, which reads it every epoch");
-    if (status == STATUS_OK)
-        status = delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes);
-    if (status == STATUS_OK)
-        status = bring_in(resident, places, set_bytes);
-    free(places);
-    TRY(status);
+    uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
+    batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
+    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, as below */
+                          count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
+    TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
+                          "the set and its batches need",
+                          "take a smaller set, or shards-gpu, which reads it every epoch"));
+    TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
+    TRY(bring_in(resident, set_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
     delivery->outlets[0].own = resident;
     return open_order(resident);

@@ -6,17 +6,24 @@
 #include "load/tally.h"
 #include "load/xxh3.cuh"
 
+/* Of a member of more than 2 TALLY_EDGE bytes: part number `part` of its edges, of XXH3_PARTS. The hash is
+ * xxh3_of_parts() of their sum. */
+FDSL_HD uint64_t device_tally_part(const uint8_t *bytes, uint64_t size, uint32_t part)
+{
+    uint32_t at = xxh3_part_at(part);
+    const uint8_t *words = at < TALLY_EDGE ? bytes + at : bytes + size - 2 * TALLY_EDGE + at;
+    return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
+}
+
 /* tally_edges(): XXH3-64, with the size as the seed, of all bytes up to 2 TALLY_EDGE, else of both edges. */
 FDSL_HD uint64_t device_tally_edges(const uint8_t *bytes, uint64_t size)
 {
-    uint64_t words[16];
+    uint64_t sum = 0;
     if (size <= 2 * TALLY_EDGE)
         return xxh3_64(bytes, size, size);
-    for (uint32_t i = 0; i < 8; i++) {
-        words[i] = xxh3_read64(bytes + 8 * i);
-        words[8 + i] = xxh3_read64(bytes + size - TALLY_EDGE + 8 * i);
-    }
-    return xxh3_of_128(words, size);
+    for (uint32_t part = 0; part < XXH3_PARTS; part++)
+        sum += device_tally_part(bytes, size, part);
+    return xxh3_of_parts(sum);
 }
 
 /* tally_whole() */

@@ -7,28 +7,38 @@
 #include "load/tally.cuh"
 
 #define BLOCK_THREADS 256
-#define GROUP         8  /* values that a thread converts at once: 16 bytes of halves */
-#define BLOCKS_WANTED 5  /* on a multiprocessor: what is left over of registers, tallies spill */
-#define GROUPS        4u /* of a thread, so that as many loads are in flight */
+#define BLOCKS_WANTED 4   /* on a multiprocessor: what is left over of registers, tallies spill */
+#define GROUP_BYTES   16  /* of the tensor, which a thread writes at once: a warp writes whole lines */
+#define GROUPS_MAX    8u  /* of a thread, so that as many loads are in flight */
+#define FLIGHT_BYTES  128 /* of a thread's loads at most: they are in registers */
+#define TALLY_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* that a block tallies */
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {
     if (job.entries)
         return job.entries[i];
-    uint32_t sample = job.order[i];
-    return {job.places[sample], sample, job.slot + i};
+    return {0, job.order[i], job.slot + i};
 }
 
-/* ---- Tallies: a thread a sample ---- */
+/* ---- Tallies: as many threads a sample as its edges have parts ---- */
 
-static __device__ uint64_t hash_sample(const struct unpack &job, const struct array_sample &sample,
-                                       const uint8_t *bytes)
+static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_t size, bool whole)
 {
-    uint64_t members[ARRAY_MEMBERS_MAX];
-    for (uint32_t m = 0; m < sample.members; m++)
-        members[m] = job.whole ? device_tally_whole(bytes + sample.at[m], sample.size[m])
-                               : device_tally_edges(bytes + sample.at[m], sample.size[m]);
-    return device_tally_sample(sample.key_hash, members, sample.members);
+    return whole ? device_tally_whole(bytes, size) : device_tally_edges(bytes, size);
+}
+
+/* The hash of a member, at least in lane 0 of its threads. All threads of the warp call it; `there`: theirs
+ * has this member. */
+static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
+                                                       uint32_t lane, bool there)
+{
+    bool parts = there && !whole && size > 2 * TALLY_EDGE;
+    uint64_t sum = parts ? device_tally_part(bytes, size, lane) : 0;
+    for (int distance = XXH3_PARTS / 2; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(~0u, sum, distance);
+    if (parts)
+        return xxh3_of_parts(sum);
+    return there && lane == 0 ? hash_alone(bytes, size, whole) : 0;
 }
 
 /* The sum over a warp, in lane 0. */
@@ -44,29 +54,46 @@ static __device__ void add(uint64_t *to, uint64_t value)
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(value));
 }
 
-static __device__ void tally_samples(const struct unpack &job)
+/* Adds the sum over the block: atomics to one place take turns. All threads call it. */
+static __device__ void block_add(struct tally *to, struct tally own)
 {
-    uint32_t i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    __shared__ struct tally warps[BLOCK_THREADS / 32];
+    own = {warp_sum(own.count), warp_sum(own.bytes), warp_sum(own.sum)};
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    for (int w = 1; w < BLOCK_THREADS / 32; w++) {
+        own.count += warps[w].count;
+        own.bytes += warps[w].bytes;
+        own.sum += warps[w].sum;
+    }
+    add(&to->count, own.count);
+    add(&to->bytes, own.bytes);
+    add(&to->sum, own.sum);
+}
+
+static __device__ void tally_samples(const struct unpack &job, uint32_t block)
+{
+    uint32_t i = block * TALLY_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;
+    struct unpack_entry entry = entry_at(job, i < job.count ? i : job.count - 1);
+    const struct array_sample &sample = job.samples[entry.sample];
+    const uint8_t *bytes = job.bytes + entry.at;
+    uint64_t members[ARRAY_MEMBERS_MAX];
     struct tally own = {0, 0, 0};
-    if (i < job.count) {
-        struct unpack_entry entry = entry_at(job, i);
-        const struct array_sample &sample = job.samples[entry.sample];
-        const uint8_t *bytes = job.bytes + entry.at;
+#pragma unroll
+    for (uint32_t m = 0; m < ARRAY_MEMBERS_MAX; m++)
+        members[m] = hash_member(bytes + sample.at[m], sample.size[m], job.whole, lane, m < sample.members);
+    if (lane == 0 && i < job.count) {
         int32_t label = LABEL_NONE;
-        own = {1, 0, hash_sample(job, sample, bytes)};
-        for (uint32_t m = 0; m < sample.members; m++)
-            own.bytes += sample.size[m];
+        own = {1, sample.bytes, device_tally_sample(sample.key_hash, members, sample.members)};
         if (sample.label < sample.members)
             convert_label(bytes + sample.at[sample.label], sample.size[sample.label], &label);
         job.labels[entry.slot] = label;
         job.hashes[entry.slot] = own.sum;
     }
-    own = {warp_sum(own.count), warp_sum(own.bytes), warp_sum(own.sum)};
-    if (threadIdx.x % 32 == 0 && own.count > 0) {
-        add(&job.tally->count, own.count);
-        add(&job.tally->bytes, own.bytes);
-        add(&job.tally->sum, own.sum);
-    }
+    block_add(job.tally, own);
 }
 
 /* ---- Conversion: a thread some groups of values ---- */
@@ -83,7 +110,9 @@ template <int BYTES> static __device__ __forceinline__ bool aligned(const void *
 
 template <int BYTES> static __device__ __forceinline__ struct words<BYTES> load(const uint8_t *from) {
     struct words<BYTES> words;
-    if constexpr (BYTES == 8) {
+    if constexpr (BYTES == 4)
+        words.word[0] = *reinterpret_cast<const uint32_t *>(from);
+    else if constexpr (BYTES == 8) {
         uint2 pair = *reinterpret_cast<const uint2 *>(from);
         words.word[0] = pair.x;
         words.word[1] = pair.y;
@@ -98,15 +127,10 @@ template <int BYTES> static __device__ __forceinline__ struct words<BYTES> load(
     return words;
 }
 
-template <int BYTES>
-static __device__ __forceinline__ void store(uint8_t *to, const struct words<BYTES> &words)
+static __device__ __forceinline__ void
+store(uint8_t *to, const struct words<GROUP_BYTES> &words)
 {
-    if constexpr (BYTES == 8)
-        *reinterpret_cast<uint2 *>(to) = make_uint2(words.word[0], words.word[1]);
-    else
-        for (int i = 0; i < BYTES / 16; i++)
-            reinterpret_cast<uint4 *>(to)[i] = make_uint4(words.word[4 * i], words.word[4 * i + 1],
-                                                          words.word[4 * i + 2], words.word[4 * i + 3]);
+    *reinterpret_cast<uint4 *>(to) = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
 }
 
 static __host__ __device__ constexpr int source_bytes(enum image_type source)
@@ -118,6 +142,14 @@ static __host__ __device__ constexpr int tensor_bytes(enum image_type source, en
 {
     return tensor == TENSOR_RAW ? source_bytes(source) : tensor == TENSOR_F32 ? 4 : 2;
 }
+
+/* Values of a group, the bytes that they come from, and how many groups a thread takes. */
+template <enum image_type S, enum tensor_type T>
+struct group {
+    static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T);
+    static constexpr int FROM = VALUES * source_bytes(S);
+    static constexpr uint32_t GROUPS = FROM * GROUPS_MAX <= FLIGHT_BYTES ? GROUPS_MAX : FLIGHT_BYTES / FROM;
+};
 
 /* Value i of a group. A byte becomes the end of a float's bits, 2^23 and the byte, less 2^23: two
  * instructions of full rate. */
@@ -158,32 +190,35 @@ static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int 
 
 /* As convert_one(), a group at once. */
 template <enum image_type S, enum tensor_type T>
-static __device__ __forceinline__ void convert_group(const struct convert &convert,
-                                                     const struct words<GROUP * source_bytes(S)> &from,
-                                                     struct words<GROUP * tensor_bytes(S, T)> &to)
-{
+static __device__ __forceinline__ struct words<GROUP_BYTES>
+convert_group(const struct convert &convert, const struct words<group<S, T>::FROM> &from) {
     if constexpr (T == TENSOR_RAW)
-        to = from;
-    else
+        return from;
+    else {
+        struct words<GROUP_BYTES> to;
 #pragma unroll
-        for (int i = 0; i < GROUP / 2; i++)
+        for (int i = 0; i < group<S, T>::VALUES / 2; i++)
             put_pair<T>(to, i, scaled<S>(convert, value_of<S>(from, 2 * i)),
                         scaled<S>(convert, value_of<S>(from, 2 * i + 1)));
+        return to;
+    }
 }
 
 /* How the groups of samples fall to threads: `lanes` threads a sample (a power of two, up to a block), each
- * with every lanes'th group, GROUPS of them; and `pieces` blocks a sample where it has more groups than a
- * block takes. */
+ * with every lanes'th group, group::GROUPS of them; and `pieces` blocks a sample where it has more groups
+ * than a block takes. */
 struct share {
     uint32_t groups, whole; /* of a sample; of these, full ones */
     uint32_t lanes_log2, pieces;
+    uint32_t run; /* blocks that convert, behind each that tallies */
 };
 
-/* The end of a sample, or a group at an odd address: value by value. */
+/* The end of a sample, or groups at an odd address: value by value. */
+template <enum image_type S, enum tensor_type T>
 static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
                                                  uint64_t first, uint64_t end, uint8_t *slot)
 {
-    for (uint64_t i = first; i < first + GROUP && i < end; i++)
+    for (uint64_t i = first; i < first + group<S, T>::VALUES && i < end; i++)
         convert_one(&convert, values, i, slot);
 }
 
@@ -191,7 +226,7 @@ template <enum image_type S, enum tensor_type T>
 static __device__ __forceinline__ void convert_values(const struct unpack &job, uint32_t block,
                                                       const struct share &share)
 {
-    constexpr uint32_t FROM = GROUP * source_bytes(S), TO = GROUP * tensor_bytes(S, T);
+    constexpr uint32_t FROM = group<S, T>::FROM, GROUPS = group<S, T>::GROUPS;
     uint32_t lanes = 1u << share.lanes_log2, row = block / share.pieces;
     uint32_t which = row * (BLOCK_THREADS >> share.lanes_log2) + (threadIdx.x >> share.lanes_log2);
     uint32_t first = (block - row * share.pieces) * (lanes * GROUPS) + (threadIdx.x & (lanes - 1));
@@ -201,7 +236,7 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
     const uint8_t *values = job.bytes + entry.at + job.samples[entry.sample].values;
     uint8_t *slot = job.tensor + entry.slot * job.stride;
     const uint8_t *at = values + static_cast<uint64_t>(first) * FROM;
-    uint8_t *to = slot + static_cast<uint64_t>(first) * TO;
+    uint8_t *to = slot + static_cast<uint64_t>(first) * GROUP_BYTES;
     uint32_t whole = aligned<FROM>(values) ? share.whole : 0;
     struct words<FROM> from[GROUPS];
 #pragma unroll
@@ -210,62 +245,76 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
             from[g] = load<FROM>(at + g * lanes * FROM);
 #pragma unroll
     for (uint32_t g = 0; g < GROUPS; g++)
-        if (first + g * lanes < whole) {
-            struct words<TO> words;
-            convert_group<S, T>(job.convert, from[g], words);
-            store<TO>(to + g * lanes * TO, words);
-        }
+        if (first + g * lanes < whole)
+            store(to + g * lanes * GROUP_BYTES, convert_group<S, T>(job.convert, from[g]));
     for (uint32_t i = first; whole < share.groups && i < share.groups && i < first + lanes * GROUPS;
          i += lanes)
         if (i >= whole)
-            convert_rest(job.convert, values, static_cast<uint64_t>(i) * GROUP, job.values, slot);
+            convert_rest<S, T>(job.convert, values, static_cast<uint64_t>(i) * group<S, T>::VALUES,
+                               job.values, slot);
 }
 
+/* Blocks that tally stand among those that convert the same samples: few threads of theirs have loads in
+ * flight, and nothing of theirs is last. */
 template <enum image_type S, enum tensor_type T>
 static __global__
 __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
-                                                                   uint32_t tally_blocks,
                                                                    const __grid_constant__ struct share share)
 {
-    if (blockIdx.x < tally_blocks)
-        tally_samples(job); /* first, as a few threads take long */
+    uint32_t run = blockIdx.x / (share.run + 1), at = blockIdx.x - run * (share.run + 1);
+    if (at == 0)
+        tally_samples(job, run);
     else
-        convert_values<S, T>(job, blockIdx.x - tally_blocks, share);
+        convert_values<S, T>(job, run * share.run + at - 1, share);
 }
 
 /* ---- Launching ---- */
 
-typedef void unpack_function(const struct unpack, uint32_t, const struct share);
+/* A kernel, and what a thread of it takes. */
+struct unpacker {
+    void (*kernel)(const struct unpack, const struct share);
+    uint32_t values, groups; /* of a group; of a thread */
+};
 
-template <enum image_type S> static unpack_function *kernel_from(enum tensor_type tensor)
+template <enum image_type S, enum tensor_type T> static struct unpacker unpacker_of()
+{
+    return {unpack_kernel<S, T>, group<S, T>::VALUES, group<S, T>::GROUPS};
+}
+
+template <enum image_type S> static struct unpacker unpacker_from(enum tensor_type tensor)
 {
     switch (tensor) {
     case TENSOR_RAW:
-        return unpack_kernel<S, TENSOR_RAW>;
+        return unpacker_of<S, TENSOR_RAW>();
     case TENSOR_F32:
-        return unpack_kernel<S, TENSOR_F32>;
+        return unpacker_of<S, TENSOR_F32>();
     case TENSOR_F16:
-        return unpack_kernel<S, TENSOR_F16>;
+        return unpacker_of<S, TENSOR_F16>();
     default:
-        return unpack_kernel<S, TENSOR_BF16>;
+        return unpacker_of<S, TENSOR_BF16>();
     }
 }
 
-static unpack_function *kernel_of(const struct convert *convert)
+static struct unpacker choose(const struct convert *convert)
 {
-    return convert->source == IMAGE_U8    ? kernel_from<IMAGE_U8>(convert->tensor)
-           : convert->source == IMAGE_F16 ? kernel_from<IMAGE_F16>(convert->tensor)
-                                          : kernel_from<IMAGE_F32>(convert->tensor);
+    return convert->source == IMAGE_U8    ? unpacker_from<IMAGE_U8>(convert->tensor)
+           : convert->source == IMAGE_F16 ? unpacker_from<IMAGE_F16>(convert->tensor)
+                                          : unpacker_from<IMAGE_F32>(convert->tensor);
 }
 
 /* A block a piece of a sample, or several samples a block where they are small. */
-static struct share share_of(const struct unpack *unpack)
+static struct share share_of(const struct unpack *unpack, const struct unpacker *unpacker, uint64_t *blocks)
 {
-    struct share share = {static_cast<uint32_t>((unpack->values + GROUP - 1) / GROUP),
-                          static_cast<uint32_t>(unpack->values / GROUP), 0, 1};
-    while (1u << share.lanes_log2 < BLOCK_THREADS && GROUPS << share.lanes_log2 < share.groups)
+    struct share share = {static_cast<uint32_t>((unpack->values + unpacker->values - 1) / unpacker->values),
+                          static_cast<uint32_t>(unpack->values / unpacker->values), 0, 1, 0};
+    while (1u << share.lanes_log2 < BLOCK_THREADS && unpacker->groups << share.lanes_log2 < share.groups)
         share.lanes_log2++;
-    share.pieces = (share.groups + (GROUPS << share.lanes_log2) - 1) / (GROUPS << share.lanes_log2);
+    uint32_t rows = BLOCK_THREADS >> share.lanes_log2, block_groups = unpacker->groups << share.lanes_log2;
+    uint64_t runs = ((uint64_t)unpack->count + TALLY_SAMPLES - 1) / TALLY_SAMPLES;
+    share.pieces = (share.groups + block_groups - 1) / block_groups;
+    uint64_t run = ((uint64_t)((unpack->count + rows - 1) / rows) * share.pieces + runs - 1) / runs;
+    share.run = static_cast<uint32_t>(run);
+    *blocks = runs * (run + 1);
     return share;
 }
 
@@ -276,17 +325,14 @@ enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
     if (unpack->values > UINT32_MAX)
         return status_set(STATUS_USAGE, "samples of %llu values are more than the kernel takes (2^32)",
                           (unsigned long long)unpack->values);
-    struct share share = share_of(unpack);
-    uint32_t rows_a_block = BLOCK_THREADS >> share.lanes_log2;
-    uint32_t tally_blocks = (unpack->count + BLOCK_THREADS - 1) / BLOCK_THREADS;
-    uint64_t blocks =
-        (uint64_t)((unpack->count + rows_a_block - 1) / rows_a_block) * share.pieces + tally_blocks;
+    struct unpacker unpacker = choose(&unpack->convert);
+    uint64_t blocks;
+    struct share share = share_of(unpack, &unpacker, &blocks);
     if (blocks > INT32_MAX)
         return status_set(STATUS_USAGE,
                           "%u samples of %llu values are more than one launch takes; lower --chunk",
                           unpack->count, (unsigned long long)unpack->values);
-    kernel_of(&unpack->convert)<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(
-        *unpack, tally_blocks, share);
+    unpacker.kernel<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(*unpack, share);
     CUDA_TRY_LAUNCH("unpack_kernel");
     return STATUS_OK;
 }

@@ -22,11 +22,10 @@ struct unpack {
     const uint8_t *bytes; /* the chunk */
     uint32_t count;       /* samples in it */
 
-    /* Either a table, or the first of `count` samples in an order, with a place for every sample of the set
-     * and slots in a row from `slot` on. */
+    /* Either a table, or the first of `count` samples in an order, whose offsets count from `bytes`, for
+     * slots in a row from `slot` on. */
     const struct unpack_entry *entries;
     const uint32_t *order;
-    const uint64_t *places;
     uint32_t slot;
 
     const struct array_sample *samples; /* of the set */

@@ -178,15 +178,23 @@ FDSL_HD uint64_t xxh3_up_to_128(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* The same of 128 bytes that are at hand as words. */
-FDSL_HD uint64_t xxh3_of_128(const uint64_t words[16], uint64_t seed)
+/* The same of 128 bytes, as a sum of parts that as many threads can make. Part i is of the two words at
+ * xxh3_part_at(i). */
+#define XXH3_PARTS 8
+
+FDSL_HD uint32_t xxh3_part_at(uint32_t part)
 {
-    uint64_t hash = 128 * XXH3_PRIME64_1;
-    for (uint32_t i = 0; i < 4; i++) {
-        hash += xxh3_mix_words(words[2 * i], words[2 * i + 1], 32 * i, seed);
-        hash += xxh3_mix_words(words[14 - 2 * i], words[15 - 2 * i], 32 * i + 16, seed);
-    }
-    return xxh3_avalanche(hash);
+    return part < 4 ? 16 * part : 16 * (11 - part);
+}
+
+FDSL_HD uint64_t xxh3_part(uint64_t low, uint64_t high, uint32_t part, uint64_t seed)
+{
+    return xxh3_mix_words(low, high, part < 4 ? 32 * part : 32 * (part - 4) + 16, seed);
+}
+
+FDSL_HD uint64_t xxh3_of_parts(uint64_t sum)
+{
+    return xxh3_avalanche(128 * XXH3_PRIME64_1 + sum);
 }
 
 FDSL_HD uint64_t xxh3_up_to_240(const uint8_t *bytes, uint64_t size, uint64_t seed)

@@ -120,6 +120,7 @@ static void lay_out(const struct dataset *dataset, const struct dataset_sample *
     for (uint32_t m = 0; m < sample->members; m++) {
         array->at[m] = packed ? array_align(end) : members[m].offset - begin;
         array->size[m] = members[m].size;
+        array->bytes += members[m].size;
         end = array->at[m] + members[m].size > end ? array->at[m] + members[m].size : end;
     }
     *place = (struct array_place){begin, end};

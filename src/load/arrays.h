@@ -14,10 +14,11 @@
 
 #define ARRAY_MEMBERS_MAX 2
 
-/* One sample; offsets count from its first byte. */
+/* One sample; offsets count from its first byte. 64 bytes, two sectors of a device's memory. */
 struct array_sample {
     uint64_t key_hash;
     uint64_t at[ARRAY_MEMBERS_MAX], size[ARRAY_MEMBERS_MAX]; /* its members, in their order */
+    uint64_t bytes;                                          /* of all members */
     uint64_t values;                                         /* where the values begin */
     uint32_t members;
     uint32_t label; /* which of the members is the label; `members`: none */
