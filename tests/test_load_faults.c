@@ -350,7 +350,6 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
     for (uint64_t rank = 0; rank < ranks; rank++) {
         struct job job;
         void *state;
-        uint64_t wrong;
         cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
                      "%s", status_text());
         cr_assert_eq(job.workload->move(job.input, job.parameters,
@@ -369,9 +368,7 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
             skipped[number] += result.skipped;
         }
         if (variant) {
-            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                         status_text());
-            cr_assert_eq(wrong, 0);
+            expect_none_wrong(&job, variant, state);
             variant->teardown(state);
         }
         close_job(&job);

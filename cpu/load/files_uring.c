@@ -241,20 +241,10 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     return status;
 }
 
-static enum status files_uring_ready(void *state, uint64_t number)
-{
-    return reader_ready(state, number);
-}
-
 static enum status files_uring_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return reader_run(state, number, files_uring_epoch);
-}
-
-static enum status files_uring_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
 }
 
 static const struct load_traits traits = {
@@ -265,8 +255,8 @@ const struct variant variant_files_uring = {
     .traits = &traits,
     .probe = files_uring_probe,
     .setup = files_uring_setup,
-    .ready = files_uring_ready,
+    .ready = reader_ready,
     .run = files_uring_run,
-    .fetch = files_uring_fetch,
+    .fetch = reader_fetch,
     .teardown = files_uring_teardown,
 };

@@ -137,19 +137,6 @@ template <class Step> struct bat_batch {
         return STATUS_OK;
     }
 
-    static enum status setup(const struct resources *resources, const void *input, void **state)
-    {
-        bat_batch *self = static_cast<bat_batch *>(calloc(1, sizeof *self));
-        if (!self)
-            return status_set(STATUS_FAILED, "out of memory");
-        enum status status = self->make(resources, static_cast<const struct synth *>(input));
-        if (status != STATUS_OK)
-            teardown(self);
-        else
-            *state = self;
-        return status;
-    }
-
     static enum status run(void *state, uint64_t number, struct run_time *time)
     {
         bat_batch *self = static_cast<bat_batch *>(state);
@@ -187,7 +174,7 @@ template <class Step> struct bat_batch {
                                    .threaded = false,                                 \
                                    .traits = &symbol##_traits,                        \
                                    .probe = device_batch_probe,                       \
-                                   .setup = bat_batch<step>::setup,                   \
+                                   .setup = device_batch_setup<bat_batch<step>>,      \
                                    .run = bat_batch<step>::run,                       \
                                    .fetch = bat_batch<step>::fetch,                   \
                                    .teardown = bat_batch<step>::teardown};            \

@@ -45,19 +45,6 @@ template <class Step> struct ladder {
         return STATUS_OK;
     }
 
-    static enum status setup(const struct resources *resources, const void *input, void **state)
-    {
-        ladder *self = static_cast<ladder *>(calloc(1, sizeof *self));
-        if (!self)
-            return status_set(STATUS_FAILED, "out of memory");
-        enum status status = self->make(resources, static_cast<const struct synth *>(input));
-        if (status != STATUS_OK)
-            teardown(self);
-        else
-            *state = self;
-        return status;
-    }
-
     image_work<noise> work_of(uint64_t j) const
     {
         const struct synth *synth = batch.synth;
@@ -163,17 +150,17 @@ template <class Step> struct ladder {
     }
 };
 
-#define LADDER_VARIANT(symbol, step, traits_)                           \
-    extern "C" {                                                        \
-    extern const struct variant symbol;                                 \
-    const struct variant symbol = {.platform = "cuda",                  \
-                                   .threaded = false,                   \
-                                   .traits = &(traits_),                \
-                                   .probe = device_batch_probe,         \
-                                   .setup = ladder<step>::setup,        \
-                                   .run = ladder<step>::run,            \
-                                   .fetch = ladder<step>::fetch,        \
-                                   .teardown = ladder<step>::teardown}; \
+#define LADDER_VARIANT(symbol, step, traits_)                                 \
+    extern "C" {                                                              \
+    extern const struct variant symbol;                                       \
+    const struct variant symbol = {.platform = "cuda",                        \
+                                   .threaded = false,                         \
+                                   .traits = &(traits_),                      \
+                                   .probe = device_batch_probe,               \
+                                   .setup = device_batch_setup<ladder<step>>, \
+                                   .run = ladder<step>::run,                  \
+                                   .fetch = ladder<step>::fetch,              \
+                                   .teardown = ladder<step>::teardown};       \
     }
 
 #endif

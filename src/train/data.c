@@ -325,7 +325,6 @@ static enum status open_sets(const struct data_request *request, struct data *da
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
-    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
@@ -333,8 +332,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
                               part == DATA_TRAIN ? "learn from" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, options[part], wanted,
-                              set->count);
+            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, data_size_options[part],
+                              wanted, set->count);
     }
     return STATUS_OK;
 }

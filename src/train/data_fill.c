@@ -99,6 +99,8 @@ static enum status read_label(const struct origin_sample *sample, uint64_t class
 
 /* ---- Filling a set ---- */
 
+const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
+
 /* The first sample decides what all are. */
 static enum status fit(struct data *data, const struct stored *stored)
 {
@@ -217,10 +219,9 @@ static void end_progress(void)
 enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit, uint64_t classes,
                       struct data *data, enum data_part part)
 {
-    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
     struct data_set *set = &data->sets[part];
     struct origin_sample samples[CHUNK] = {0};
-    struct room room = {0, limit < range.count ? limit : range.count, options[part]};
+    struct room room = {0, limit < range.count ? limit : range.count, data_size_options[part]};
     uint64_t chunk = chunk_of(reader);
     double shown_s = timer_now_s();
     enum status status = STATUS_OK;

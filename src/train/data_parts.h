@@ -13,6 +13,9 @@
 
 #define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* of a set */
 
+/* The options that set how many samples each part has. */
+extern const char *const data_size_options[DATA_PARTS];
+
 /* Which samples of an origin a set takes. */
 struct data_range {
     uint64_t first, count;
