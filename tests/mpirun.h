@@ -19,6 +19,7 @@
 #include "cells.h"
 #include "core/portable.h"
 #include "core/timer.h"
+#include "folder.h"
 
 /* Images that take microseconds, and three samples of them whatever they say. */
 #define TINY                                                                                           \
@@ -104,9 +105,7 @@ static inline void start(void)
 #endif
     if (system("command -v mpirun >/dev/null") != 0)
         cr_skip_test("mpirun is not installed");
-    const char *path = getenv("FDSL_BENCH");
-    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
-                       "build the program first, or set FDSL_BENCH");
+    find_program(program);
     for (size_t i = 0; i < COUNT_OF(foreign); i++)
         unsetenv(foreign[i]);
     for (size_t i = 0; i < COUNT_OF(own); i++)
@@ -114,15 +113,12 @@ static inline void start(void)
     setenv("PROGRAM", program, 1);
     /* MPI's parts leave memory behind and are gone when that is reported, so it cannot be told by name. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-    cr_assert_not_null(mkdtemp(folder));
-    cr_assert(chdir(folder) == 0);
+    enter_folder(folder);
 }
 
 static inline void stop(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert(chdir("/") == 0 && system(command) == 0);
+    leave_folder(folder);
 }
 
 /* ---- Ranks that go on by themselves ---- */

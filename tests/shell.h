@@ -14,6 +14,7 @@
 
 #include "command.h"
 #include "core/file.h"
+#include "folder.h"
 
 static char folder[] = "/tmp/fdsl-shell-XXXXXX"; /* the test's own */
 static char root[PATH_MAX];                      /* where the tests were started */
@@ -44,17 +45,14 @@ static inline void put(const char *name, const void *bytes, size_t size)
 /* For .init and .fini of a suite. */
 static inline void shell_set_up(void)
 {
-    const char *given = getenv("FDSL_BENCH");
-    cr_assert_not_null(mkdtemp(folder));
+    find_program(program);
     cr_assert_not_null(getcwd(root, sizeof root));
-    cr_assert_not_null(realpath(given ? given : "./fdsl-bench", program));
+    cr_assert_not_null(mkdtemp(folder));
 }
 
 static inline void shell_tear_down(void)
 {
-    char command[2 * sizeof folder + 64];
-    snprintf(command, sizeof command, "chmod -R u+w %s; rm -rf %s", folder, folder);
-    cr_assert_eq(system(command), 0);
+    leave_folder(folder);
 }
 
 #endif

@@ -33,27 +33,11 @@ static const char *const output_lines[] = {
     "--output f16 --channels 3 --fit crop",
 };
 
-/* The images of run 0 and their labels; the caller frees both. */
+/* The images of run 0, made after another run, and their labels; the caller frees both. */
 static uint8_t *make_batch(const struct opened *opened, const char *name, int threads, int64_t **labels)
 {
-    const struct variant *variant = variant_find(name)->variant;
-    const struct resources resources = {.threads = threads};
-    size_t bytes = synth_output_bytes(opened->synth);
-    uint8_t *images = malloc(opened->synth->batch * bytes);
-    struct run_time time;
-    void *state;
-    *labels = malloc(opened->synth->batch * sizeof **labels);
-    cr_assert(images && *labels);
-    cr_assert_eq(variant->setup(&resources, opened->input, &state), STATUS_OK, "%s", status_text());
-    cr_assert_eq(variant->run(state, 1, &time), STATUS_OK, "%s", status_text());
-    cr_assert_eq(variant->run(state, 0, &time), STATUS_OK, "%s", status_text());
-    for (uint64_t j = 0; j < opened->synth->batch; j++) {
-        struct synth_fetch fetch = {.j = j, .pixels = images + j * bytes, .label = -1};
-        cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK, "%s", status_text());
-        (*labels)[j] = fetch.label;
-    }
-    variant->teardown(state);
-    return images;
+    static const uint64_t runs[] = {1, 0};
+    return images_and_labels_of(opened, name, threads, runs, 2, labels);
 }
 
 /* naive's outputs are its canvases, converted. */

@@ -23,6 +23,7 @@
 #include "cells.h"
 #include "command.h"
 #include "core/portable.h"
+#include "folder.h"
 
 /* Options of a run of microseconds, as columns and as their values. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
@@ -93,11 +94,10 @@ static void start(void)
 {
     static const char *const links[] = {"scripts", "slurm", "configs"};
     char program[PATH_MAX], target[PATH_MAX + 16];
-    const char *path = getenv("FDSL_BENCH");
-    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
-                       "build the program first, or set FDSL_BENCH");
+    find_program(program);
     cr_assert(setenv("FDSL_BENCH", program, 1) == 0 && unsetenv("MPIRUN") == 0);
-    cr_assert(getcwd(root, sizeof root) && mkdtemp(folder) && chdir(folder) == 0);
+    cr_assert_not_null(getcwd(root, sizeof root));
+    enter_folder(folder);
     for (size_t i = 0; i < COUNT_OF(links); i++) {
         snprintf(target, sizeof target, "%s/%s", root, links[i]);
         cr_assert(symlink(target, links[i]) == 0);
@@ -106,9 +106,7 @@ static void start(void)
 
 static void stop(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert(chdir("/") == 0 && system(command) == 0);
+    leave_folder(folder);
 }
 
 TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
