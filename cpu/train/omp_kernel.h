@@ -11,8 +11,6 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-#define NET_LANES_MAX 16 /* floats of a vector */
-
 /* C = A B, with the rows of C and of B in whole vectors, and A wherever it lies:
  *
  *     c[i][n] = (bias[n] or c[i][n] or 0) + sum over s of a[rows[i] + steps[s]] * b[s][n]

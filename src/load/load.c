@@ -39,8 +39,7 @@ static const struct option_spec options[] = {
      "warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
      "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, "
-     "and "
-     "refused where they cannot be had"},
+     "and refused where they cannot be had"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "what a broken sample does: end the run, or be skipped and counted"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
