@@ -6,7 +6,7 @@ import os
 
 from devices import Missing, about_yours, device_of
 from generating import PAPER
-from plot import Plot, linear_ticks, log_range, log_ticks, nice_above, short_device, x_axis
+from plot import Plot, linear_ticks, log_range, log_ticks, nice_above, number_words, short_device, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/live_training.sh DIR results/live_training.csv"
@@ -68,8 +68,8 @@ def same_training(lines):
 
 def about(lines):
     row = lines[LIVE][-1]
-    return (f"{row['variant']}, {row['model']} with {row['parameters']:.0f} parameters, batch {row['batch']:.0f}, "
-            f"{row['train_samples']:.0f} images of {row['res']}² an epoch, {row['classes']} classes. "
+    return (f"{row['variant']}, {row['model']} with {number_words(row['parameters'])} parameters, batch {row['batch']:.0f}, "
+            f"{number_words(row['train_samples'])} images of {row['res']}² an epoch, {row['classes']} classes. "
             f"{row['device']} ({'rows of yours' if row.source == 'yours' else 'reference rows'}, host {row['host']}, "
             f"revision {row['revision']}).")
 
@@ -132,7 +132,7 @@ def training(measured):
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     ys = [y for points in plot.blocks for _, y in points]
     if max((rate for _, rate in ours), default=0) > 2 * max(y for points in series.values() for _, y in points):
-        plot.variables.update(log_ticks(*log_range(ys), lambda tick: f"{tick:.9g}"))
+        plot.variables.update(log_ticks(*log_range(ys), number_words))
     else:
         plot.variables["y_high"] = nice_above(1.05 * max(ys))
     plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "

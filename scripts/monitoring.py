@@ -14,7 +14,7 @@ PANELS = (  # title, scale, columns with their names, the least height of the ax
     ("power (W)", 1, (("power_w", "board"),), 0),
     ("temperature (°C)", 1, (("temperature_c", "GPU"),), 0),
     ("clocks (GHz)", 1e-3, (("sm_clock_mhz", "SM"), ("memory_clock_mhz", "memory")), 0),
-    ("PCIe (MB/s)", 1e-6, (("pcie_rx_bytes_per_s", "to the GPU"), ("pcie_tx_bytes_per_s", "from it")), 0),
+    ("PCIe (GB/s)", 1e-9, (("pcie_rx_bytes_per_s", "to the GPU"), ("pcie_tx_bytes_per_s", "from it")), 0),
     ("memory (GB)", 1e-9, (("gpu_memory_bytes", "GPU"), ("rss_bytes", "process")), 0),
     ("CPU (cores)", 1, (("cpu_cores", "process"),), 1),
 )

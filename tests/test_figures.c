@@ -245,7 +245,8 @@ Test(figures, axis_of_vertices_fits_its_range)
     shell("{ head -1 " FIXTURES "/synth.csv; " OMP("1000", "32") OMP("10000", "32")
               OMP("100000", "32") "} > $D/results/a.csv; " SELECT
                                   "vertices && grep '^array x_tick_text' $D/work/vertices.vars");
-    cr_assert(says("['200', '500', '1000', '2000', '5000', '10000', '20000', '50000', '100000']"), "%s", out);
+    cr_assert(says("['200', '500', '1000', '2000', '5000', '10,000', '20,000', '50,000', '100,000']"), "%s",
+              out);
 }
 
 Test(figures, ceilings_are_all_named)

@@ -64,7 +64,7 @@ Test(figures_train, training_live_against_loaded)
     cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
                   says("loaded from shards") && says("loaded from files"),
               "%s", out);
-    cr_expect(says("lenet with 943836 parameters, batch 32") &&
+    cr_expect(says("lenet with 943,836 parameters, batch 32") &&
                   says("the losses are the same in every digit"),
               "%s", out);
     cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
