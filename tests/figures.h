@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "command.h"
-#include "core/portable.h"
 
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"

@@ -2,6 +2,8 @@
  */
 #include "figures.h"
 
+#include "core/portable.h"
+
 TestSuite(figures, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
 static const char *const names[] = {"vertices",          "resolution",      "batch",

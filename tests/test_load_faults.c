@@ -1,8 +1,6 @@
 /* What every variant of `load` makes of data that are broken, or break while they are read. */
 #include "load_support.h"
 
-#include "load/cache.h"
-
 TestSuite(load_faults, .timeout = 60);
 
 Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)

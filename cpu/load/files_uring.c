@@ -5,7 +5,6 @@
  * In place of a file may be a pipe by now. Opened without blocking, it would still be read without end while
  * some process holds it for writing: io_uring polls it. So between the opening and the reading stands advice
  * that changes nothing for a file and that a pipe refuses (ESPIPE), which breaks the chain. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

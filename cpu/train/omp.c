@@ -11,7 +11,6 @@
 
 #include <omp.h>
 
-#include "core/timer.h"
 #include "omp_engine.h"
 #include "omp_net.h"
 #include "train/trainer.h"

@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "train/draws.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 

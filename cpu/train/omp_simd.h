@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "omp_kernel.h"
+#include "train/draws.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")

@@ -9,6 +9,7 @@
 #include "synth/fused.cuh"
 #include "synth/fused_output.cuh"
 #include "synth/fused_stroke.cuh"
+#include "synth/line.h"
 
 /* ---- Queues ----
  *

@@ -9,7 +9,6 @@
 #include "core/consumed.h"
 #include "core/phase.h"
 #include "core/range.h"
-#include "core/ranks.h"
 #include "core/runner_parts.h"
 #include "core/timer.h"
 

@@ -9,7 +9,6 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "core/status.h"
 #include "load/index.h"
