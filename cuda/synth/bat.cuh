@@ -137,6 +137,11 @@ template <class Step> struct bat_batch {
         return STATUS_OK;
     }
 
+    static enum status setup(const struct resources *resources, const void *input, void **state)
+    {
+        return device_batch_setup<bat_batch>(resources, input, state);
+    }
+
     static enum status run(void *state, uint64_t number, struct run_time *time)
     {
         bat_batch *self = static_cast<bat_batch *>(state);
@@ -174,7 +179,7 @@ template <class Step> struct bat_batch {
                                    .threaded = false,                                 \
                                    .traits = &symbol##_traits,                        \
                                    .probe = device_batch_probe,                       \
-                                   .setup = device_batch_setup<bat_batch<step>>,      \
+                                   .setup = bat_batch<step>::setup,                   \
                                    .run = bat_batch<step>::run,                       \
                                    .fetch = bat_batch<step>::fetch,                   \
                                    .teardown = bat_batch<step>::teardown};            \

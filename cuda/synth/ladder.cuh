@@ -45,6 +45,11 @@ template <class Step> struct ladder {
         return STATUS_OK;
     }
 
+    static enum status setup(const struct resources *resources, const void *input, void **state)
+    {
+        return device_batch_setup<ladder>(resources, input, state);
+    }
+
     image_work<noise> work_of(uint64_t j) const
     {
         const struct synth *synth = batch.synth;
@@ -150,17 +155,17 @@ template <class Step> struct ladder {
     }
 };
 
-#define LADDER_VARIANT(symbol, step, traits_)                                 \
-    extern "C" {                                                              \
-    extern const struct variant symbol;                                       \
-    const struct variant symbol = {.platform = "cuda",                        \
-                                   .threaded = false,                         \
-                                   .traits = &(traits_),                      \
-                                   .probe = device_batch_probe,               \
-                                   .setup = device_batch_setup<ladder<step>>, \
-                                   .run = ladder<step>::run,                  \
-                                   .fetch = ladder<step>::fetch,              \
-                                   .teardown = ladder<step>::teardown};       \
+#define LADDER_VARIANT(symbol, step, traits_)                           \
+    extern "C" {                                                        \
+    extern const struct variant symbol;                                 \
+    const struct variant symbol = {.platform = "cuda",                  \
+                                   .threaded = false,                   \
+                                   .traits = &(traits_),                \
+                                   .probe = device_batch_probe,         \
+                                   .setup = ladder<step>::setup,        \
+                                   .run = ladder<step>::run,            \
+                                   .fetch = ladder<step>::fetch,        \
+                                   .teardown = ladder<step>::teardown}; \
     }
 
 #endif
