@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/nvml.h"
 #include "core/phase.h"
 #include "core/record.h"
 #include "core/timer.h"

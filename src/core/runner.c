@@ -7,6 +7,7 @@
 
 #include "comm.h"
 #include "core/consumed.h"
+#include "core/nvml.h"
 #include "core/phase.h"
 #include "core/range.h"
 #include "core/runner_parts.h"

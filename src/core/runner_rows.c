@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/nvml.h"
 #include "core/runner_parts.h"
 
 bool runner_on_gpu(const struct runner *runner)
