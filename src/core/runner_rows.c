@@ -1,3 +1,4 @@
+/* What is written of a variant that has run: its row, and those of its samples. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
