@@ -1,5 +1,5 @@
-/* scripts/figures.py from outside: which rows the figures of generating take, what is refused, what is drawn.
- */
+/* scripts/figures.py from outside: which rows the figures of generating take, what is
+ * refused, what is drawn. */
 #include "figures.h"
 
 #include "core/portable.h"

@@ -5,8 +5,8 @@ TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 1
 
 /* ---- Loading ---- */
 
-/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows what they are of.
- */
+/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows
+ * what they are of. */
 #define LOADING(filter, names)                                              \
     "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
     "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }"

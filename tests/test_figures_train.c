@@ -14,8 +14,8 @@ Test(figures_train, learning_takes_one_job)
                   says("batch 64, adam at 0.001"),
               "%s", out);
     cr_expect(!says("\t7.5"), "%s", out);
-    /* Rows from before there were feeds are of samples that are stored; one constant batch teaches nothing.
-     */
+    /* Rows from before there were feeds are of samples that are stored; one
+     * constant batch teaches nothing. */
     shell(
         "cd $D/results && for feed in stored constant; do for variant in train-omp train-cuda train-graph; "
         "do "

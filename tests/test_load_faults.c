@@ -304,8 +304,8 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
                 }
 }
 
-/* The last member of a shard is empty and its header alone in the last block: that block is to be taken too.
- */
+/* The last member of a shard is empty and its header alone in the last block: that block is
+ * to be taken too. */
 Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};

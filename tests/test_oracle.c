@@ -139,8 +139,8 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
     }
 }
 
-/* cuRAND's documented layout: four floats a call, served to x and y of two vertices, a subsequence an orbit.
- */
+/* cuRAND's documented layout: four floats a call, served to x and y of two vertices,
+ * a subsequence an orbit. */
 Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};

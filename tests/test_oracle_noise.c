@@ -103,8 +103,8 @@ Test(oracle_noise, of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("");
 }
 
-/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a spread of a twentieth.
- */
+/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a
+ * spread of a twentieth. */
 Test(oracle_noise, that_is_shifted_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);

@@ -69,8 +69,8 @@ static void sweep(const char *table, const char *options)
     shell(SWEEP " %s", options);
 }
 
-/* The merged file has a header and one whole row for each of these, in this order: the numbers of vertices.
- */
+/* The merged file has a header and one whole row for each of these, in this order:
+ * the numbers of vertices. */
 static void expect_rows(const char *vertices)
 {
     shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"vertices\") v = i; width = NF; next }"
@@ -430,8 +430,8 @@ Test(sweep, one_process_at_a_time_is_at_a_task)
 
 /* ---- Signals ---- */
 
-/* Starts the sweep of one long task in a process group of its own, and waits until the task has begun to run.
- */
+/* Starts the sweep of one long task in a process group of its own, and waits until the task
+ * has begun to run. */
 static pid_t start_long(void)
 {
     put("t.tsv", "variant\tmin-time\tmax-time\tres\nnaive\t60\t60\t32\n");

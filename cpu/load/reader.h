@@ -82,8 +82,8 @@ enum status reader_copy(void *state, double *bytes_per_s);
 /* A batch is whole: `count` samples from slot number `slot` on. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
-/* The slot where the arrival belongs, and the end of its filling. Batches are delivered as they become whole.
- */
+/* The slot where the arrival belongs, and the end of its filling. Batches are delivered
+ * as they become whole. */
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 

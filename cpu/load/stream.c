@@ -180,8 +180,8 @@ static void ask_for(const struct stream *stream, const struct order_segment *seg
     close(fd);
 }
 
-/* The samples of a segment. Behind a header that is broken nothing of it can be found: all the rest is lost.
- */
+/* The samples of a segment. Behind a header that is broken nothing of it can be found: all
+ * the rest is lost. */
 static enum status read_segment(struct worker *worker, struct stream *stream,
                                 const struct order_segment *segment, uint32_t arrival)
 {

@@ -1,6 +1,6 @@
 /* The few NVML calls that a benchmark needs, by dlopen: the program must start where there is no driver, and
- * build where there is no nvml.h. The numbers below are NVML's binary interface, which NVIDIA keeps stable.
- */
+ * build where there is no nvml.h. The numbers below are NVML's binary interface,
+ * which NVIDIA keeps stable. */
 #include "core/nvml.h"
 
 #include <dlfcn.h>

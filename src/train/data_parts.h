@@ -1,6 +1,6 @@
 /* What the parts of the opening of training data share: data.c (where sets come from, and what becomes of a
- * value on its way into the network) and data_fill.c (samples that become a set). Nothing else includes this.
- */
+ * value on its way into the network) and data_fill.c (samples that become a set).
+ * Nothing else includes this. */
 #ifndef FDSL_TRAIN_DATA_PARTS_H
 #define FDSL_TRAIN_DATA_PARTS_H
 
