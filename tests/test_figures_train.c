@@ -1,6 +1,8 @@
 /* Figures of training: which rows they take. */
 #include "figures.h"
 
+#include "core/variant.h"
+
 TestSuite(figures_train, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
 /* A line a variant, of the job that most of them have, each epoch's newest row; inference may lie beside. */
@@ -30,6 +32,22 @@ Test(figures_train, learning_takes_one_job)
     shell("sed -i 's|^train/1|train/9|' $D/results/other.csv && " SELECT "learning_loss");
     cr_expect_eq(status, 2);
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
+}
+
+/* Ours by the table of variants, and one that nobody knows. */
+Test(figures_train, every_variant_has_a_line)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, "train") == 0)
+            shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/%s/' > $D/results/%s.csv",
+                  variant_table[i].name, variant_table[i].name);
+    shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/train-unheard-of/' > $D/results/a.csv");
+    shell(SELECT "learning_loss learning_time >/dev/null && cat $D/work/learning_loss.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, "train") == 0)
+            cr_expect(says(variant_table[i].name), "%s: %s", variant_table[i].name, out);
+    cr_expect(says("train-unheard-of"), "%s", out);
 }
 
 /* A line a size of the training set and a beginning, over the seeds; a size that was trained one way alone
