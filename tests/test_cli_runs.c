@@ -5,6 +5,8 @@
 
 #include "program.h"
 
+#include <sys/file.h>
+
 TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
 /* ---- Consumed batches ---- */
@@ -243,6 +245,9 @@ Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
         start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
     while (stat("watched.csv", &info) != 0 || info.st_size == 0)
         usleep(1000);
+    int fd = open("watched.csv", O_RDONLY);
+    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* what is being written is whole then */
+    close(fd);
     cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
     char *csv = get("watched.csv", NULL);
     size_t lines = count_of(csv, "\n");
