@@ -6,7 +6,6 @@
 #ifndef FDSL_MPI_COMM_H
 #define FDSL_MPI_COMM_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -11,10 +11,11 @@ from plot import HEIGHT, short_device, wrap
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
          "shards-uring": 7, "torch-files": 8,
-         "train-naive": 1, "train-omp": 2, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
+         "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
          "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-shards": 8, "webdataset": 4}
 DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
+NO_SLOT = 8  # gray, of a variant that is not in the table
 
 
 class Missing(Exception):
@@ -72,11 +73,11 @@ class Devices:
             self.groups.update({device: 1 + i for i, device in enumerate(kept)})
 
     def order(self, row):
-        """The place of a row's line among those of its device: where its variant is in the table of slots."""
-        return list(SLOTS).index(row["variant"])
+        """The place of a row's line among those of its device: where its variant is in the table of slots, or last."""
+        return (list(SLOTS) + [row["variant"]]).index(row["variant"])
 
     def style(self, row):
-        return 10 * self.groups[device_of(row)] + SLOTS[row["variant"]]
+        return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
 
     def names(self):
         """(device, heading lines): whose it is, and the host where the same device is there twice."""

@@ -5,7 +5,8 @@ import collections
 import os
 
 from devices import Missing, about_yours, device_of
-from plot import Plot, linear_ticks, nice_above, short_device, x_axis
+from generating import PAPER
+from plot import Plot, linear_ticks, log_range, log_ticks, nice_above, number_words, short_device, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/live_training.sh DIR results/live_training.csv"
@@ -67,8 +68,8 @@ def same_training(lines):
 
 def about(lines):
     row = lines[LIVE][-1]
-    return (f"{row['variant']}, {row['model']} with {row['parameters']:.0f} parameters, batch {row['batch']:.0f}, "
-            f"{row['train_samples']:.0f} images of {row['res']}² an epoch, {row['classes']} classes. "
+    return (f"{row['variant']}, {row['model']} with {number_words(row['parameters'])} parameters, batch {row['batch']:.0f}, "
+            f"{number_words(row['train_samples'])} images of {row['res']}² an epoch, {row['classes']} classes. "
             f"{row['device']} ({'rows of yours' if row.source == 'yours' else 'reference rows'}, host {row['host']}, "
             f"revision {row['revision']}).")
 
@@ -110,3 +111,32 @@ def training_rates(measured):
     lines = feeds([row for row in measured.trains if row.on_gpu])
     rates = [(name, images(line[-1]) / seconds(line[-1])) for name, line in lines.items() if name == LIVE or is_loaded(name)]
     return rates, about(lines) if lines else "", notes(lines)
+
+
+def training(measured):
+    plot = Plot("Training throughput over GPUs")
+    styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
+    series = measured.published_series("training")
+    if not series:
+        raise Missing("git checkout results/reference/published_figures.csv")
+    plot.legend = [(0, PAPER)]
+    for name, points in series.items():
+        plot.add_series(styles.get(name, 58), name, points)
+    ours, about_ours, notes_on_ours = training_rates(measured)
+    if ours:
+        plot.legend.append((0, "ours, another network"))
+    for name, rate in ours:
+        plot.add_series(STYLES.get(name, 14), name, [(1, rate)])
+    xs = [at for points in plot.blocks for at, _ in points]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    ys = [y for points in plot.blocks for _, y in points]
+    if max((rate for _, rate in ours), default=0) > 2 * max(y for points in series.values() for _, y in points):
+        plot.variables.update(log_ticks(*log_range(ys), number_words))
+    else:
+        plot.variables["y_high"] = nice_above(1.05 * max(ys))
+    plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "
+                    + (f"Ours, with the time that the data took to open: {about_ours}" if ours else
+                       f"The published points alone; to measure ours: {COMMAND}")]
+    plot.notes += notes_on_ours
+    return plot

@@ -6,7 +6,7 @@ import statistics
 
 from devices import Devices, Missing, about_yours, device_of
 from learning import JOB, error_percent
-from plot import Plot, log_range, log_ticks, ticks_125, x_axis
+from plot import Plot, log_range, log_ticks, number_words, ticks_125, x_axis
 
 COMMAND = "scripts/fine_tuning.sh DIR results/fine_tuning.csv"
 SIZES_MAX = 4
@@ -59,7 +59,7 @@ def figure(measured):
     for _, name, whose in devices.names():
         plot.legend += [(0, text) for text in name] + [(0.5, whose)]
     for slot, size in zip(SLOTS, sizes):
-        plot.legend.append((0, f"{size:.0f} samples"))
+        plot.legend.append((0, f"{number_words(size)} samples"))
         for (_, init), rows in sorted(item for item in lines.items() if item[0][0] == size):
             plot.add_series(slot + (10 if init else SCRATCH), "pre-trained" if init else "from scratch", by_epoch(rows))
     points = [point for points in plot.blocks for point in points]
@@ -68,13 +68,13 @@ def figure(measured):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": "test samples wrong, %",
                       "x_name": "samples seen: training samples times epochs",
                       **x_axis(x_low, x_high, ticks_125(x_low, x_high)),
-                      **log_ticks(low, min(high, 100), lambda tick: f"{tick:.9g}")}
+                      **log_ticks(low, min(high, 100), number_words)}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})
     seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (" seed" if counts[-1] == 1 else " seeds")
     inits = {row["init"] for row in shown if row["init"]}
-    plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: {row['test_samples']:.0f} samples "
-                    f"to test with; batch {row['batch']:.0f}, {row['optimizer']} at {row['lr']}. Pre-trained: begun with the "
-                    f"parameters {', '.join(sorted(inits))}. Medians and extremes of {seeds} a line."] + devices.caption()
+    plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: "
+                    f"{number_words(row['test_samples'])} samples to test with; batch {row['batch']:.0f}, {row['optimizer']} "
+                    f"at {row['lr']}. Pre-trained: begun with the parameters {', '.join(sorted(inits))}. Medians and extremes of {seeds} a line."] + devices.caption()
     alone = [row for row in measured.trains if row.source == "yours" and row["model"] == shown[0]["model"]]
     if alone and not any(row.source == "yours" for row in shown):
         plot.notes.append(f"{len(alone)} row{'s' if alone[1:] else ''} of yours, of which none are both pre-trained and from "

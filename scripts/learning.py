@@ -3,7 +3,7 @@
 import collections
 
 from devices import Devices, Missing, about_yours, device_of
-from plot import Plot, linear_ticks, log_range, log_ticks, ticks_125, x_axis
+from plot import Plot, linear_ticks, log_range, log_ticks, number_words, ticks_125, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
@@ -37,8 +37,8 @@ def curves(rows):
 
 def about_job(row):
     decay = f", weight decay {row['weight_decay']}" if row["weight_decay"] != "0" else ""
-    return (f"{row['model']} with {row['parameters']:.0f} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
-            f"{row['train_samples']:.0f} samples to learn from, {row['test_samples']:.0f} to test with; batch "
+    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
+            f"{number_words(row['train_samples'])} samples to learn from, {number_words(row['test_samples'])} to test with; batch "
             f"{row['batch']:.0f}, {row['optimizer']} at {row['lr']}{decay}.")
 
 
@@ -57,7 +57,7 @@ def curves_plot(measured, title, y_name, value, x, about):
                             [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name,
-                      **log_ticks(low, high, lambda tick: f"{tick:.9g}")}
+                      **log_ticks(low, high, number_words)}
     shown = [row for line in lines for row in line]
     plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
     plot.notes += about_yours(measured.trains, shown, JOB, COMMAND)

@@ -63,6 +63,11 @@ def quoted(text):
     return "'" + "".join(c if c.isprintable() else " " for c in str(text)).replace("'", "''") + "'"
 
 
+def number_words(value):
+    """A number as text, its thousands apart from 10,000 on."""
+    return f"{value:,.9g}" if abs(value) >= 1e4 else f"{value:.9g}"
+
+
 def micros_words(us):
     """A time in µs with three figures and its unit."""
     for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
@@ -112,9 +117,10 @@ def x_axis(low, high, at, px=INNER_PX, log=True):
     scale = (lambda x: math.log(x / low) / math.log(high / low)) if log else lambda x: (x - low) / (high - low)
     text, end = [], -math.inf
     for value in at:
-        half = text_px(f"{value:.9g}", 12) / 2
+        words = number_words(value)
+        half = text_px(words, 12) / 2
         fits = scale(value) * px - half > end + 4
-        text.append(f"{value:.9g}" if fits else "")
+        text.append(words if fits else "")
         end = scale(value) * px + half if fits else end
     return {"x_low": low, "x_high": high, "x_log": int(log), "x_ticks": len(at), "x_tick_at": list(at),
             "x_tick_text": text}

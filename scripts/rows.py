@@ -3,6 +3,7 @@
 A file is read whole or refused: every error names the file, the line and a remedy.
 """
 
+import collections
 import csv
 import fcntl
 import io
@@ -279,9 +280,8 @@ def newest(rows):
 
 class Measured:
     """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `trains` (every epoch),
-    `monitors` (lists of
-    samples, the user's first and each source's newest first), `published` and `published_code` (points), `machines`
-    (env.json)."""
+    `monitors` (lists of samples, the user's first and each source's newest first), `published` and `published_code`
+    (points), `machines` (env.json)."""
 
     def __init__(self, results, reference):
         self.rows, self.loads, self.trains = [], [], []
@@ -299,6 +299,14 @@ class Measured:
             {"figure": False, "series": False, "x_name": False, "x": True, "y_name": False, "y": True})
         self.published_code = read_published(
             reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
+
+    def published_series(self, figure):
+        """The published points of a figure: {series: [(x, y)] by rising x}."""
+        series = collections.defaultdict(list)
+        for point in self.published:
+            if point["figure"] == figure:
+                series[point["series"]].append((point["x"], point["y"]))
+        return {name: sorted(points) for name, points in series.items()}
 
     def read_folder(self, source, folder):
         monitors = []

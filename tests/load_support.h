@@ -153,11 +153,18 @@ static inline const struct variant *start(struct job *job, const char *name, voi
 static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
 static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
 
+/* The oracle finds nothing wrong. */
+static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
+{
+    uint64_t wrong = 1;
+    cr_assert_eq(job->workload->verify(job->input, variant, state, &wrong), STATUS_OK, "%s", status_text());
+    cr_assert_eq(wrong, 0, "%d samples are wrong", (int)wrong);
+}
+
 static inline void expect_exactly_once(const char *name, const char *line)
 {
     struct job job;
     void *state;
-    uint64_t wrong = 1;
     cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, name, &state);
     if (variant) {
@@ -168,8 +175,7 @@ static inline void expect_exactly_once(const char *name, const char *line)
                          status_text());
         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
         cr_assert_eq(result.tally.count % 101, 0, "%s %s", name, line);
-        cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s", status_text());
-        cr_assert_eq(wrong, 0, "%s %s", name, line);
+        expect_none_wrong(&job, variant, state);
         variant->teardown(state);
     }
     close_job(&job);

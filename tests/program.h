@@ -24,6 +24,7 @@
 #include "cells.h"
 #include "core/variant.h"
 #include "core/workload.h"
+#include "folder.h"
 
 /* Images that take microseconds, and three samples of them whatever they say. */
 #define QUICK       "--res 32 --batch 2 --warmups 1 --warmup-time 0 --min-samples 3 --min-time 0 --max-time 0"
@@ -213,20 +214,15 @@ static inline void start(void)
         "NO_COLOR",
         "TERM",
     };
-    const char *path = getenv("FDSL_BENCH");
-    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
-                       "build the program first, or set FDSL_BENCH");
+    find_program(program);
     for (size_t i = 0; i < COUNT_OF(variables); i++)
         unsetenv(variables[i]);
-    cr_assert_not_null(mkdtemp(folder));
-    cr_assert(chdir(folder) == 0);
+    enter_folder(folder);
 }
 
 static inline void stop(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert(chdir("/") == 0 && system(command) == 0);
+    leave_folder(folder);
 }
 
 /* A test that is skipped never gets to stop(). */

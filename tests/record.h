@@ -1,5 +1,5 @@
-/* What suites of files share: a folder for each test, a file in it, and a file system that fails on demand.
- */
+/* What suites of files share: a folder for each test, a file in it, and a file system
+ * that fails on demand. */
 #ifndef FDSL_TESTS_RECORD_H
 #define FDSL_TESTS_RECORD_H
 

@@ -51,28 +51,40 @@ static inline void close_synth(struct opened *opened)
     free(opened->line);
 }
 
-/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, one after the other;
- * the caller frees them. */
-static inline uint8_t *images_of(const struct opened *opened, const char *name, int threads,
-                                 const uint64_t *numbers, int count)
+/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, one after the other,
+ * and their labels unless that is NULL; the caller frees them. */
+static inline uint8_t *images_and_labels_of(const struct opened *opened, const char *name, int threads,
+                                            const uint64_t *numbers, int count, int64_t **labels)
 {
     const struct variant *variant = variant_find(name)->variant;
     const struct resources resources = {.threads = threads};
     size_t bytes = synth_output_bytes(opened->synth);
     uint8_t *images = malloc(opened->synth->batch * bytes);
+    int64_t *numbered = malloc(opened->synth->batch * sizeof *numbered);
     void *state;
-    cr_assert_not_null(images);
+    cr_assert(images && numbered);
     cr_assert_eq(variant->setup(&resources, opened->input, &state), STATUS_OK, "%s", status_text());
     for (int i = 0; i < count; i++) {
         struct run_time time;
         cr_assert_eq(variant->run(state, numbers[i], &time), STATUS_OK, "%s", status_text());
     }
     for (uint64_t j = 0; j < opened->synth->batch; j++) {
-        struct synth_fetch fetch = {.j = j, .pixels = images + j * bytes};
+        struct synth_fetch fetch = {.j = j, .pixels = images + j * bytes, .label = -1};
         cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK, "%s", status_text());
+        numbered[j] = fetch.label;
     }
     variant->teardown(state);
+    if (labels)
+        *labels = numbered;
+    else
+        free(numbered);
     return images;
+}
+
+static inline uint8_t *images_of(const struct opened *opened, const char *name, int threads,
+                                 const uint64_t *numbers, int count)
+{
+    return images_and_labels_of(opened, name, threads, numbers, count, NULL);
 }
 
 #endif

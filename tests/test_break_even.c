@@ -8,45 +8,17 @@
 
 #include <criterion/criterion.h>
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
+
+#include "command.h"
 
 static char folder[] = "/tmp/fdsl-break-even-XXXXXX"; /* of this test; $D in commands */
 
-/* What the latest command did; out has stderr too. */
-static char out[1 << 16];
-static int status;
-
-static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void run(const char *format, ...)
-{
-    char text[4096], command[4200];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    snprintf(command, sizeof command, "{ %s\n} 2>&1", text);
-    FILE *pipe = popen(command, "r");
-    cr_assert_not_null(pipe);
-    size_t count = fread(out, 1, sizeof out - 1, pipe);
-    out[count] = '\0';
-    int ended = pclose(pipe);
-    status = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
-}
-
-static void expect(int wanted, const char *words)
-{
-    cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
-    cr_expect(strstr(out, words), "'%s' is not in: %s", words, out);
-}
-
 static void open_folder(void)
 {
-    run("python3 -c ''");
+    shell("python3 -c ''");
     if (status != 0)
         cr_skip_test("python3 is not installed");
     cr_assert_not_null(mkdtemp(folder));
@@ -60,7 +32,7 @@ static void open_folder(void)
 static void remove_folder(void)
 {
     if (!strstr(folder, "XXXXXX"))
-        run("rm -rf '%s'", folder);
+        shell("rm -rf '%s'", folder);
 }
 
 TestSuite(break_even, .init = open_folder, .fini = remove_folder, .timeout = 120);
@@ -71,7 +43,7 @@ TestSuite(break_even, .init = open_folder, .fini = remove_folder, .timeout = 120
 
 static void put_table(const char *lines)
 {
-    run("printf '# made up\\n\\n" HEADER "%s' > $D/t.tsv", lines);
+    shell("printf '# made up\\n\\n" HEADER "%s' > $D/t.tsv", lines);
     cr_assert_eq(status, 0, "%s", out);
 }
 
@@ -80,7 +52,7 @@ static void put_table(const char *lines)
 Test(break_even, plain_rates_are_compared_without_a_gpu)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
-    run(BREAK_EVEN);
+    shell(BREAK_EVEN);
     expect(0, "plain rates are compared: --compute: no");
     expect(0, "bat is left out: ");
     expect(0, "generated\n  naive ");
@@ -89,12 +61,13 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
     expect(0, "Break-even of generating with naive against reading:\n  files, warm ");
     expect(0, "Disk that generating saves:\n  files ");
-    run("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
+    shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* naive without a step */
     expect(0, "files ");
 
     /* All batches of all threads are whole, over epochs without a pause where all is warm. */
-    run("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
+    shell(
+        "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "
         "$at[\"threads\"] * $at[\"epochs\"]) || ($at[\"cache\"] == \"warm\" && $at[\"epochs\"] != 4) || "
         "($at[\"layout\"] == \"shards\" && 4 * $at[\"shuffle\"] > $at[\"items\"] / $at[\"epochs\"] / "
@@ -102,7 +75,7 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     cr_expect_str_eq(out, "", "%s", out);
 
     /* Nothing is measured twice. */
-    run(BREAK_EVEN);
+    shell(BREAK_EVEN);
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 }
@@ -112,22 +85,22 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
 Test(break_even, faults_are_told_before_anything_is_made)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t32\\t3\\t-" QUICK);
-    run(BREAK_EVEN);
+    shell(BREAK_EVEN);
     expect(2, "column 'res' has 2 values");
     put_table("bat\\t16\\t24\\t3\\t-" QUICK);
-    run(BREAK_EVEN);
+    shell(BREAK_EVEN);
     expect(4, "nothing of the table generates images here");
     put_table("naive\\t16\\t24\\t3\\t5" QUICK);
-    run(BREAK_EVEN);
+    shell(BREAK_EVEN);
     expect(4, "has no line without a step");
-    run("SAMPLES=many " BREAK_EVEN);
+    shell("SAMPLES=many " BREAK_EVEN);
     expect(2, "SAMPLES=many: give a whole number");
-    run("TIME=soon " BREAK_EVEN);
+    shell("TIME=soon " BREAK_EVEN);
     expect(2, "TIME=soon: give seconds");
-    run("scripts/break_even.sh $D/data");
+    shell("scripts/break_even.sh $D/data");
     expect(2, "usage: scripts/break_even.sh DIR FILE");
-    run("scripts/break_even.sh $D/data $D/nowhere/rows");
+    shell("scripts/break_even.sh $D/data $D/nowhere/rows");
     expect(2, "nowhere: no such folder");
-    run("ls -A $D/data");
+    shell("ls -A $D/data");
     cr_expect_str_eq(out, "");
 }

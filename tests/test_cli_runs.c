@@ -1,9 +1,11 @@
-/* The program from outside: how runs are sampled, watched, consumed and shown on a terminal. */
+/* The program from outside: how runs are sampled, watched, consumed and shown, in every format. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 
 #include "program.h"
+
+#include <sys/file.h>
 
 TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
@@ -243,6 +245,9 @@ Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
         start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
     while (stat("watched.csv", &info) != 0 || info.st_size == 0)
         usleep(1000);
+    int fd = open("watched.csv", O_RDONLY);
+    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* what is being written is whole then */
+    close(fd);
     cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
     char *csv = get("watched.csv", NULL);
     size_t lines = count_of(csv, "\n");
@@ -294,3 +299,94 @@ Test(cli, a_shaky_median_is_a_warning_and_no_failure)
     cr_expect(status == 0);
     cr_expect(strncmp(err, "fdsl-bench: warning: naive: ", 28) == 0 || *err == '\0', "%s", err);
 }
+
+/* ---- Formats ---- */
+
+Test(cli, csv_on_stdout_is_a_header_and_a_row_a_variant)
+{
+    run_well("--variant " VARIANTS " " TINY " --format csv");
+    cr_expect(strncmp(out, header, strlen(header)) == 0 && out[strlen(header)] == '\n', "%s", out);
+    cr_expect(count_of(out, "\n") == 1 + VARIANT_COUNT);
+    put("stdout.csv", out);
+    check_with_python("import csv, sys\n"
+                      "rows = list(csv.reader(open(sys.argv[1], newline=''), strict=True))\n"
+                      "header = sys.argv[2].split(',')\n"
+                      "assert rows[0] == header, rows[0]\n"
+                      "assert all(len(row) == len(header) for row in rows), [len(row) for row in rows]\n"
+                      "names = [row[header.index('variant')] for row in rows[1:]]\n"
+                      "assert ','.join(names) == '" VARIANTS "', names\n",
+                      "stdout.csv");
+}
+
+#ifdef HAVE_JANSSON
+Test(cli, json_on_stdout_is_one_document_with_the_same_columns)
+{
+    run_well("--variant " VARIANTS " " TINY " --format json");
+    put("stdout.json", out);
+    check_with_python("import json, sys\n"
+                      "document = json.load(open(sys.argv[1]))\n"
+                      "header = sys.argv[2].split(',')\n"
+                      "assert list(document) == ['environment', 'rows'], list(document)\n"
+                      "rows = document['rows']\n"
+                      "assert ','.join(row['variant'] for row in rows) == '" VARIANTS "'\n"
+                      "for row in rows:\n"
+                      "    assert list(row)[:len(header)] == header, list(row)\n"
+                      "    assert row['batch'] == 2 and row['res'] == 32 and row['noise'] == 2\n"
+                      "    assert row['driver'] is None and row['wrong'] is None and row['cache'] is None\n"
+                      "    assert type(row['device']) is str and row['samples'] == 3\n"
+                      "    assert row['verified'] is False and type(row['rank']) is int\n"
+                      "    assert 0 < row['time_min_s'] <= row['time_median_s']\n"
+                      "    assert row['settled'] in (True, False) and row['median_error'] is None\n",
+                      "stdout.json");
+}
+
+#ifdef HAVE_XXHASH
+Test(cli, json_of_loads_has_numbers_and_flags)
+{
+    run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");
+    run_well("--variant shards,shards-mmap --data samples --cache any --loops 3 --warmups 0 --warmup-time 0 "
+             "--format json");
+    put("loads.json", out);
+    check_with_python(
+        "import json, sys\n"
+        "words = 'schema time_utc host job_id revision workload variant device driver cuda scaling data '\\\n"
+        "    'on_error throttled timed layout tally cache'.split()\n"
+        "flags = 'decode augment verified settled'.split()\n"
+        "for row in json.load(open(sys.argv[1]))['rows']:\n"
+        "    for name, value in row.items():\n"
+        "        kind = str if name in words else bool if name in flags else (int, float)\n"
+        "        assert value is None or (isinstance(value, kind) and\n"
+        "            (name in flags) == (type(value) is bool)), (name, value)\n"
+        "    assert row['decode'] is False and row['verified'] is False and row['wrong'] == 0\n"
+        "    assert row['skipped'] == 0 and row['shards'] == 1 and len(row['tally']) == 16\n",
+        "loads.json");
+}
+#endif
+#else
+Test(cli, json_is_refused_where_it_is_not_built)
+{
+    run(NAIVE " --format json");
+    expect_error(4, "jansson", "--format json");
+}
+#endif
+
+Test(cli, the_table_has_a_line_a_variant)
+{
+    run_well("--variant " VARIANTS " " TINY " --verify");
+    cr_expect(strncmp(out, "synth: batch 2 res 32 vertices 20 orbits 4 formula uji", 54) == 0, "%s", out);
+    cr_expect(strstr(out, "\nvariant ") && strstr(out, "#wrong"));
+    cr_expect(strstr(out, "\nnaive "));
+    cr_expect(count_of(out, "\n") == 3 + VARIANT_COUNT, "%s", out);
+}
+
+#ifdef HAVE_XXHASH
+/* Every run of a loader is checked, so what is wrong is known without --verify too. */
+Test(cli, the_table_of_loads_tells_the_cache_and_what_was_skipped)
+{
+    run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");
+    run_well("--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");
+    cr_expect(strstr(out, " cache any\n"), "%s", out);
+    cr_expect(strstr(out, " #wrong    skipped\n"), "%s", out);
+    cr_expect(strstr(out, "        3        0          0\n"), "%s", out);
+}
+#endif

@@ -317,8 +317,8 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_null(told);
 }
 
-/* A reader that has read everything before its first batch is there makes the accelerator wait, run by run.
- */
+/* A reader that has read everything before its first batch is there makes the accelerator
+ * wait, run by run. */
 Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
 {
     struct fake_consumer consumer;

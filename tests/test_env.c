@@ -1,4 +1,5 @@
 #include "core/env.h"
+#include "core/nvml.h"
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>

@@ -86,8 +86,8 @@ static void random_line(uint32_t number, int32_t range, int32_t ends[4])
         ends[i] = (int32_t)philox_below(block.word[i], 2 * (uint32_t)range + 1) - range;
 }
 
-/* After s steps along the major axis there were floor((2 minor s + major) / (2 major)) along the minor one.
- */
+/* After s steps along the major axis there were floor((2 minor s + major) / (2 major))
+ * along the minor one. */
 Test(line, closed_form)
 {
     for (uint32_t number = 0; number < 9000; number++) {

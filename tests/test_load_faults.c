@@ -1,8 +1,6 @@
 /* What every variant of `load` makes of data that are broken, or break while they are read. */
 #include "load_support.h"
 
-#include "load/cache.h"
-
 TestSuite(load_faults, .timeout = 60);
 
 Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)
@@ -306,8 +304,8 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
                 }
 }
 
-/* The last member of a shard is empty and its header alone in the last block: that block is to be taken too.
- */
+/* The last member of a shard is empty and its header alone in the last block: that block is
+ * to be taken too. */
 Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
@@ -350,7 +348,6 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
     for (uint64_t rank = 0; rank < ranks; rank++) {
         struct job job;
         void *state;
-        uint64_t wrong;
         cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
                      "%s", status_text());
         cr_assert_eq(job.workload->move(job.input, job.parameters,
@@ -369,9 +366,7 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
             skipped[number] += result.skipped;
         }
         if (variant) {
-            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                         status_text());
-            cr_assert_eq(wrong, 0);
+            expect_none_wrong(&job, variant, state);
             variant->teardown(state);
         }
         close_job(&job);

@@ -13,16 +13,13 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
         prepare(shards ? "shards" : "files");
         for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
             void *state;
-            uint64_t wrong;
             cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
             const struct load *load = job.input;
             cr_assert(load->dataset->indexed);
             const struct variant *variant =
                 start(&job, shards ? shard_variants[v] : file_variants[v], &state);
             if (variant) {
-                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                             status_text());
-                cr_assert_eq(wrong, 0);
+                expect_none_wrong(&job, variant, state);
                 variant->teardown(state);
             }
             const struct order_plan plan = load_plan(load, 1);

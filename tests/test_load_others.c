@@ -226,7 +226,6 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
         for (uint64_t rank = 0; rank < 2; rank++) {
             struct job job;
             void *state;
-            uint64_t wrong;
             cr_assert_eq(open_job(&job, "--cache any --shuffle 0 --batch 7"), STATUS_OK, "%s", status_text());
             cr_assert_eq(((const struct load *)job.input)->dataset->sample_bytes_max, 700);
             cr_assert_eq(job.workload->move(job.input, job.parameters,
@@ -237,9 +236,7 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
                 struct run_time unused;
                 cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s, rank %d: %s",
                              shard_variants[v], (int)rank, status_text());
-                cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                             status_text());
-                cr_assert_eq(wrong, 0);
+                expect_none_wrong(&job, variant, state);
                 variant->teardown(state);
             }
             close_job(&job);
@@ -263,14 +260,11 @@ static void expect_read(uint32_t samples)
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
         void *state;
-        uint64_t wrong;
         cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
         cr_assert_eq(((struct load *)job.input)->dataset->sample_count, samples);
         const struct variant *variant = start(&job, shard_variants[v], &state);
         if (variant) {
-            cr_assert_eq(job.workload->verify(job.input, variant, state, &wrong), STATUS_OK, "%s",
-                         status_text());
-            cr_assert_eq(wrong, 0);
+            expect_none_wrong(&job, variant, state);
             variant->teardown(state);
         }
         close_job(&job);

@@ -1,90 +1,8 @@
-#include <criterion/criterion.h>
-#include <criterion/redirect.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "synth/oracle.h"
+/* The oracle of synth: it draws what the definition says, takes every order of painting that may be, and
+ * nothing else. */
+#include "synth_by_hand.h"
 
 TestSuite(oracle, .timeout = 60);
-
-/* ---- An input by hand ---- */
-
-enum { RES = 48, VERTICES = 12, ORBITS = 5, BATCH = 7, CLASSES = 2, PIXELS = RES * RES };
-
-static struct synth synth;
-
-/* Rounded directions and a plain wave: whatever the tables hold is what an image is made of. */
-static void fill_spokes(const struct atom_class *class_, float *cosine, float *sine, float *advance)
-{
-    for (uint32_t v = 0; v < class_->vertices; v++) {
-        double theta = 2 * M_PI * v / class_->vertices;
-        cosine[v] = (float)cos(theta);
-        sine[v] = (float)sin(theta);
-        advance[v] = class_->noise + class_->line_width + (float)(0.5 * sin(class_->freq1 * theta));
-    }
-}
-
-static void make_synth(enum formula formula, const struct atom_class *classes, uint32_t class_count,
-                       uint64_t batch, uint32_t res)
-{
-    synth = (struct synth){.formula = formula,
-                           .res = res,
-                           .batch = batch,
-                           .stride = batch,
-                           .seed = 0x123456789abcdefu,
-                           .first = 1000,
-                           .output = {.res = res, .channels = 1},
-                           .class_count = class_count,
-                           .classes = calloc(class_count, sizeof *classes),
-                           .spoke_offset = calloc(class_count + 1, sizeof(size_t))};
-    for (uint32_t c = 0; c < class_count; c++) {
-        uint64_t segments = (uint64_t)classes[c].vertices * classes[c].orbits;
-        synth.classes[c] = classes[c];
-        synth.spoke_offset[c + 1] = synth.spoke_offset[c] + classes[c].vertices;
-        synth.vertices_max =
-            classes[c].vertices > synth.vertices_max ? classes[c].vertices : synth.vertices_max;
-        synth.orbits_max = classes[c].orbits > synth.orbits_max ? classes[c].orbits : synth.orbits_max;
-        synth.segments_max = segments > synth.segments_max ? segments : synth.segments_max;
-    }
-    size_t stride = synth.spoke_offset[class_count];
-    synth.spoke_tables = malloc(3 * stride * sizeof(float));
-    for (uint32_t c = 0; c < class_count; c++) {
-        float *first = synth.spoke_tables + synth.spoke_offset[c];
-        fill_spokes(&classes[c], first, first + stride, first + 2 * stride);
-    }
-    noise_gradients(formula, synth.gradients);
-}
-
-static const struct atom_class tiny[CLASSES] = {
-    {.id = 3,
-     .vertices = VERTICES,
-     .orbits = ORBITS,
-     .oval_x = 1.5f,
-     .oval_y = 1,
-     .freq1 = 2,
-     .noise = 3,
-     .radius = 4,
-     .line_width = 0.25f},
-    {.id = 8, .vertices = 7, .orbits = 3, .oval_x = 1, .oval_y = 2, .freq1 = 1, .noise = 2, .radius = 5}};
-
-static void make_tiny(enum formula formula)
-{
-    make_synth(formula, tiny, CLASSES, BATCH, RES);
-}
-
-static void start(void)
-{
-    make_tiny(FORMULA_UJI);
-}
-
-static void stop(void)
-{
-    free(synth.classes);
-    free(synth.spoke_offset);
-    free(synth.spoke_tables);
-}
 
 /* ---- The definition, written down a second time ---- */
 
@@ -191,12 +109,6 @@ static void counter_noise(struct synth_image image, float *noise)
         }
 }
 
-static struct synth_image image_at(uint64_t run, uint64_t j)
-{
-    uint64_t number = synth.first + run * synth.stride + j;
-    return (struct synth_image){(uint32_t)(number % synth.class_count), number / synth.class_count};
-}
-
 static struct layers layers;
 static float noise[2 * VERTICES * ORBITS];
 static struct atom_point points[VERTICES];
@@ -227,8 +139,8 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
     }
 }
 
-/* cuRAND's documented layout: four floats a call, served to x and y of two vertices, a subsequence an orbit.
- */
+/* cuRAND's documented layout: four floats a call, served to x and y of two vertices,
+ * a subsequence an orbit. */
 Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
@@ -492,157 +404,4 @@ Test(oracle, verify_relays_a_failing_fetch, .init = start, .fini = stop)
     uint64_t wrong;
     cr_expect(oracle_verify(&synth, &variant, &fake, &wrong) == STATUS_FAILED);
     cr_expect_str_eq(status_text(), "image 4 is gone");
-}
-
-/* ---- Noise that is fetched ---- */
-
-enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
-
-/* A variant with a generator of its own, and the mistakes that such a variant can make. */
-struct generator {
-    float scale, shift;
-    uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
-    bool same_axes;              /* the last orbit of the last image draws x and y alike */
-    uint32_t still_from;         /* orbits from here on draw 0.5 after their first vertices; 0: none do */
-    bool wrong_images;           /* the images come from other noise */
-    bool fails;
-};
-
-static uint64_t splitmix64(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-/* One stream: an axis of an orbit of an image. */
-static void draw_stream(const struct generator *generator, uint64_t j, uint32_t k, uint32_t axis,
-                        float *noise_)
-{
-    uint64_t state = ((j * STREAM_ORBITS + k) * 2 + axis) * 0x2545f4914f6cdd1du;
-    for (uint32_t v = 0; v < STREAM_VERTICES; v++) {
-        float value = noise_of_draw(synth.gradients, (uint32_t)(splitmix64(&state) >> 32));
-        bool still = generator->still_from > 0 && k >= generator->still_from && v >= 12;
-        noise_[2 * (k * STREAM_VERTICES + v) + axis] =
-            still ? 0.5f : value * generator->scale + generator->shift;
-    }
-}
-
-static enum status generator_noise(void *state, uint64_t j, float *noise_)
-{
-    const struct generator *generator = state;
-    if (generator->fails)
-        return status_set(STATUS_FAILED, "the noise is gone");
-    for (uint32_t k = 0; k < STREAM_ORBITS; k++)
-        for (uint32_t axis = 0; axis < 2; axis++) {
-            bool copies = j == generator->copy_to && k == 17 && axis == 1;
-            draw_stream(generator, copies ? generator->copy_from : j, k, axis, noise_);
-        }
-    for (uint32_t v = 0; generator->same_axes && j == STREAM_BATCH - 1 && v < STREAM_VERTICES; v++) {
-        float *last = noise_ + 2 * ((STREAM_ORBITS - 1) * STREAM_VERTICES + v);
-        last[1] = last[0];
-    }
-    return STATUS_OK;
-}
-
-static enum status generator_fetch(void *state, void *result)
-{
-    static float stream_noise[2 * STREAM_VERTICES * STREAM_ORBITS];
-    static struct atom_point stream_points[STREAM_VERTICES];
-    struct synth_fetch *fetch = result;
-    const struct generator *generator = state;
-    struct generator sound = *generator;
-    sound.fails = false;
-    cr_assert(generator_noise(&sound, fetch->j, stream_noise) == STATUS_OK);
-    for (size_t i = 0; generator->wrong_images && i < COUNT_OF(stream_noise); i++)
-        stream_noise[i] = -stream_noise[i];
-    oracle_draw(&synth, image_at(0, fetch->j), stream_noise, stream_points, fetch->pixels);
-    return STATUS_OK;
-}
-
-static enum status verify_generator(struct generator generator, uint64_t *wrong)
-{
-    const struct atom_class class_ = {.id = 0,
-                                      .vertices = STREAM_VERTICES,
-                                      .orbits = STREAM_ORBITS,
-                                      .oval_x = 1,
-                                      .oval_y = 1,
-                                      .noise = 1,
-                                      .radius = 3};
-    const struct synth_traits traits = {
-        .noise = SYNTH_NOISE_XORWOW, .timed = "draw", .fetch_noise = generator_noise};
-    const struct variant variant = {.platform = "cpu", .traits = &traits, .fetch = generator_fetch};
-    make_synth(FORMULA_UJI, &class_, 1, STREAM_BATCH, RES);
-    enum status status = oracle_verify(&synth, &variant, &generator, wrong);
-    stop();
-    return status;
-}
-
-static uint64_t wrong_of(struct generator generator)
-{
-    uint64_t wrong = 12345;
-    cr_assert(verify_generator(generator, &wrong) == STATUS_OK, "%s", status_text());
-    fflush(stderr);
-    return wrong;
-}
-
-Test(oracle, fetched_noise_of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
-{
-    cr_expect(wrong_of((struct generator){.scale = 1}) == 0);
-    cr_expect_stderr_eq_str("");
-}
-
-/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a spread of a twentieth.
- */
-Test(oracle, fetched_noise_that_is_shifted_is_rejected, .init = cr_redirect_stderr)
-{
-    cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);
-    cr_expect(wrong_of((struct generator){.scale = 1, .shift = -0.01f}) == STREAM_BATCH);
-}
-
-Test(oracle, fetched_noise_that_is_spread_is_rejected, .init = cr_redirect_stderr)
-{
-    cr_expect(wrong_of((struct generator){.scale = 1, .still_from = STREAM_ORBITS * 3 / 4}) == STREAM_BATCH);
-    cr_expect(wrong_of((struct generator){.scale = 1.05f}) == STREAM_BATCH);
-    cr_expect(wrong_of((struct generator){.scale = 0.95f}) == STREAM_BATCH);
-    cr_expect(wrong_of((struct generator){.scale = 0}) == STREAM_BATCH);
-}
-
-Test(oracle, two_equal_streams_are_rejected, .init = cr_redirect_stderr)
-{
-    cr_expect(wrong_of((struct generator){.scale = 1, .copy_from = 2, .copy_to = 5}) == STREAM_BATCH);
-    cr_expect(wrong_of((struct generator){.scale = 1, .same_axes = true}) == STREAM_BATCH);
-}
-
-static void expect_warning(struct generator generator, const char *words)
-{
-    char text[1024] = "";
-    cr_redirect_stderr();
-    wrong_of(generator);
-    FILE *redirected = cr_get_redirected_stderr();
-    cr_assert(fgets(text, sizeof text, redirected));
-    cr_expect(strstr(text, "warning: ") && strstr(text, words), "'%s' is not in: %s", words, text);
-}
-
-Test(oracle, a_warning_says_that_the_distribution_differs)
-{
-    expect_warning((struct generator){.scale = 2}, "Kolmogorov-Smirnov");
-}
-
-Test(oracle, a_warning_says_that_streams_overlap)
-{
-    expect_warning((struct generator){.scale = 1, .copy_from = 0, .copy_to = 1}, "streams");
-}
-
-Test(oracle, images_that_do_not_follow_from_their_noise_are_wrong)
-{
-    cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
-}
-
-Test(oracle, verify_relays_a_failing_fetch_of_noise)
-{
-    uint64_t wrong;
-    cr_expect(verify_generator((struct generator){.scale = 1, .fails = true}, &wrong) == STATUS_FAILED);
-    cr_expect_str_eq(status_text(), "the noise is gone");
 }

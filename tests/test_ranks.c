@@ -2,8 +2,6 @@
  * of them all. */
 #include <criterion/criterion.h>
 
-#include <stdlib.h>
-
 #include "core/cores.h"
 #include "core/place.h"
 #include "core/ranks.h"

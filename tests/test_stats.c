@@ -1,7 +1,6 @@
 #include <criterion/criterion.h>
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "core/stats.h"
 
@@ -128,8 +127,8 @@ Test(stats, spread_around_zero_is_infinite)
 
 Test(stats, coarse_clock_makes_no_outliers)
 {
-    /* The median absolute deviation is 0; the mean one 2.5 / 11, and the cutoff 3.5 * 1.2533 * that = 0.997.
-     */
+    /* The median absolute deviation is 0; the mean one 2.5 / 11, and the cutoff 3.5 * 1.2533
+     * * that = 0.997. */
     double ticks[] = {10, 10, 10, 10, 10, 10, 10.5, 10.5, 10.5, 9.5, 9.5};
     cr_expect_eq(compute(ticks, 11).outliers, 0);
     ticks[10] = 100;

@@ -20,7 +20,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cells.h"
+#include "command.h"
 #include "core/portable.h"
+#include "folder.h"
 
 /* Options of a run of microseconds, as columns and as their values. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
@@ -32,10 +35,6 @@
 enum { TEXT_MAX = 1 << 18 };
 
 static char root[PATH_MAX], folder[] = "/tmp/fdsl-sweep-XXXXXX";
-
-/* What the latest command did; out has stderr too. */
-static int status;
-static char out[TEXT_MAX];
 
 static void put(const char *path, const char *text)
 {
@@ -61,53 +60,22 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void run(const char *format, ...)
-{
-    char text[4096], command[4200];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    snprintf(command, sizeof command, "{ %s\n} 2>&1", text);
-    FILE *stream = popen(command, "r");
-    cr_assert_not_null(stream);
-    size_t count = fread(out, 1, sizeof out - 1, stream);
-    out[count] = '\0';
-    int ended = pclose(stream);
-    status = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
-}
-
-static size_t count_of(const char *text, const char *words)
-{
-    size_t count = 0;
-    for (const char *at = text; (at = strstr(at, words)); at += strlen(words))
-        count++;
-    return count;
-}
-
 /* Runs the sweep of t.tsv with its results in ./r. */
 #define SWEEP "scripts/sweep.sh t.tsv --out r"
 static void sweep(const char *table, const char *options)
 {
     if (table)
         put("t.tsv", table);
-    run(SWEEP " %s", options);
+    shell(SWEEP " %s", options);
 }
 
-static void expect(int wanted, const char *words)
-{
-    cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
-    cr_expect(strstr(out, words), "'%s' is not in: %s", words, out);
-}
-
-/* The merged file has a header and one whole row for each of these, in this order: the numbers of vertices.
- */
+/* The merged file has a header and one whole row for each of these, in this order:
+ * the numbers of vertices. */
 static void expect_rows(const char *vertices)
 {
-    run("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"vertices\") v = i; width = NF; next }"
-        "          { printf \"%%s%%s\", (NR > 2 ? \" \" : \"\"), (NF == width ? $v : \"torn\") }' "
-        "r/sweep_t.csv");
+    shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"vertices\") v = i; width = NF; next }"
+          "          { printf \"%%s%%s\", (NR > 2 ? \" \" : \"\"), (NF == width ? $v : \"torn\") }' "
+          "r/sweep_t.csv");
     cr_expect_str_eq(out, vertices);
 }
 
@@ -126,11 +94,10 @@ static void start(void)
 {
     static const char *const links[] = {"scripts", "slurm", "configs"};
     char program[PATH_MAX], target[PATH_MAX + 16];
-    const char *path = getenv("FDSL_BENCH");
-    cr_assert_not_null(realpath(path && *path ? path : "./fdsl-bench", program),
-                       "build the program first, or set FDSL_BENCH");
+    find_program(program);
     cr_assert(setenv("FDSL_BENCH", program, 1) == 0 && unsetenv("MPIRUN") == 0);
-    cr_assert(getcwd(root, sizeof root) && mkdtemp(folder) && chdir(folder) == 0);
+    cr_assert_not_null(getcwd(root, sizeof root));
+    enter_folder(folder);
     for (size_t i = 0; i < COUNT_OF(links); i++) {
         snprintf(target, sizeof target, "%s/%s", root, links[i]);
         cr_assert(symlink(target, links[i]) == 0);
@@ -139,9 +106,7 @@ static void start(void)
 
 static void stop(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert(chdir("/") == 0 && system(command) == 0);
+    leave_folder(folder);
 }
 
 TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
@@ -204,7 +169,7 @@ Test(sweep, shipped_tables_have_no_fault)
     glob_t tables;
     cr_assert(glob("configs/sweep_*.tsv", 0, NULL, &tables) == 0);
     for (size_t i = 0; i < tables.gl_pathc; i++) {
-        run("scripts/sweep.sh %s --dry-run", tables.gl_pathv[i]);
+        shell("scripts/sweep.sh %s --dry-run", tables.gl_pathv[i]);
         expect(0, "task 1, line ");
     }
     globfree(&tables);
@@ -236,13 +201,13 @@ Test(sweep, usage_is_checked)
         sweep(NULL, faults[i].options);
         expect(2, faults[i].words);
     }
-    run("scripts/sweep.sh");
+    shell("scripts/sweep.sh");
     expect(2, "name a table");
-    run("scripts/sweep.sh gone.tsv");
+    shell("scripts/sweep.sh gone.tsv");
     expect(2, "gone.tsv: not there");
-    run("FDSL_BENCH=/gone " SWEEP);
+    shell("FDSL_BENCH=/gone " SWEEP);
     expect(4, "/gone is not there; run make first");
-    run("scripts/sweep.sh --help");
+    shell("scripts/sweep.sh --help");
     expect(0, "Runs the lines of a table through fdsl-bench");
     expect(0, "Exit status: ");
 }
@@ -400,11 +365,11 @@ Test(sweep, two_tables_of_one_name_do_not_mix)
     sweep(HEADER TASK("8"), "");
     cr_assert(mkdir("b", 0755) == 0);
     put("b/sweep_t.tsv", HEADER TASK("9"));
-    run("scripts/sweep.sh b/sweep_t.tsv --out r");
+    shell("scripts/sweep.sh b/sweep_t.tsv --out r");
     expect(2, "r/sweep/t holds the tasks of ");
     expect_rows("8");
     cr_assert(rename("t.tsv", "b/t.tsv") == 0);
-    run("scripts/sweep.sh b/t.tsv --out r");
+    shell("scripts/sweep.sh b/t.tsv --out r");
     expect(0, "0 finished, 1 finished before");
 }
 
@@ -418,10 +383,10 @@ Test(sweep, the_program_is_looked_up_as_a_command_is)
 {
     static char path[2 * PATH_MAX];
     put("t.tsv", HEADER TASK("8"));
-    run("mkdir bin && ln -s \"$FDSL_BENCH\" bin/bench-here");
+    shell("mkdir bin && ln -s \"$FDSL_BENCH\" bin/bench-here");
     snprintf(path, sizeof path, "%s/bin:%s", folder, getenv("PATH"));
     cr_assert(setenv("PATH", path, 1) == 0);
-    run("FDSL_BENCH=bench-here " SWEEP);
+    shell("FDSL_BENCH=bench-here " SWEEP);
     expect(0, "1 finished");
 }
 
@@ -437,16 +402,16 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     sweep(HEADER TASK("8"), "");
     expect(2, "cannot write to r/sweep/t");
     cr_assert(unlink("r") == 0);
-    run("ulimit -f 0; " SWEEP);
+    shell("ulimit -f 0; " SWEEP);
     expect(1, "task 1 of 1 failed (cannot write to r/sweep/t)");
     expect_no_leftovers();
     sweep(NULL, "");
     cr_assert(status == 0 && unlink("r/sweep_t.csv") == 0 && mkdir("r/sweep_t.csv", 0755) == 0);
     put("r/sweep_t.csv/file", "");
-    run(SWEEP " >/dev/full");
+    shell(SWEEP " >/dev/full");
     expect(1, "sweep.sh: stdout cannot be written");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
-    run("ulimit -f 0; " SWEEP " --collect");
+    shell("ulimit -f 0; " SWEEP " --collect");
     expect(1, "r/sweep_t.csv could not be written");
     expect_no_leftovers();
 }
@@ -465,8 +430,8 @@ Test(sweep, one_process_at_a_time_is_at_a_task)
 
 /* ---- Signals ---- */
 
-/* Starts the sweep of one long task in a process group of its own, and waits until the task has begun to run.
- */
+/* Starts the sweep of one long task in a process group of its own, and waits until the task
+ * has begun to run. */
 static pid_t start_long(void)
 {
     put("t.tsv", "variant\tmin-time\tmax-time\tres\nnaive\t60\t60\t32\n");
@@ -550,7 +515,7 @@ Test(sweep, a_table_becomes_an_array_and_a_job_after_it)
 {
     static char wanted[3 * PATH_MAX];
     pretend_sbatch();
-    run("slurm/submit.sh --redo configs/sweep_cpu.tsv --gpus=1");
+    shell("slurm/submit.sh --redo configs/sweep_cpu.tsv --gpus=1");
     expect(0, "tasks:  job 41, 10 of them; logs in results/sweep/cpu/log/\nrows:   job 42, ");
     snprintf(
         wanted, sizeof wanted,
@@ -567,11 +532,11 @@ Test(sweep, a_table_with_a_fault_is_not_submitted)
 {
     pretend_sbatch();
     put("t.tsv", "variant\nnaiv\n");
-    run("slurm/submit.sh t.tsv");
+    shell("slurm/submit.sh t.tsv");
     expect(2, "t.tsv:2: unknown variant 'naiv'");
-    run("slurm/submit.sh");
+    shell("slurm/submit.sh");
     expect(2, "name a table");
-    run("slurm/submit.sh --help");
+    shell("slurm/submit.sh --help");
     expect(0, "Submits a sweep");
     cr_expect(!exists("calls"));
 }
@@ -580,10 +545,10 @@ Test(sweep, a_table_with_a_fault_is_not_submitted)
 static void scale(const char *table, int most, const char *wanted)
 {
     put("s.tsv", table);
-    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=%d slurm/scale.sbatch s.tsv --dry-run | "
-        "sed 's/, to run: / /; s/mpirun --bind-to none -n //; s/fdsl-bench //; s/--variant=//; "
-        "s/--scaling=//'",
-        most);
+    shell("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=%d slurm/scale.sbatch s.tsv --dry-run | "
+          "sed 's/, to run: / /; s/mpirun --bind-to none -n //; s/fdsl-bench //; s/--variant=//; "
+          "s/--scaling=//'",
+          most);
     cr_expect_str_eq(out, wanted);
 }
 
@@ -605,7 +570,7 @@ Test(sweep, a_scaling_job_has_the_kinds_that_the_table_names)
           "task 1, line 2 naive\ntask 2, line 2 2 naive strong\n"
           "task 3, line 3 omp\ntask 4, line 3 2 omp strong\ntask 5, line 3 2 omp weak\n");
     put("s.tsv", "variant\tbatch\tranks\tscaling\nnaive\t2\t2\tstrong\n");
-    run("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=4 slurm/scale.sbatch s.tsv");
+    shell("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=4 slurm/scale.sbatch s.tsv");
     expect(2, "s.tsv:2: --scaling strong: more ranks (4) than images");
     cr_expect(!exists("results"));
 }
@@ -616,10 +581,10 @@ Test(sweep, without_a_cluster_one_line_says_so)
     put("sbatch",
         "#!/bin/sh\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
         "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n");
-    run("slurm/submit.sh configs/sweep_cpu.tsv");
+    shell("slurm/submit.sh configs/sweep_cpu.tsv");
     expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep.sh ");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
     put("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n");
-    run("slurm/submit.sh configs/sweep_cpu.tsv");
+    shell("slurm/submit.sh configs/sweep_cpu.tsv");
     expect(1, "submit.sh: sbatch refused: invalid partition specified: x\n");
 }

@@ -178,8 +178,8 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
             size_t at = headers[h] + bit / 8;
             shard[at] ^= (uint8_t)(1 << bit % 8);
-            /* Only a checksum that still says the same, "01" as " 1", may pass: nothing else is wrong then.
-             */
+            /* Only a checksum that still says the same, "01" as " 1", may pass: nothing
+             * else is wrong then. */
             bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
             cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
                       bit);

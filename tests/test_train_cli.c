@@ -2,32 +2,19 @@
 #include "shell.h"
 
 #include <stdint.h>
-#ifdef HAVE_ZLIB
-#include <zlib.h>
-#endif
 
 #include "cells.h"
-#include "core/file.h"
 
 /* ---- Running ---- */
 
-/* One line that holds these words. */
-static void expect_refusal(int status, const char *options, const char *words)
+/* Refused with one line that holds these words. Options that begin with a comma name more variants. */
+static void expect_refusal(int wanted, const char *options, const char *words)
 {
-    cr_assert_eq(run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options), status,
-                 "%s: %s", options, out);
-    cr_expect_not_null(strstr(out, words), "%s: '%s' lacks '%s'", options, out, words);
-    cr_expect_eq(strchr(out, '\n'), out + strlen(out) - 1, "%s: more than a line: %s", options, out);
+    run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
+    expect_line(wanted, words);
 }
 
 TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
-
-static void put(const char *name, const void *bytes, size_t size)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    cr_assert_eq(file_write_atomic(path, bytes, size), STATUS_OK, "%s", status_text());
-}
 
 #define SMALL "--variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
 
@@ -460,64 +447,6 @@ Test(train_cli, sets_larger_than_memory)
               "--test-size 1 --batch 2 --dry-run");
 }
 
-/* ---- Live samples ---- */
-
-#define LIVE                                                                                              \
-    "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
-    "20 --batch 16 "
-
-/* Live or stored, in one go or resumed, from one to the other: the same parameters. */
-Test(train_cli, live_samples_are_those_that_are_stored)
-{
-    EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
-    cr_expect_str_eq(value(out, 3, "feed"), "live");
-    cr_expect_str_eq(value(out, 3, "wrong"), "0");
-    cr_expect(number(out, 3, "generate_share") > 0 && number(out, 3, "generated_per_s") > 0);
-    cr_expect(number(out, 3, "data_share") >= number(out, 3, "generate_share"));
-    cr_expect(number(out, 3, "opening_s") > 0);
-    EXPECT(0, "$P " LIVE "--epochs 3 --export b --feed stored --format csv --shift 2");
-    cr_expect_str_eq(value(out, 3, "generate_share"), "");
-    EXPECT(0, "cmp a b");
-    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --shift 2");
-    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --feed stored --shift 2");
-    EXPECT(0, "$P " LIVE "--epochs 3 --checkpoint c --resume --export d --shift 2");
-    EXPECT(0, "cmp a d");
-    EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
-}
-
-/* Others in every epoch, and resumed they are the same others. */
-Test(train_cli, fresh_samples_resume)
-{
-    EXPECT(0, "$P " LIVE "--epochs 2 --export a");
-    EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
-    EXPECT(1, "cmp a b");
-    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --fresh");
-    EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint c --resume");
-    cr_expect_not_null(strstr(out, "other options: no fresh here, fresh=1 there"), "%s", out);
-    EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --fresh --export d");
-    EXPECT(0, "cmp b d");
-}
-
-Test(train_cli, live_samples_refusals)
-{
-    EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
-    cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
-                       out);
-    EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
-    EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
-    EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
-    EXPECT(2, "$P " LIVE "--feed stored --fresh");
-    cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
-    EXPECT(2, "$P " LIVE "--res 4097");
-    EXPECT(2, "$P " LIVE "--batch 91");
-    EXPECT(2, "$P --variant train-naive --data digits --feed live");
-    cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
-                       "%s", out);
-    EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
-              "constant --format csv");
-    cr_expect_str_eq(value(out, 1, "feed"), "constant");
-}
-
 #ifdef HAVE_CUDA
 Test(train_cli, an_engine_for_one_network_refuses_others)
 {
@@ -578,140 +507,3 @@ Test(train_cli, scripts_look_at_the_variant_first)
     EXPECT(2, "ls d r.csv");
 #endif
 }
-
-/* ---- Data ---- */
-
-/* What a mirror gives is not taken for what it should be. */
-Test(train_cli, files_of_a_bad_mirror_are_refused)
-{
-    if (run("command -v curl") != 0)
-        return; /* nothing is fetched without it */
-    EXPECT(0, "mkdir bad && for part in train t10k; do for kind in images-idx3 labels-idx1; do "
-              "echo no > bad/$part-$kind-ubyte.gz; done; done");
-    EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/fetch_mnist.sh m", root);
-    cr_expect_not_null(strstr(out, "is not train-images-idx3-ubyte.gz"), "%s", out);
-    EXPECT(0, "! ls m/*.gz");
-    EXPECT(2, "%s/scripts/fetch_mnist.sh", root);
-}
-
-/* IDX files of `images` pictures of 6 x 6 and `labels` labels; the highest label is given. */
-static void put_idx(const char *images_name, const char *labels_name, uint8_t images, uint8_t labels,
-                    uint8_t highest)
-{
-    uint8_t pictures[16 + 255 * 36] = {0, 0, 8, 3, 0, 0, 0, images, 0, 0, 0, 6, 0, 0, 0, 6};
-    uint8_t values[8 + 255] = {0, 0, 8, 1, 0, 0, 0, labels};
-    for (int i = 0; i < images * 36; i++)
-        pictures[16 + i] = (uint8_t)(i * 37);
-    for (int i = 0; i < labels; i++)
-        values[8 + i] = (uint8_t)(i % (highest + 1));
-    put(images_name, pictures, 16 + (size_t)images * 36);
-    put(labels_name, values, 8 + (size_t)labels);
-}
-
-#define ON "--model logreg --batch 4 --epochs 1 --data m "
-
-Test(train_cli, idx_and_its_faults)
-{
-    EXPECT(0, "mkdir m");
-    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
-    expect_refusal(2, ON, "there is no t10k-images-idx3-ubyte");
-    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
-    EXPECT(0, "$P --variant train-naive " ON "--format csv");
-    cr_expect(number(out, 1, "train_samples") == 20 && number(out, 1, "test_samples") == 10);
-    expect_refusal(2, ON "--train-size 21", "--train-size 21: there are 20");
-    expect_refusal(1, ON "--classes 9", "its label 9 is out of range: there are 9 classes");
-    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
-    expect_refusal(1, ON, "does not hold a label for each of the 20 pictures");
-    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
-    expect_refusal(
-        1, ON,
-        "sample 10: its label 10 is out of range: there are 10 classes; give --classes N, at least 11");
-    EXPECT(0, "$P --variant train-naive " ON "--classes 12");
-    put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
-    expect_refusal(1, ON, "no IDX file");
-    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
-    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 0, 0, 9);
-    expect_refusal(1, ON, "there are no samples to test with");
-}
-
-#ifdef HAVE_ZLIB
-Test(train_cli, a_gzipped_file_that_is_cut)
-{
-    EXPECT(0, "mkdir m");
-    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
-    put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
-    EXPECT(0, "gzip m/*");
-    EXPECT(0, "$P --variant train-naive " ON);
-    EXPECT(0, "truncate -s 100 m/train-images-idx3-ubyte.gz");
-    expect_refusal(1, ON, "a gzipped file that is damaged or cut");
-}
-#endif
-
-Test(train_cli, cifar_and_its_faults)
-{
-    static uint8_t records[12 * 3073];
-    EXPECT(0, "mkdir m");
-    for (size_t i = 0; i < sizeof records; i++)
-        records[i] = i % 3073 ? (uint8_t)(i * 7) : (uint8_t)(i / 3073 % 10);
-    put("m/test_batch.bin", records, sizeof records);
-    expect_refusal(2, ON, "there is none of data_batch_1.bin to data_batch_5.bin");
-    put("m/data_batch_2.bin", records, sizeof records);
-    EXPECT(0, "$P --variant train-naive " ON);
-    put("m/data_batch_1.bin", records, sizeof records);
-    EXPECT(0, "mv m/test_batch.bin t");
-    expect_refusal(2, ON, "there is no test_batch.bin");
-    EXPECT(0, "mv t m/test_batch.bin");
-#ifdef _OPENMP
-    EXPECT(0, "$P --variant train-omp --model cnn --batch 7 --epochs 1 --data m");
-#endif
-    EXPECT(
-        0,
-        "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
-    cr_expect_eq(number(out, 1, "train_samples"), 24);
-    put("m/data_batch_2.bin", records, sizeof records - 1);
-    expect_refusal(1, ON, "no binary CIFAR-10: 36875 bytes are not whole records");
-}
-
-#ifdef HAVE_XXHASH
-/* What --prepare made: two folders, or one of which a tenth is held out. */
-Test(train_cli, datasets_and_their_faults)
-{
-    EXPECT(0, "$P --prepare m --from digits --samples 300");
-    EXPECT(0, "$P --variant train-naive " ON "--format csv");
-    double held_out = number(out, 1, "test_samples");
-    cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
-    EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --layout files");
-    EXPECT(0, "$P --prepare two/test --from digits --samples 30");
-    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
-    cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
-    EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
-    expect_refusal(1, "--model cnn3d --data odd", "sample 0: no member cls");
-    EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
-    expect_refusal(1, ON, "no member npy or png");
-    EXPECT(0, "rm m/* && mkdir two/none");
-    expect_refusal(2, "--data two/none", "--data two/none");
-    cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
-    EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "there is a dataset train in it and no test");
-}
-#endif
-
-#ifdef _OPENMP
-/* Without normalisation, from the first step on. */
-Test(train_cli, the_residual_net_learns)
-{
-    EXPECT(0,
-           "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
-           "--batch 16 --format csv");
-    cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
-}
-
-/* A motion that no frame alone shows. */
-Test(train_cli, clips_are_learnt)
-{
-    EXPECT(0,
-           "$P --variant train-omp --data clips --model cnn3d --train-size 2000 --test-size 400 --epochs 4 "
-           "--format csv");
-    cr_expect_geq(number(out, 4, "test_acc"), 0.9, "%s", out);
-}
-#endif

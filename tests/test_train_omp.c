@@ -86,8 +86,8 @@ static void discard(struct result *result)
 /* Sums of floats in two orders: each term is off by 2^-24 of itself per addition at most, and rounding errors
  * of n terms grow as sqrt(n) where they are independent: 1e-6 for the 10^4 terms of the longest sum here.
  * Where a value is that close to 0 (ReLU) or to its neighbour (max-pooling) its gradient may go the other
- * way, which moves the gradient of a tensor by about one in the number of its terms: hence 1e-4 of the norm.
- */
+ * way, which moves the gradient of a tensor by about one in the number of its terms: hence
+ * 1e-4 of the norm. */
 #define TOLERANCE 1e-4
 
 /* The largest distance of any tensor of gradients and parameters, of logits and losses. */

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "train/checkpoint.h"
 #include "train/trainer.h"
 
 static const struct shape small = {1, 1, 8, 8};

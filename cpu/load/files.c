@@ -104,20 +104,10 @@ static enum status files_omp_setup(const struct resources *resources, const void
     return open_with(input, resources->threads, state);
 }
 
-static enum status files_ready(void *state, uint64_t number)
-{
-    return reader_ready(state, number);
-}
-
 static enum status files_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return reader_run(state, number, files_epoch);
-}
-
-static enum status files_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
 }
 
 static void files_teardown(void *state)
@@ -133,9 +123,9 @@ const struct variant variant_files = {
     .platform = "cpu",
     .traits = &traits,
     .setup = files_setup,
-    .ready = files_ready,
+    .ready = reader_ready,
     .run = files_run,
-    .fetch = files_fetch,
+    .fetch = reader_fetch,
     .teardown = files_teardown,
 };
 
@@ -144,8 +134,8 @@ const struct variant variant_files_omp = {
     .threaded = true,
     .traits = &traits,
     .setup = files_omp_setup,
-    .ready = files_ready,
+    .ready = reader_ready,
     .run = files_run,
-    .fetch = files_fetch,
+    .fetch = reader_fetch,
     .teardown = files_teardown,
 };

@@ -5,7 +5,6 @@
  * In place of a file may be a pipe by now. Opened without blocking, it would still be read without end while
  * some process holds it for writing: io_uring polls it. So between the opening and the reading stands advice
  * that changes nothing for a file and that a pipe refuses (ESPIPE), which breaks the chain. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,20 +240,10 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     return status;
 }
 
-static enum status files_uring_ready(void *state, uint64_t number)
-{
-    return reader_ready(state, number);
-}
-
 static enum status files_uring_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return reader_run(state, number, files_uring_epoch);
-}
-
-static enum status files_uring_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
 }
 
 static const struct load_traits traits = {
@@ -265,8 +254,8 @@ const struct variant variant_files_uring = {
     .traits = &traits,
     .probe = files_uring_probe,
     .setup = files_uring_setup,
-    .ready = files_uring_ready,
+    .ready = reader_ready,
     .run = files_uring_run,
-    .fetch = files_uring_fetch,
+    .fetch = reader_fetch,
     .teardown = files_uring_teardown,
 };

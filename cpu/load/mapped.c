@@ -237,7 +237,7 @@ static enum status mapped_ready(void *state, uint64_t number)
     struct mapped *mapped = state;
     if (mapped->reader.load->cache != LOAD_WARM)
         unmap(mapped); /* pages in a mapping cannot be evicted, and a new reader has no mapping */
-    TRY(reader_ready(&mapped->reader, number));
+    TRY(reader_ready(mapped, number));
     return mapped->reader.load->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
 }
 
@@ -249,11 +249,6 @@ static enum status mapped_run(void *state, uint64_t number, struct run_time *tim
     return reader_run(&mapped->reader, number, mapped_epoch);
 }
 
-static enum status mapped_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
-}
-
 static const struct load_traits traits = {
     .shards = true, .timed = "order+copy", .timed_unless_warm = "order+open+map+copy", .copy = reader_copy};
 
@@ -263,7 +258,7 @@ const struct variant variant_shards_mmap = {
     .setup = mmap_setup,
     .ready = mapped_ready,
     .run = mapped_run,
-    .fetch = mapped_fetch,
+    .fetch = reader_fetch,
     .teardown = mapped_teardown,
 };
 
@@ -274,6 +269,6 @@ const struct variant variant_shards_omp = {
     .setup = omp_setup,
     .ready = mapped_ready,
     .run = mapped_run,
-    .fetch = mapped_fetch,
+    .fetch = reader_fetch,
     .teardown = mapped_teardown,
 };

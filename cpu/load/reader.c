@@ -117,8 +117,9 @@ uint32_t reader_stream_slots(const struct load *load)
 
 /* ---- A run ---- */
 
-enum status reader_ready(struct reader *reader, uint64_t number)
+enum status reader_ready(void *state, uint64_t number)
 {
+    struct reader *reader = state;
     const struct load *load = reader->load;
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
@@ -264,18 +265,25 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     return STATUS_OK;
 }
 
-/* With --verify: every byte, sample by sample. */
-static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
+/* The hash of a sample whose members are hashed so. */
+static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, const uint8_t *data,
+                               uint64_t (*hash_member)(const uint8_t *data, size_t size))
 {
-    const struct dataset *dataset = worker->load->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
     uint64_t hashes[DATASET_MEMBERS_MAX];
     for (uint32_t m = 0; m < sample->members; m++) {
         uint64_t size = dataset->members[sample->member + m].size;
-        hashes[m] = tally_whole(data, size);
+        hashes[m] = hash_member(data, size);
         data += size;
     }
-    uint64_t hash = tally_sample(sample->key_hash, hashes, sample->members);
+    return tally_sample(sample->key_hash, hashes, sample->members);
+}
+
+/* With --verify: every byte, sample by sample. */
+static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
+{
+    const struct dataset_sample *sample = &worker->load->dataset->samples[number];
+    uint64_t hash = hash_of(worker->load->dataset, number, data, tally_whole);
     uint8_t *seen = &worker->load->control->seen[number];
     if (hash == sample->whole && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
         __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
@@ -285,14 +293,7 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_sample *sample = &dataset->samples[number];
-    uint64_t hashes[DATASET_MEMBERS_MAX];
-    for (uint32_t m = 0; m < sample->members; m++) {
-        uint64_t size = dataset->members[sample->member + m].size;
-        hashes[m] = tally_edges(data, size);
-        data += size;
-    }
-    tally_add(&worker->tally, tally_sample(sample->key_hash, hashes, sample->members), sample->bytes);
+    tally_add(&worker->tally, hash_of(dataset, number, data, tally_edges), dataset->samples[number].bytes);
 }
 
 /* The batch as the trainer gets it: the images where they were decoded, else the slots as they were read. */
@@ -471,8 +472,9 @@ enum status reader_copy(void *state, double *bytes_per_s)
     return STATUS_OK;
 }
 
-enum status reader_fetch(struct reader *reader, struct load_result *result)
+enum status reader_fetch(void *state, void *result)
 {
+    struct reader *reader = state;
     reader->result.device_known = proof_device_bytes(&reader->proof, &reader->result.device_bytes);
     reader->result.threads = reader->threads;
     for (int call = 0; call < LOAD_CALLS; call++) {
@@ -480,6 +482,6 @@ enum status reader_fetch(struct reader *reader, struct load_result *result)
         for (int w = 0; w < reader->threads; w++)
             latency_merge(&reader->result.latency[call], &reader->workers[w].latency[call]);
     }
-    *result = reader->result;
+    *(struct load_result *)result = reader->result;
     return STATUS_OK;
 }

@@ -62,26 +62,28 @@ void reader_close(struct reader *reader);
  * delivered. */
 uint32_t reader_stream_slots(const struct load *load);
 
-/* Before a run, untimed: the page cache, and what the run must deliver. */
-enum status reader_ready(struct reader *reader, uint64_t number);
+/* ready() of the variants, whose states begin with their reader: the page cache, and what the run must
+ * deliver.
+ */
+enum status reader_ready(void *state, uint64_t number);
 
 /* The run: `epoch` reads what worker->order says. STATUS_WRONG where what was delivered is not what the plain
  * reader read. */
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker));
 
-/* fetch() of the variants. */
-enum status reader_fetch(struct reader *reader, struct load_result *result);
+/* fetch() of the variants: a struct load_result. */
+enum status reader_fetch(void *state, void *result);
 
-/* Copies of the working set by the same threads into the same buffers, a batch at a time and a sample at a
- * time into its slot, of which the faster is the wall for any loader. The set is the shards, mapped from the
- * page cache, or as many bytes of plain memory. */
+/* copy() of their traits: copies of the working set by the same threads into the same buffers, a batch at a
+ * time and a sample at a time into its slot, of which the faster is the wall for any loader. The set is the
+ * shards, mapped from the page cache, or as many bytes of plain memory. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* A batch is whole: `count` samples from slot number `slot` on. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
-/* The slot where the arrival belongs, and the end of its filling. Batches are delivered as they become whole.
- */
+/* The slot where the arrival belongs, and the end of its filling. Batches are delivered
+ * as they become whole. */
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 

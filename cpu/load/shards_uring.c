@@ -362,20 +362,10 @@ static enum status uring_setup(const struct resources *resources, const void *in
     return status;
 }
 
-static enum status uring_ready(void *state, uint64_t number)
-{
-    return reader_ready(state, number);
-}
-
 static enum status uring_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return reader_run(state, number, uring_epoch);
-}
-
-static enum status uring_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
 }
 
 static const struct load_traits traits = {
@@ -386,8 +376,8 @@ const struct variant variant_shards_uring = {
     .traits = &traits,
     .probe = uring_variant_probe,
     .setup = uring_setup,
-    .ready = uring_ready,
+    .ready = reader_ready,
     .run = uring_run,
-    .fetch = uring_fetch,
+    .fetch = reader_fetch,
     .teardown = uring_teardown,
 };

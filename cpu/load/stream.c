@@ -180,8 +180,8 @@ static void ask_for(const struct stream *stream, const struct order_segment *seg
     close(fd);
 }
 
-/* The samples of a segment. Behind a header that is broken nothing of it can be found: all the rest is lost.
- */
+/* The samples of a segment. Behind a header that is broken nothing of it can be found: all
+ * the rest is lost. */
 static enum status read_segment(struct worker *worker, struct stream *stream,
                                 const struct order_segment *segment, uint32_t arrival)
 {
@@ -250,20 +250,10 @@ static enum status stream_setup(const struct resources *resources, const void *i
     return status;
 }
 
-static enum status stream_ready(void *state, uint64_t number)
-{
-    return reader_ready(state, number);
-}
-
 static enum status stream_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return reader_run(state, number, stream_epoch);
-}
-
-static enum status stream_fetch(void *state, void *result)
-{
-    return reader_fetch(state, result);
 }
 
 static const struct load_traits traits = {
@@ -273,8 +263,8 @@ const struct variant variant_shards = {
     .platform = "cpu",
     .traits = &traits,
     .setup = stream_setup,
-    .ready = stream_ready,
+    .ready = reader_ready,
     .run = stream_run,
-    .fetch = stream_fetch,
+    .fetch = reader_fetch,
     .teardown = stream_teardown,
 };

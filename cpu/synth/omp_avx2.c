@@ -63,8 +63,8 @@ typedef __m256 vreal;
 /* The high halves of 64-bit lanes, moved down; what is above them is of no account. */
 #define v_high(a) _mm256_shuffle_epi32(a, 0xF5)
 
-/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating from `even` and `odd`.
- */
+/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating
+ * from `even` and `odd`. */
 #define v_lows(even, odd)  _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xA0), 0xAA)
 #define v_highs(even, odd) _mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xF5), 0x55)
 

@@ -64,8 +64,8 @@ typedef __m512 vreal;
 /* The high halves of 64-bit lanes, moved down; what is above them is of no account. */
 #define v_high(a) _mm512_shuffle_epi32(a, (_MM_PERM_ENUM)0xF5)
 
-/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating from `even` and `odd`.
- */
+/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating
+ * from `even` and `odd`. */
 #define v_lows(even, odd)  _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, (_MM_PERM_ENUM)0xA0)
 #define v_highs(even, odd) _mm512_mask_shuffle_epi32(odd, 0x5555, even, (_MM_PERM_ENUM)0xF5)
 

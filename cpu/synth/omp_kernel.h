@@ -2,8 +2,8 @@
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, as one Philox block
  * serves two, and then turns the lines of each orbit into a list of pixels. Within an orbit the order of
- * pixels is irrelevant, as all get the same gray: that is what lets lines be walked side by side.
- */
+ * pixels is irrelevant, as all get the same gray: that is what lets lines be
+ * walked side by side. */
 #ifndef FDSL_CPU_SYNTH_OMP_KERNEL_H
 #define FDSL_CPU_SYNTH_OMP_KERNEL_H
 

@@ -11,7 +11,6 @@
 
 #include <omp.h>
 
-#include "core/timer.h"
 #include "omp_engine.h"
 #include "omp_net.h"
 #include "train/trainer.h"
@@ -351,8 +350,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->train = train;
     net->kernel = chosen_kernel();
     net->by = by;
-    /* A little work is done sooner than threads have met, and far sooner where one of them has to be woken.
-     */
+    /* A little work is done sooner than threads have met, and far sooner where one of them
+     * has to be woken. */
     bool little = train->batch * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
     net->batch = train->batch;

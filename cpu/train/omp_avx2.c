@@ -1,7 +1,6 @@
 /* `train-omp` in vectors of 8: AVX2 and FMA. */
 #if defined(__x86_64__)
 #include <immintrin.h>
-#include <stddef.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)

@@ -1,7 +1,6 @@
 /* `train-omp` in vectors of 16: AVX-512 F, BW, DQ and VL. */
 #if defined(__x86_64__)
 #include <immintrin.h>
-#include <stddef.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \

@@ -7,11 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "train/draws.h"
 #include "train/model.h"
 #include "train/optimizer.h"
-
-#define NET_LANES_MAX 16 /* floats of a vector */
 
 /* C = A B, with the rows of C and of B in whole vectors, and A wherever it lies:
  *

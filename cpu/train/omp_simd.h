@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "omp_kernel.h"
+#include "train/draws.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -161,8 +162,8 @@ static void pool(const struct pool *pool, const float *in, float *out, uint32_t 
 
 /* ---- Backward through a convolution from its peaks ----
  *
- * A group of vectors of the weights' gradient, and of the weights, stays in registers while the peaks pass.
- */
+ * A group of vectors of the weights' gradient, and of the weights, stays in registers
+ * while the peaks pass. */
 
 INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const float *in,
                          float *weight_delta, const float *weight, float *in_delta, const int GROUP,

@@ -139,15 +139,7 @@ template <class Step> struct bat_batch {
 
     static enum status setup(const struct resources *resources, const void *input, void **state)
     {
-        bat_batch *self = static_cast<bat_batch *>(calloc(1, sizeof *self));
-        if (!self)
-            return status_set(STATUS_FAILED, "out of memory");
-        enum status status = self->make(resources, static_cast<const struct synth *>(input));
-        if (status != STATUS_OK)
-            teardown(self);
-        else
-            *state = self;
-        return status;
+        return device_batch_setup<bat_batch>(resources, input, state);
     }
 
     static enum status run(void *state, uint64_t number, struct run_time *time)

@@ -3,6 +3,7 @@
 #define FDSL_CUDA_SYNTH_BATCH_CUH
 
 #include <cuda_runtime.h>
+#include <stdlib.h>
 
 #include "core/status.h"
 #include "core/variant.h"
@@ -104,5 +105,20 @@ enum status device_check_memory(int device, const struct synth *synth, size_t by
 
 /* probe() of the CUDA variants. */
 enum status device_batch_probe(const struct resources *resources);
+
+/* setup() of those whose state is a `self`: zeroed, made by its make(), torn down where that fails. */
+template <class self>
+enum status device_batch_setup(const struct resources *resources, const void *input, void **state)
+{
+    self *made = static_cast<self *>(calloc(1, sizeof *made));
+    if (!made)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = made->make(resources, static_cast<const struct synth *>(input));
+    if (status != STATUS_OK)
+        self::teardown(made);
+    else
+        *state = made;
+    return status;
+}
 
 #endif

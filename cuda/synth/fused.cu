@@ -74,8 +74,8 @@ static uint32_t pitch_of(uint32_t width)
     return round_up(width, 8) + 4;
 }
 
-/* The tiles of `output` with canvases of at most `side` pixels; false where even one output pixel needs more.
- */
+/* The tiles of `output` with canvases of at most `side` pixels; false where even one
+ * output pixel needs more. */
 static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
                       struct fused_tiling *tiling)
 {
@@ -112,8 +112,8 @@ static uint32_t side_within(size_t bytes)
     return side;
 }
 
-/* The largest side of a canvas: with two blocks a multiprocessor, or where these had to be small, with one.
- */
+/* The largest side of a canvas: with two blocks a multiprocessor, or where these had to
+ * be small, with one. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;

@@ -15,7 +15,6 @@
 #include <type_traits>
 
 #include "synth/batch.cuh"
-#include "synth/line.h"
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */

@@ -47,15 +47,7 @@ template <class Step> struct ladder {
 
     static enum status setup(const struct resources *resources, const void *input, void **state)
     {
-        ladder *self = static_cast<ladder *>(calloc(1, sizeof *self));
-        if (!self)
-            return status_set(STATUS_FAILED, "out of memory");
-        enum status status = self->make(resources, static_cast<const struct synth *>(input));
-        if (status != STATUS_OK)
-            teardown(self);
-        else
-            *state = self;
-        return status;
+        return device_batch_setup<ladder>(resources, input, state);
     }
 
     image_work<noise> work_of(uint64_t j) const

@@ -3,7 +3,6 @@
 #define FDSL_CORE_CORES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "core/status.h"
 

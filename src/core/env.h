@@ -26,20 +26,6 @@ struct env {
     char kernel[128], compiler[128];
 };
 
-/* A CUDA device as NVML sees it at one moment; a field is negative or empty where NVML does not tell. */
-struct gpu_state {
-    int sm_clock_mhz, sm_clock_max_mhz, memory_clock_mhz, temperature_c;
-    double power_w;
-    int utilisation_percent;                      /* of a past period: the time that any kernel ran */
-    int64_t memory_used_bytes, memory_free_bytes; /* by and for all processes */
-    uint64_t throttle_reasons;                    /* NVML's bits; 0: none */
-};
-
-/* Bytes on its PCIe bus, towards the device and away from it; negative where NVML does not tell. */
-struct gpu_traffic {
-    double rx_bytes_per_s, tx_bytes_per_s;
-};
-
 FDSL_C_BEGIN
 
 /* The time now, as env.time_utc has it. */
@@ -62,20 +48,6 @@ void env_share_memory(int processes);
 /* The least head-room under the memory limits (cgroup v2) of `group` ("/job_7/step_0") and the groups above
  * it, read under `root` (/sys/fs/cgroup); file cache counts as free. UINT64_MAX where none has a limit. */
 uint64_t env_cgroup_headroom_bytes(const char *root, const char *group);
-
-/* NVML, opened with dlopen on first use. STATUS_UNAVAILABLE with the reason where there is none. `pci_bus_id`
- * ("0000:01:00.0") names the device, as CUDA numbers may differ from NVML's. Any thread may ask. */
-enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
-
-/* The same for the traffic, on its own as NVML counts for 20 ms in each direction before it answers. */
-enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
-
-/* The driver's version ("580.159.04") into `text`, empty without NVML. */
-void nvml_driver_version(char *text, size_t size);
-
-/* The reasons among `bits` that slow clocks down under load, in words: "power cap, thermal"; empty when
- * there is none (idle and user-set clocks do not count). Returns `text`. */
-const char *nvml_throttle_words(uint64_t bits, char *text, size_t size);
 
 FDSL_C_END
 

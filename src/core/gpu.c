@@ -1,7 +1,7 @@
 #include "core/gpu.h"
 
 #include "common/device.h"
-#include "core/env.h"
+#include "core/nvml.h"
 
 #define DEVICES_MAX 256
 

@@ -6,12 +6,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "core/nvml.h"
 #include "core/phase.h"
 #include "core/record.h"
 #include "core/timer.h"

@@ -1,7 +1,7 @@
 /* The few NVML calls that a benchmark needs, by dlopen: the program must start where there is no driver, and
- * build where there is no nvml.h. The numbers below are NVML's binary interface, which NVIDIA keeps stable.
- */
-#include "core/env.h"
+ * build where there is no nvml.h. The numbers below are NVML's binary interface,
+ * which NVIDIA keeps stable. */
+#include "core/nvml.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

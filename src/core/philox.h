@@ -1,8 +1,8 @@
 /* Philox4x32-10: a counter-based random stream, the same bits on every host and device.
  *
  * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A block of four 32-bit words is a
- * pure function of a 128-bit counter and a 64-bit key; tests/ holds the published known answers.
- */
+ * pure function of a 128-bit counter and a 64-bit key; tests/ holds
+ * the published known answers. */
 #ifndef FDSL_CORE_PHILOX_H
 #define FDSL_CORE_PHILOX_H
 

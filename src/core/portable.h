@@ -1,8 +1,8 @@
 /* One definition for host and device: what differs between the compilers, in one place. Only libc.
  *
  * FDSL_HD    begins an inline function that C, C++ and CUDA compile alike.
- * FDSL_C_*   bracket declarations with C linkage, so that .cu files can include every header.
- */
+ * FDSL_C_*   bracket declarations with C linkage, so that .cu files
+ * can include every header. */
 #ifndef FDSL_CORE_PORTABLE_H
 #define FDSL_CORE_PORTABLE_H
 
@@ -21,8 +21,8 @@
 #endif
 
 /* Before a function: compiled twice, for CPUs with and without a fused multiply-add, and chosen at start. The
- * bits are the same; without the instruction every fmaf is a call. Sanitizers start too late for the choice.
- */
+ * bits are the same; without the instruction every fmaf is a call. Sanitizers start too
+ * late for the choice. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FDSL_SANITIZED 1
 #elif defined(__has_feature)

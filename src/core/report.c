@@ -12,6 +12,8 @@
 
 #include "comm.h"
 #include "common/device.h"
+#include "core/env.h"
+#include "core/nvml.h"
 
 struct report {
     const struct settings *settings;

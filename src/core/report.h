@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "core/bench.h"
-#include "core/env.h"
 #include "core/monitor.h"
 #include "core/ranks.h"
 #include "core/record.h"

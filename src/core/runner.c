@@ -7,9 +7,9 @@
 
 #include "comm.h"
 #include "core/consumed.h"
+#include "core/nvml.h"
 #include "core/phase.h"
 #include "core/range.h"
-#include "core/ranks.h"
 #include "core/runner_parts.h"
 #include "core/timer.h"
 
@@ -32,8 +32,8 @@ static void show_progress(void *context, size_t samples, double elapsed_s, doubl
 {
     struct runner *runner = context;
     double now_s = timer_now_s();
-    if (!runner
-             ->consumer) /* NVML takes milliseconds, for which the next batch of a training loop would wait */
+    /* NVML takes milliseconds, for which the next batch of a training loop would wait. */
+    if (!runner->consumer)
         poll_throttling(runner, now_s);
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
@@ -315,8 +315,8 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     phase_enter(PHASE_IDLE);
     range_pop();
     runner_show_phase(runner, NULL);
-    if (status == STATUS_OK ||
-        status == STATUS_WRONG) /* else the runs end, and monitor_stop() writes the rest */
+    /* After any other failure the runs end, and monitor_stop() writes the rest. */
+    if (status == STATUS_OK || status == STATUS_WRONG)
         TRY(monitor_end(runner->monitor));
     return status;
 }
@@ -340,7 +340,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     struct result result = {.variant = entry->name,
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .wait_share = -1,
-                            .work = runner->settings->workload->work(runner->input, entry->variant)};
+                            .work = workload->work(runner->input, entry->variant)};
     enum status status =
         runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
     bench_free(&result.bench);
@@ -523,13 +523,13 @@ static enum status prepare(struct runner *runner)
     return runner_leads(runner) ? check_outputs(runner) : STATUS_OK;
 }
 
-/* All that needs an agreement before the first variant; `*input` is to be closed, also after a failure. */
+/* What needs an agreement before the first variant; runner->input is to be closed, also after a failure. */
 static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
-    TRY(comm_agree(runner_check_no_device(
-        settings, runner->place.ranks))); /* --best-gpu may choose another on each rank */
+    /* Before the options are compared, as --best-gpu may choose another device on each rank. */
+    TRY(comm_agree(runner_check_no_device(settings, runner->place.ranks)));
     TRY(runner_check_alike(settings));
     TRY(comm_agree(runner_take_scaling(runner)));
     env_share_memory(comm_local_size());

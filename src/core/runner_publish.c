@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/nvml.h"
 #include "core/ranks.h"
 #include "core/runner_parts.h"
 

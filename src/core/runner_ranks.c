@@ -1,3 +1,5 @@
+/* Where each rank runs: its cores, its GPU, its share of the work; and that all ranks were asked for the
+ * same. */
 #include <stdlib.h>
 #include <string.h>
 

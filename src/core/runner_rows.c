@@ -1,7 +1,9 @@
+/* What is written of a variant that has run: its row, and those of its samples. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/nvml.h"
 #include "core/runner_parts.h"
 
 bool runner_on_gpu(const struct runner *runner)

@@ -141,8 +141,8 @@ bool settings_informational(const struct settings *settings)
     return settings->help || settings->version || settings->list || settings->environment;
 }
 
-/* The number'th file that the options say is to be written, or NULL beyond the last; `*name` is the option's.
- */
+/* The number'th file that the options say is to be written, or NULL beyond the last;
+ * `*name` is the option's. */
 static const char *output_at(const struct options *options, size_t number, const char **name)
 {
     for (size_t t = 0; t < options->table_count; t++)

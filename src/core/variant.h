@@ -1,7 +1,7 @@
 /* A variant: one way to do a workload's job, and the table of all of them.
  *
- * A new variant is one file that defines a `const struct variant`, and one line of variants.def.
- */
+ * A new variant is one file that defines a `const struct variant`, and
+ * one line of variants.def. */
 #ifndef FDSL_CORE_VARIANT_H
 #define FDSL_CORE_VARIANT_H
 

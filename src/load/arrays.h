@@ -4,7 +4,6 @@
 #define FDSL_LOAD_ARRAYS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/portable.h"

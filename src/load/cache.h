@@ -31,8 +31,8 @@ bool cache_drop_all(void);
 /* Reads an open file through to its end, by way of `buffer`. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
-/* Bytes that this process had read from devices so far (/proc/self/io); false where the kernel does not tell.
- */
+/* Bytes that this process had read from devices so far (/proc/self/io); false where the
+ * kernel does not tell. */
 bool cache_device_bytes(uint64_t *bytes);
 
 static inline double cache_share(const struct cache_pages *pages)

@@ -2,7 +2,6 @@
 #include "load/index.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 
 void dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
 {

@@ -15,7 +15,6 @@
 #include "load/key.h"
 #include "load/md5.h"
 #include "load/plain.h"
-#include "load/tally.h"
 
 #define WARNINGS_MAX 8 /* about what is left out, one by one */
 #define MD5_BYTES    ((size_t)1 << 20)

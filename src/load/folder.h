@@ -9,7 +9,6 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "core/status.h"
 #include "load/index.h"
@@ -32,8 +31,8 @@ void folder_place_name(const struct folder *folder, uint64_t place, char name[PA
 /* For rank 0, before the others look: makes the folder, or checks that it is ours to go on in, and removes
  * what killed runs left under temporary names. Where files of a complete dataset are missing or have other
  * sizes, or a list of its samples or shards is not whole, it is reopened, so that what lacks is made again.
- * STATUS_USAGE where it holds something else, was begun with other options, or another run is at work in it.
- */
+ * STATUS_USAGE where it holds something else, was begun with other options, or another run is
+ * at work in it. */
 enum status folder_claim(struct folder *folder);
 
 /* For all ranks, after that: whether everything is there. */

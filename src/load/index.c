@@ -1,6 +1,5 @@
 #include "load/index.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -288,8 +287,8 @@ enum status index_parse(char *text, size_t size, struct index *index)
         return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
-        end = memchr(line, '\n',
-                     (size_t)(text + size - line)); /* there is one: the text before the last line */
+        size_t left = (size_t)(text + size - line);
+        end = memchr(line, '\n', left); /* there is one: the text before the last line */
         *end = '\0';
         enum status status = read_line(line, lines++ == 0, index);
         if (status != STATUS_OK)

@@ -6,7 +6,6 @@
 #ifndef FDSL_LOAD_INDEX_H
 #define FDSL_LOAD_INDEX_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

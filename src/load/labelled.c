@@ -1,5 +1,4 @@
 /* The origins `idx` and `cifar`: labelled pictures that others made, read whole. */
-#include <inttypes.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>

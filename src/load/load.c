@@ -1,15 +1,11 @@
-/* The workload `load`: its options, its input, and what its rows say. */
+/* The workload `load`: its options, its input, what variants ask of it, and whether they are right. */
 #include "load/load.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "core/consumed.h"
-#include "core/timer.h"
 #include "core/workload.h"
+#include "load/load_parts.h"
 
 struct parameters {
     const char *data;
@@ -43,8 +39,7 @@ static const struct option_spec options[] = {
      "warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
      "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, "
-     "and "
-     "refused where they cannot be had"},
+     "and refused where they cannot be had"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "what a broken sample does: end the run, or be skipped and counted"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
@@ -67,55 +62,6 @@ static const struct option_spec options[] = {
      "consume every batch by a training step of so many milliseconds on the GPU, beside which the next ones "
      "are "
      "read"},
-};
-
-static const struct measure measures[] = {
-    {"timed", COMBINE_FIRST},
-    {"layout", COMBINE_FIRST},
-    {"shards", COMBINE_MAX},
-    {"sample_bytes", COMBINE_MAX},
-    {"skipped", COMBINE_SUM},
-    {"displacement", COMBINE_MEAN},
-    {"shards_a_batch", COMBINE_MEAN},
-    {"resident_before", COMBINE_MIN},
-    {"resident_after", COMBINE_MIN},
-    {"device_bytes", COMBINE_SUM},
-    {"copy_bytes_per_s", COMBINE_NONE},
-    {"copy_share", COMBINE_NONE},
-    {"gds", COMBINE_FIRST},
-    {"open_p50_s", COMBINE_MAX},
-    {"open_p99_s", COMBINE_MAX},
-    {"open_p999_s", COMBINE_MAX},
-    {"read_p50_s", COMBINE_MAX},
-    {"read_p99_s", COMBINE_MAX},
-    {"read_p999_s", COMBINE_MAX},
-    {"close_p50_s", COMBINE_MAX},
-    {"close_p99_s", COMBINE_MAX},
-    {"close_p999_s", COMBINE_MAX},
-    {"decode_s", COMBINE_MAX},
-    {"augment_s", COMBINE_MAX},
-    {"tally", COMBINE_HASHES},
-    CONSUMED_MEASURES,
-    {NULL, COMBINE_FIRST},
-};
-enum measure_place {
-    TIMED,
-    LAYOUT,
-    SHARDS,
-    SAMPLE_BYTES,
-    SKIPPED,
-    DISPLACEMENT,
-    SHARDS_A_BATCH,
-    RESIDENT_BEFORE,
-    RESIDENT_AFTER,
-    DEVICE_BYTES,
-    COPY_BYTES_PER_S,
-    COPY_SHARE,
-    GDS,
-    LATENCIES, /* nine: three calls, three quantiles each */
-    DECODE_S = LATENCIES + 9,
-    AUGMENT_S,
-    TALLY
 };
 
 /* The input, with what only this file needs. */
@@ -174,100 +120,6 @@ enum status load_expect(const struct load *load, const struct order_plan *plan, 
     *expected = (struct tally){0};
     for (uint32_t i = 0; i < load->epochs; i++)
         TRY(visit_epoch(load, plan, number * load->epochs + i, expect, &expecting));
-    return STATUS_OK;
-}
-
-/* Calls `act` with every file, open. Those that cannot be opened are skipped where that is wanted. */
-static enum status each_file(const struct load *load,
-                             enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
-{
-    const struct dataset *dataset = load->dataset;
-    for (uint32_t f = 0; f < dataset->file_count; f++) {
-        int fd = dataset_file_open(dataset, f, 0);
-        if (fd < 0 && load->skip)
-            continue;
-        if (fd < 0)
-            return STATUS_FAILED;
-        enum status status = act(context, fd, dataset->files[f].bytes);
-        close(fd);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name);
-    }
-    return STATUS_OK;
-}
-
-static enum status count_file(void *context, int fd, uint64_t bytes)
-{
-    return cache_count(fd, bytes, context);
-}
-
-static enum status evict_file(void *context, int fd, uint64_t bytes)
-{
-    (void)context, (void)bytes;
-    return cache_evict(fd);
-}
-
-#define FILL_BYTES ((uint64_t)1 << 20)
-
-static enum status fill_file(void *context, int fd, uint64_t bytes)
-{
-    (void)bytes;
-    return cache_fill(fd, context, FILL_BYTES);
-}
-
-enum status load_resident(const struct load *load, struct cache_pages *pages)
-{
-    *pages = (struct cache_pages){0};
-    return each_file(load, count_file, pages);
-}
-
-#define COLD_SHARE_MAX 0.01
-#define WARM_SHARE_MIN 0.99
-#define WARM_READS     3 /* at most, as other processes may evict */
-
-/* Reads all files until their pages stay in the page cache. */
-static enum status warm_up(const struct load *load, struct cache_pages *pages)
-{
-    void *buffer = malloc(FILL_BYTES);
-    enum status status = buffer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
-    for (int i = 0; status == STATUS_OK && i < WARM_READS; i++) {
-        status = each_file(load, fill_file, buffer);
-        if (status == STATUS_OK)
-            status = load_resident(load, pages);
-        if (pages->hidden || cache_share(pages) >= WARM_SHARE_MIN)
-            break;
-    }
-    free(buffer);
-    return status;
-}
-
-enum status load_settle_cache(const struct load *load, struct cache_pages *pages)
-{
-    if (load->cache == LOAD_COLD) {
-        TRY(each_file(load, evict_file, NULL));
-        cache_drop_all();
-    }
-    TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
-    if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* names too, where this process may: counting has opened every file */
-    double share = cache_share(pages);
-    if (load->cache != LOAD_ANY && pages->hidden)
-        return status_set(STATUS_FAILED,
-                          "--cache %s: only who owns the files or may write them is told what of them is in "
-                          "the page cache; use --cache any",
-                          load->cache == LOAD_COLD ? "cold" : "warm");
-    if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
-        return status_set(
-            STATUS_FAILED,
-            "--cache cold: %.1f %% of the data set stays in the page cache (a file system in memory, or "
-            "another process uses it); use --cache any",
-            100 * share);
-    if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
-        return status_set(STATUS_FAILED,
-                          "--cache warm: only %.1f %% of the data set stays in the page cache, read %d "
-                          "times: memory is too "
-                          "small, or another process evicts; use --cache any",
-                          100 * share, WARM_READS);
     return STATUS_OK;
 }
 
@@ -437,8 +289,7 @@ static const char *load_cache_state(const void *input)
     return caches[((const struct load *)input)->cache];
 }
 
-/* What a run delivers: what was lost in the latest one is not in it. */
-static struct work load_work(const void *input, const struct variant *variant)
+struct work load_work(const void *input, const struct variant *variant)
 {
     const struct load *load = input;
     struct order_plan plan = load_plan(load, 1);
@@ -459,9 +310,7 @@ static void want(void *context, uint32_t sample)
     wanted[sample]++;
 }
 
-/* The orders that one thread of this variant follows on each rank; their shares are the same for any number.
- */
-static struct order_plan plan_of(const struct load *load, const struct variant *variant, int threads)
+struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads)
 {
     struct order_plan plan = load_plan(load, threads);
     plan.keyed = ((const struct load_traits *)variant->traits)->keyed;
@@ -472,7 +321,7 @@ static struct order_plan plan_of(const struct load *load, const struct variant *
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t *wrong)
 {
     struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
-    struct order_plan plan = plan_of(&job->load, variant, 1);
+    struct order_plan plan = load_variant_plan(&job->load, variant, 1);
     struct load_result result;
     struct run_time unused;
     TRY(dataset_hash(&job->dataset));
@@ -502,176 +351,6 @@ static enum status load_verify(const void *input, const struct variant *variant,
     return status;
 }
 
-/* ---- Measures ---- */
-
-/* The mean over the threads, each with an order of its own. */
-static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
-                                 char texts[][64])
-{
-    struct order_plan plan = plan_of(load, variant, threads);
-    struct order order;
-    double displacement = 0, shards = 0;
-    bool batches = plan.shards > 0;
-    enum status status = STATUS_OK;
-    TRY(order_open(&plan, &order));
-    for (uint32_t w = 0; status == STATUS_OK && w < (uint32_t)threads; w++) {
-        struct order_quality quality = {0};
-        order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
-        status = order_measure(&plan, &order, load->batch, &quality);
-        displacement += quality.displacement / threads;
-        shards += quality.shards / threads;
-        batches = batches && order.count >= load->batch;
-    }
-    order_close(&order);
-    TRY(status);
-    snprintf(texts[DISPLACEMENT], 64, "%.4f", displacement);
-    if (batches)
-        snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", shards);
-    return STATUS_OK;
-}
-
-/* One run more, in which every call is timed. */
-static enum status measure_calls(struct load_job *job, const struct variant *variant, void *state,
-                                 char texts[][64])
-{
-    static const double quantiles[] = {0.5, 0.99, 0.999};
-    struct run_time unused;
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for latencies");
-    job->control.timed_calls = true;
-    enum status status = variant_run(variant, state, 0, &unused);
-    job->control.timed_calls = false;
-    if (status == STATUS_OK)
-        status = variant->fetch(state, result);
-    for (int call = 0; status == STATUS_OK && call < LOAD_CALLS; call++)
-        for (int q = 0; q < 3; q++)
-            snprintf(texts[LATENCIES + 3 * call + q], 64, "%.4g",
-                     latency_quantile_s(&result->latency[call], quantiles[q]));
-    free(result);
-    return status;
-}
-
-#define COPY_ROUNDS 9
-#define COPY_TIME_S 3.0 /* no round begins later */
-
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-/* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
- * see the same machine. */
-static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
-                                struct load_result *result, char texts[][64])
-{
-    const struct load_traits *traits = variant->traits;
-    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], begin_s = timer_now_s();
-    double bytes = load_work(load, variant).bytes;
-    size_t rounds = 0;
-    while (rounds < COPY_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < COPY_TIME_S)) {
-        struct run_time unused;
-        if (variant->ready)
-            TRY(variant->ready(state, rounds));
-        double run_begin_s = timer_now_s();
-        TRY(variant->run(state, rounds, &unused));
-        double run_s = timer_now_s() - run_begin_s;
-        TRY(variant->fetch(state, result));
-        double rate = (result->moved_bytes ? (double)result->moved_bytes : bytes) / run_s;
-        TRY(traits->copy(state, &copies[rounds]));
-        shares[rounds] = rate / copies[rounds];
-        rounds++;
-    }
-    qsort(copies, rounds, sizeof *copies, by_value);
-    qsort(shares, rounds, sizeof *shares, by_value);
-    snprintf(texts[COPY_BYTES_PER_S], 64, "%.6g", copies[rounds / 2]);
-    snprintf(texts[COPY_SHARE], 64, "%.4f", shares[rounds / 2]);
-    return STATUS_OK;
-}
-
-static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
-                                char texts[][64])
-{
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
-    enum status status = copy_in_turn(load, variant, state, result, texts);
-    free(result);
-    return status;
-}
-
-/* Rows that say warm while something was read from the device: another process evicts. */
-static void warn_of_cooling(const struct load *load, const struct load_result *result,
-                            const struct cache_pages *after)
-{
-    uint64_t read = result->device_known ? result->device_bytes : 0;
-    if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
-        status_warn("--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
-                    "is in the page cache: another process evicts or needs the memory, and the row is not "
-                    "of warm runs alone",
-                    (unsigned long long)read, 100 * cache_share(after));
-}
-
-/* What is known of the latest timed run, and by how many threads. */
-static enum status measure_run(const struct load *load, const struct variant *variant, void *state,
-                               char texts[][64], int *threads)
-{
-    const struct dataset *dataset = load->dataset;
-    struct cache_pages after;
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
-    enum status status = variant->fetch(state, result);
-    if (status == STATUS_OK)
-        status = load_resident(load, &after);
-    if (status == STATUS_OK) {
-        *threads = result->threads;
-        warn_of_cooling(load, result, &after);
-        if (!dataset->uncounted)
-            snprintf(
-                texts[SKIPPED], 64, "%llu",
-                (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
-        if (!result->before.hidden)
-            snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
-        if (!after.hidden)
-            snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
-        if (result->device_known)
-            snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
-        snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
-        if (result->gds)
-            snprintf(texts[GDS], 64, "%s", result->gds);
-        if (load->decode)
-            snprintf(texts[DECODE_S], 64, "%.6g", result->decode_s);
-        if (load->augment)
-            snprintf(texts[AUGMENT_S], 64, "%.6g", result->augment_s);
-    }
-    free(result);
-    return status;
-}
-
-static enum status load_measure(const void *input, const struct variant *variant, void *state,
-                                char texts[][64])
-{
-    struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
-    const struct load_traits *traits = variant->traits;
-    const struct dataset *dataset = &job->dataset;
-    bool kept = job->load.cache == LOAD_WARM || !traits->timed_unless_warm;
-    snprintf(texts[TIMED], 64, "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
-             job->load.decode ? "+decode" : "", job->load.augment ? "+augment" : "");
-    snprintf(texts[LAYOUT], 64, "%s", dataset->shards ? "shards" : "files");
-    if (dataset->shards)
-        snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
-    snprintf(texts[SAMPLE_BYTES], 64, "%.9g", (double)dataset->bytes / dataset->sample_count);
-    int threads = 1;
-    TRY(measure_run(&job->load, variant, state, texts,
-                    &threads)); /* first: it asks for the latest timed run */
-    TRY(measure_order(&job->load, variant, threads, texts));
-    if (traits->calls)
-        TRY(measure_calls(job, variant, state, texts));
-    return measure_copy(&job->load, variant, state, texts);
-}
-
 static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
@@ -682,7 +361,7 @@ const struct workload workload_load = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .measures = measures,
+    .measures = load_measures,
     .shown = shown,
     .checks_runs = true,
     .shares_items = true,

@@ -3,7 +3,6 @@
 #define FDSL_LOAD_LOAD_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/consumer.h"

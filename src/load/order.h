@@ -13,7 +13,6 @@
 #define FDSL_LOAD_ORDER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/philox.h"

@@ -28,8 +28,8 @@ FDSL_C_BEGIN
  * front of the data too, from where the member before ends. STATUS_FAILED with file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
-/* Reads the first `size` bytes of a member of the set, at most its own. STATUS_FAILED with file and offset.
- */
+/* Reads the first `size` bytes of a member of the set, at most its own. STATUS_FAILED
+ * with file and offset. */
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 

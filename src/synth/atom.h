@@ -6,8 +6,8 @@
  * 2023; docs/visualatom.md gives it in full, with the two ways ("formula") in which released code reads it.
  *
  * Everything random is a Philox block of a counter, so an image is a pure function of (seed, class, instance)
- * and can be made anywhere, alone, in any order. These streams never change: tests/ holds golden hashes.
- */
+ * and can be made anywhere, alone, in any order. These streams never change:
+ * tests/ holds golden hashes. */
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 

@@ -2,8 +2,8 @@
  *
  * A preset is a set of ranges: a section of an INI file, or of configs/classes.cfg, which is built into the
  * program. A class drawn from it is a pure function of (ranges, seed, class number), so class c does not
- * depend on how many classes or processes there are. Exact classes can be read from CSV and written to it.
- */
+ * depend on how many classes or processes there are. Exact classes can be read from CSV
+ * and written to it. */
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
@@ -36,8 +36,8 @@ FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg where path
  * is NULL. STATUS_USAGE, with file and reason, for a file that cannot be read or parsed, an unknown section
- * (with the nearest one), a missing, unknown or repeated key, a value that is no number, an inverted range.
- */
+ * (with the nearest one), a missing, unknown or repeated key, a value that is no
+ * number, an inverted range. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
 /* Class number `id` of these ranges. */

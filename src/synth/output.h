@@ -2,8 +2,8 @@
  *
  * An image is drawn on a canvas, res * res pixels of gray; the output is made from it. An output pixel is a
  * weighted sum of grays over an area, in whole numbers, and then at most one fused multiply-add and one
- * rounding to the type: so every exact variant makes the same bits. docs/output.md gives the definition.
- */
+ * rounding to the type: so every exact variant makes the same bits.
+ * docs/output.md gives the definition. */
 #ifndef FDSL_SYNTH_OUTPUT_H
 #define FDSL_SYNTH_OUTPUT_H
 

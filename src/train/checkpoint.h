@@ -12,8 +12,8 @@
 #include "train/engine.h"
 #include "train/model.h"
 
-/* What is behind a network. Draws are functions of the epoch, so `epochs` is the state of all random numbers.
- */
+/* What is behind a network. Draws are functions of the epoch, so `epochs` is the state
+ * of all random numbers. */
 struct train_history {
     uint32_t epochs;         /* done */
     double trained_s;        /* time of their steps */

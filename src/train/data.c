@@ -1,4 +1,4 @@
-#include "train/data.h"
+#include "train/data_parts.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -11,21 +11,9 @@
 #include <xxhash.h>
 #endif
 
-#include "core/env.h"
-#include "core/npy_header.h"
 #include "core/options.h"
-#include "core/origin.h"
-#include "core/png_image.h"
-#include "core/status.h"
 #include "core/timer.h"
 
-#define CHUNK         256                   /* samples that are made at a time, at most */
-#define CHUNK_BYTES   (UINT64_C(256) << 20) /* and what they may take, unless one alone takes more */
-#define PROGRESS_S    0.25
-#define GIB           0x1p30
-#define SAMPLES_MAX   ((UINT64_C(1) << 31) - 1)
-#define CLASSES_MAX   (1 << 24)
-#define HELD_OUT      10 /* one in so many */
 #define CIFAR_BATCHES 5
 #define DIGITS        10 /* classes */
 #define CLIPS         8
@@ -110,256 +98,6 @@ void data_gather(const struct data *data, const void *stored, struct draw_move m
         }
 }
 
-/* ---- Samples as origins give them ---- */
-
-/* A picture or a volume in memory. */
-struct stored {
-    struct shape shape;
-    enum data_type type;
-    const void *values; /* in C order, unless `pixels` */
-    uint8_t *pixels;    /* decoded, pixel by pixel; owned */
-};
-
-static enum status decode_npy(const struct origin_member *member, struct stored *stored)
-{
-    struct npy_header header;
-    TRY(npy_header_parse(member->bytes, member->size, &header));
-    TRY(npy_header_check(&header, member->size));
-    bool half = strcmp(header.type, "<f2") == 0;
-    if (!half && strcmp(header.type, "|u1") != 0)
-        return status_set(STATUS_FAILED, "values of type %s; |u1 and <f2 are read", header.type);
-    if (header.fortran || header.axes < 2 || header.axes > 4 || header.values == 0 ||
-        header.values > INT32_MAX)
-        return status_set(STATUS_FAILED,
-                          "no sample of (height, width), (channels, height, width) or (channels, "
-                          "depth, height, width)");
-    uint32_t axes[4] = {1, 1, 1, 1}; /* channels, depth, height, width */
-    static const uint32_t places[5][4] = {[2] = {2, 3}, [3] = {0, 2, 3}, [4] = {0, 1, 2, 3}};
-    for (uint32_t i = 0; i < header.axes; i++)
-        axes[places[header.axes][i]] = (uint32_t)header.shape[i];
-    stored->shape = (struct shape){axes[0], axes[1], axes[2], axes[3]};
-    stored->type = half ? DATA_F16 : DATA_U8;
-    stored->values = (const uint8_t *)member->bytes + header.data;
-    return STATUS_OK;
-}
-
-static enum status decode_png(const struct origin_member *member, struct stored *stored)
-{
-    struct png_shape shape;
-    TRY(png_shape(member->bytes, member->size, &shape));
-    size_t bytes = (size_t)shape.width * shape.height * shape.channels;
-    stored->pixels = malloc(bytes);
-    if (!stored->pixels)
-        return status_set(STATUS_FAILED, "out of memory for a picture");
-    TRY(png_decode(member->bytes, member->size, stored->pixels, bytes, &shape));
-    stored->shape = (struct shape){shape.channels, 1, shape.height, shape.width};
-    stored->type = DATA_U8;
-    return STATUS_OK;
-}
-
-static enum status decode(const struct origin_sample *sample, struct stored *stored)
-{
-    const struct origin_member *npy = origin_member(sample, "npy"), *png = origin_member(sample, "png");
-    *stored = (struct stored){0};
-    if (npy)
-        return decode_npy(npy, stored);
-    if (png)
-        return decode_png(png, stored);
-    return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
-}
-
-static enum status read_label(const struct origin_sample *sample, uint64_t classes, uint32_t *label)
-{
-    const struct origin_member *member = origin_member(sample, "cls");
-    char text[24];
-    uint64_t value;
-    if (!member)
-        return status_set(STATUS_FAILED, "no member cls, its class in digits");
-    snprintf(text, sizeof text, "%.*s", (int)(member->size < 20 ? member->size : 20),
-             (const char *)member->bytes);
-    text[strcspn(text, "\r\n")] = '\0';
-    TRY(parse_count("its label", text, 0, CLASSES_MAX - 1, &value));
-    if (value >= classes)
-        return status_set(STATUS_FAILED,
-                          "its label %" PRIu64 " is out of range: there are %" PRIu64
-                          " classes; give --classes N, at least %" PRIu64,
-                          value, classes, value + 1);
-    *label = (uint32_t)value;
-    return STATUS_OK;
-}
-
-/* ---- Filling a set ---- */
-
-/* The first sample decides what all are. */
-static enum status fit(struct data *data, const struct stored *stored)
-{
-    if (data->sample_values == 0) {
-        data->shape = stored->shape;
-        data->type = stored->type;
-        data->sample_values = shape_values(&stored->shape);
-        data->sample_bytes = data->sample_values * (stored->type == DATA_F16 ? 2 : 1);
-    }
-    const struct shape *is = &stored->shape, *was = &data->shape;
-    if (memcmp(is, was, sizeof *is) != 0 || stored->type != data->type)
-        return status_set(
-            STATUS_FAILED, "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
-            stored->type == DATA_F16 ? "halves" : "bytes", is->channels, is->depth, is->height, is->width,
-            data->type == DATA_F16 ? "halves" : "bytes", was->channels, was->depth, was->height, was->width);
-    return is->channels <= DATA_CHANNELS_MAX ? STATUS_OK
-                                             : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
-                                                          is->channels, DATA_CHANNELS_MAX);
-}
-
-/* A set that grows: how many samples and labels it has room for, how many it may come to, and whose size it
- * is. */
-struct room {
-    uint64_t now, most;
-    const char *option;
-};
-
-/* Refuses what would not fit: a system may promise more memory than there is, and end the program when it is
- * used. */
-static enum status check_memory(uint64_t samples, size_t sample_bytes, const char *option)
-{
-    double wanted = (double)samples * (double)sample_bytes, there = (double)env_memory_available_bytes();
-    return there <= 0 || wanted <= there
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "%" PRIu64 " samples of %zu bytes are %.3g GiB, and %.3g GiB of memory are free; "
-                            "take fewer with %s",
-                            samples, sample_bytes, wanted / GIB, there / GIB, option);
-}
-
-/* Makes room for one sample more than the set has. Where it is known how many come, for all of them. */
-static enum status make_room(const struct data *data, struct data_set *set, bool known, struct room *room)
-{
-    if (set->count < room->now)
-        return STATUS_OK;
-    uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
-    wanted = wanted < room->most ? wanted : room->most;
-    TRY(check_memory(wanted - room->now, data->sample_bytes + sizeof *set->labels, room->option));
-    void *values = realloc(set->values, wanted * data->sample_bytes);
-    if (values)
-        set->values = values;
-    uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
-    if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; take fewer with %s", wanted,
-                          room->option);
-    set->labels = labels;
-    room->now = wanted;
-    return STATUS_OK;
-}
-
-/* Adds a sample; pixels become channel by channel. */
-static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
-                              const struct origin_sample *sample, uint64_t classes)
-{
-    struct stored stored;
-    uint32_t label = 0;
-    enum status status = decode(sample, &stored);
-    if (status == STATUS_OK)
-        status = fit(data, &stored);
-    if (status == STATUS_OK)
-        status = read_label(sample, classes, &label);
-    if (status == STATUS_OK)
-        status = make_room(data, set, known, room);
-    if (status == STATUS_OK) {
-        uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
-        size_t channels = data->shape.channels, plane = data->sample_values / channels;
-        if (stored.pixels)
-            for (size_t i = 0; i < data->sample_values; i++)
-                to[i % channels * plane + i / channels] = stored.pixels[i];
-        else
-            memcpy(to, stored.values, data->sample_bytes);
-        set->labels[set->count++] = label;
-    }
-    free(stored.pixels);
-    return status;
-}
-
-/* Which samples of an origin a set takes. */
-struct range {
-    uint64_t first, count;
-    int held; /* 1: only those held out, 0: only the others, -1: all */
-};
-
-static bool is_held_out(uint64_t number)
-{
-    return philox(philox_key(0), (uint32_t)number, (uint32_t)(number >> 32), 0, DRAW_HOLD).word[0] %
-               HELD_OUT ==
-           0;
-}
-
-/* How many samples are made at a time: none of them may be large beside the set. */
-static uint64_t chunk_of(const struct origin_reader *reader)
-{
-    uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
-    return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
-}
-
-/* Where somebody is looking on. */
-static void show_progress(uint64_t done, uint64_t most, double *shown_s)
-{
-    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
-        return;
-    *shown_s = timer_now_s();
-    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
-    fflush(stderr);
-}
-
-static void end_progress(void)
-{
-    if (status_shows_progress())
-        fputs("\r\033[K", stderr);
-}
-
-static enum status fill_set(struct origin_reader *reader, struct range range, uint64_t limit,
-                            uint64_t classes, struct data *data, enum data_part part)
-{
-    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
-    struct data_set *set = &data->sets[part];
-    struct origin_sample samples[CHUNK] = {0};
-    struct room room = {0, limit < range.count ? limit : range.count, options[part]};
-    uint64_t chunk = chunk_of(reader);
-    double shown_s = timer_now_s();
-    enum status status = STATUS_OK;
-    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
-        uint64_t count = range.count - at < chunk ? range.count - at : chunk;
-        status = reader->origin->make(reader->state, range.first + at, count, samples);
-        for (uint64_t i = 0; i < count; i++) {
-            bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
-            if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, set, range.held < 0, &room, &samples[i], classes);
-                if (status != STATUS_OK)
-                    status_prefix(status, "sample %" PRIu64, range.first + at + i);
-            }
-            origin_sample_free(&samples[i]);
-        }
-        show_progress(set->count, room.most, &shown_s);
-    }
-    end_progress();
-    return status;
-}
-
-/* A set from one origin. */
-static enum status read_set(const struct data_request *request, const char *origin, const char *const words[],
-                            struct range range, uint64_t limit, struct data *data, enum data_part part)
-{
-    struct origin_reader reader;
-    uint64_t classes = data->classes ? data->classes : CLASSES_MAX;
-    enum status status = origin_open(origin, words, &request->resources, &reader);
-    if (status == STATUS_OK && range.count == 0)
-        range.count = reader.facts.samples;
-    if (status == STATUS_OK && limit > SAMPLES_MAX)
-        limit = SAMPLES_MAX;
-    if (status == STATUS_OK)
-        status = fill_set(&reader, range, limit, classes, data, part);
-    origin_close(&reader);
-    if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
-        return status;
-    return status_prefix(status, "--data %s", request->name);
-}
-
 /* ---- Where sets are ---- */
 
 static bool file_there(const char *folder, const char *name, char path[PATH_MAX])
@@ -374,8 +112,9 @@ static enum status generate(const struct data_request *request, const char *orig
 {
     uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
     uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
-    TRY(read_set(request, origin, words, (struct range){0, train, -1}, train, data, DATA_TRAIN));
-    return read_set(request, origin, words, (struct range){SAMPLES_MAX + 1, test, -1}, test, data, DATA_TEST);
+    TRY(data_read(request, origin, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
+    return data_read(request, origin, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
+                     DATA_TEST);
 }
 
 /* ---- Generated while training ---- */
@@ -384,7 +123,7 @@ static enum status generate(const struct data_request *request, const char *orig
 static enum status label_all(const struct origin_reader *reader, uint64_t count, struct data_set *set)
 {
     if (count > set->count)
-        TRY(check_memory(count - set->count, sizeof *set->labels, "--train-size"));
+        TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
     if (!labels)
         return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; take fewer with --train-size",
@@ -416,11 +155,12 @@ static enum status fill_synth(const struct data_request *request, struct origin_
         held = request->batch > measured ? request->batch : measured;
         held = held < train ? held : train;
     }
-    TRY(fill_set(reader, (struct range){0, held, -1}, held, data->classes, data, DATA_TRAIN));
+    TRY(data_fill(reader, (struct data_range){0, held, -1}, held, data->classes, data, DATA_TRAIN));
     TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
     data->held = (uint32_t)held;
     data->measured = (uint32_t)measured;
-    return fill_set(reader, (struct range){SAMPLES_MAX + 1, test, -1}, test, data->classes, data, DATA_TEST);
+    return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data->classes, data,
+                     DATA_TEST);
 }
 
 static enum status open_synth(const struct data_request *request, struct data *data)
@@ -469,8 +209,8 @@ static enum status open_idx(const struct data_request *request, struct data *dat
             return status_set(STATUS_USAGE, "--data %s: there is no %s, plain or gzipped", request->name,
                               names[part][0]);
         const char *const words[] = {"--encode", "npy", "--source", path, NULL};
-        TRY(read_set(request, "idx", words, (struct range){0, 0, -1}, limit_of(request, part), data,
-                     (enum data_part)part));
+        TRY(data_read(request, "idx", words, (struct data_range){0, 0, -1}, limit_of(request, part), data,
+                      (enum data_part)part));
     }
     return STATUS_OK;
 }
@@ -508,10 +248,10 @@ static enum status open_cifar(const struct data_request *request, struct data *d
         return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
     const char *const learn[] = {"--encode", "npy", "--source", train, NULL};
     const char *const test[] = {"--encode", "npy", "--source", path, NULL};
-    TRY(read_set(request, "cifar", learn, (struct range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
-                 DATA_TRAIN));
-    return read_set(request, "cifar", test, (struct range){0, 0, -1}, limit_of(request, DATA_TEST), data,
-                    DATA_TEST);
+    TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
+                  DATA_TRAIN));
+    return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
+                     data, DATA_TEST);
 }
 
 static enum status open_datasets(const struct data_request *request, struct data *data)
@@ -525,8 +265,8 @@ static enum status open_datasets(const struct data_request *request, struct data
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"--source", path, NULL};
-        TRY(read_set(request, "dataset", words, (struct range){0, 0, two ? -1 : part == DATA_TEST},
-                     limit_of(request, part), data, (enum data_part)part));
+        TRY(data_read(request, "dataset", words, (struct data_range){0, 0, two ? -1 : part == DATA_TEST},
+                      limit_of(request, part), data, (enum data_part)part));
     }
     return STATUS_OK;
 }
@@ -585,7 +325,6 @@ static enum status open_sets(const struct data_request *request, struct data *da
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
-    static const char *const options[DATA_PARTS] = {"--train-size", "--test-size"};
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
@@ -593,8 +332,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
                               part == DATA_TRAIN ? "learn from" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, options[part], wanted,
-                              set->count);
+            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, data_size_options[part],
+                              wanted, set->count);
     }
     return STATUS_OK;
 }

@@ -50,8 +50,8 @@ struct data {
     double opening_s;            /* that data_open() took */
 
     /* How the training set comes. Live sample n is in epoch e the generator's number n + e * fresh: with 0
-     * the same sample in all epochs, else another one with the same label; none is ever one of the test set.
-     */
+     * the same sample in all epochs, else another one with the same label; none is ever one
+     * of the test set. */
     enum data_feed feed;
     uint64_t fresh;
     struct data_origin *origin; /* of DATA_LIVE: what data_generator() asks; owned */

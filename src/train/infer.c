@@ -170,8 +170,7 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
     if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
         job->res == samples->res && job->test_size != samples->test_size)
         status_warn("these are not as many test samples as the network was tested with when it was trained; "
-                    "accuracies "
-                    "do not compare");
+                    "accuracies do not compare");
     else
         status_warn(
             "these test samples are not those that the network was tested with when it was trained on "

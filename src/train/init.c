@@ -63,8 +63,8 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
         memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
     /* Zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021: features that were trained for
-     * long are large, and drawn weights of what is new would send large gradients back through what is not.
-     */
+     * long are large, and drawn weights of what is new would send large gradients back
+     * through what is not. */
     for (uint32_t t = *taken; t < model->tensor_count; t++)
         memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
     return STATUS_OK;

@@ -1,8 +1,8 @@
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018): the loss's gradient is made
  * larger, so that what follows from it is not lost below the least half; the gradients of parameters are made
  * smaller again. A step whose gradients hold an Inf or a NaN is skipped. The rule, its beginning and its
- * numbers are those of torch.amp.GradScaler, with a floor and a ceiling. One definition for host and device.
- */
+ * numbers are those of torch.amp.GradScaler, with a floor and a ceiling. One definition
+ * for host and device. */
 #ifndef FDSL_TRAIN_LOSS_SCALE_H
 #define FDSL_TRAIN_LOSS_SCALE_H
 

@@ -52,8 +52,8 @@
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
 
-/* LeCun et al., "Gradient-based learning applied to document recognition", 1998, with ReLU and max-pooling.
- */
+/* LeCun et al., "Gradient-based learning applied to document recognition", 1998,
+ * with ReLU and max-pooling. */
 static const struct layer_spec lenet[] = {
     CONV(6, 5, 2), RELU,       POOL(2), CONV(16, 5, 0),  RELU, POOL(2), LINEAR(120),
     RELU,          LINEAR(84), RELU,    LINEAR(CLASSES),

@@ -1,5 +1,5 @@
-/* The workload `train`: its options, its input, and what its rows say. A run is an epoch, and a row is a run.
- */
+/* The workload `train`: its options, its input, and what its rows say. A run is an epoch, and a
+ * row is a run. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

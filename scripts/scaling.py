@@ -1,0 +1,151 @@
+"""The figure of scaling: images a second over ranks, of rows of the workload synth. scripts/figures.py says what it is that
+it returns."""
+
+import collections
+
+from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_a_rank
+from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
+from rows import DEFAULTS
+
+KINDS = {"weak": "weak: each rank has a batch", "strong": "strong: the ranks share a batch"}
+
+
+def line_key(row, kind):
+    """What the points of one line share, the kind of scaling (weak, strong) among it: with weak scaling the batch of
+    a rank, with strong that of all; on a CPU the threads a rank, last."""
+    batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
+    return (*device_of(row), row["variant"], kind, batch_size,
+            *(row.texts[column] for column in DEFAULTS if column != "batch"),
+            None if row.on_gpu else threads_a_rank(row))
+
+
+def figure(measured):
+    command = "scripts/sweep.sh configs/sweep_scaling.tsv"
+    lines = collections.defaultdict(dict)
+    candidates = [row for row in measured.rows if row["rank"] == "all" and row["efficiency"]
+                  and row["variant"] in SLOTS and row["scaling"] in KINDS]
+    for row in candidates:
+        lines[line_key(row, row["scaling"])].setdefault(row["ranks"], row)
+    if not lines:
+        raise Missing(command)
+    add_one_rank(measured, lines)
+    lines = best_lines(lines)
+    devices = Devices([row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Images a second over ranks")
+    add_legend(plot, devices, lines)
+    kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
+    places = list(devices.groups)
+    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), places.index(device_of(points[0])),
+                                   SLOTS[points[0]["variant"]]))
+    plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
+    plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
+                      "joined": [int(same_threads(points)) for points in lines],
+                      **panel_variables(plot, lines, kinds)}
+    plot.caption = ["Gray: no loss. Percent: the efficiency that the run measured, against one rank alone. Whiskers "
+                    "from the 95th percentile to the least time of the slowest rank." + shared_devices(lines)]
+    plot.caption += devices.caption()
+    plot.notes += about_yours(candidates, [row for points in lines for row in points],
+                              ("ranks", "scaling", "batch", "threads"), command)
+    return plot
+
+
+def add_one_rank(measured, lines):
+    """The row of one rank joins the lines with which it shares what each rank had."""
+    for row in measured.rows:
+        if row["ranks"] == 1:
+            for kind in KINDS:
+                points = lines.get(line_key(row, kind))
+                if points:
+                    points.setdefault(1, row)
+
+
+def best_lines(lines):
+    """A line a device, variant and kind of scaling: that with most points, then the newest. On a CPU that gave each
+    rank its part of the cores no two points share their threads; then all of that job are taken, and not joined."""
+    groups = collections.defaultdict(list)
+    for key, points in lines.items():
+        groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
+    chosen = []
+    for group in groups.values():
+        most, _, best = max(group, key=lambda entry: entry[:2])
+        points = dict(lines[best])
+        if most == 1:
+            for _, _, key in sorted(group, key=lambda entry: entry[1], reverse=True):
+                if key[:-1] == best[:-1]:
+                    points = {**lines[key], **points}
+        chosen.append([points[n] for n in sorted(points)])
+    return chosen
+
+
+def same_threads(points):
+    return points[0].on_gpu or len(set(map(threads_a_rank, points))) == 1
+
+
+def add_legend(plot, devices, lines):
+    """Device by device its variants, with what each line keeps fixed."""
+    for device, name, whose in devices.names():
+        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
+        for variant in SLOTS:
+            mine = [points for points in lines if device_of(points[0]) == device
+                    and points[-1]["variant"] == variant]
+            notes = [f"weak: batch {points[-1]['batch'] / points[-1]['ranks']:.0f} a rank"
+                     if points[-1]["scaling"] == "weak" else f"strong: batch {points[-1]['batch']:.0f} in all"
+                     for points in mine]
+            notes += dict.fromkeys(rank_threads(points) for points in mine if not device[3])
+            if mine:
+                joined = any(same_threads(points) and len(points) > 1 for points in mine)
+                plot.legend += [(devices.style(mine[0][0]) + (0 if joined else 0.1), variant)]
+                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 180, 11)]
+
+
+def rank_threads(points):
+    """'8 threads a rank', or where they differ '8 threads a rank at 2, 4 at 4'."""
+    threads = [f"{threads_a_rank(row):.3g}" for row in points]
+    first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} a rank"
+    return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
+        f"{number} at {row['ranks']:.0f}" for number, row in zip(threads[1:], points[1:]))
+
+
+def point_of(row):
+    rate = row["items_per_s"]
+    return row["ranks"], rate, row["items"] / row["time_p95_s"], row["items"] / row["time_min_s"]
+
+
+def ideal(points):
+    """The rates that no loss would give, as steps (x, y, dx, dy): joined from one rank on where all points had the
+    same threads, else a dash at each point. That of a row is its rate over its efficiency."""
+    at = [(row["ranks"], row["items_per_s"] / row["efficiency"]) for row in points if row["efficiency"]]
+    if not same_threads(points):
+        return [(n / 1.12, rate, n * 1.12 - n / 1.12, 0) for n, rate in at]
+    at = [(1, at[0][1] / at[0][0])] + at + [(at[-1][0] * 1.15, at[-1][1] * 1.15)]
+    return [(x, y, to_x - x, to_y - y) for (x, y), (to_x, to_y) in zip(at, at[1:])]
+
+
+def panel_variables(plot, lines, kinds):
+    """Variables of the panels, one a kind of scaling; and of the table below each, a row a line, a column at each of
+    its ranks."""
+    of_kind = [[i for i, points in enumerate(lines) if points[-1]["scaling"] == kind] for kind in kinds]
+    ranks = sorted({row["ranks"] for points in lines for row in points} | {1})
+    rates = [value for block in plot.blocks[:len(lines)] for _, *values in block for value in values]
+    rates += [y for block in plot.blocks[len(lines):] for _, y, _, _ in block]
+    gap = 70
+    plot.width += max(0, len(kinds) * 58 * len(ranks) + gap * (len(kinds) - 1) - INNER_PX)
+    panel_px = (INNER_PX + plot.width - WIDTH - gap * (len(kinds) - 1)) / len(kinds)
+    cells = [(1 + p, 1 + row, point["ranks"], f"{100 * point['efficiency']:.1f} %") for p, members in enumerate(of_kind)
+             for row, i in enumerate(members) for point in lines[i] if point["efficiency"]]
+    most = max(map(len, of_kind))
+    plot.axis_px, plot.height, plot.top = 84 + 17 * most, HEIGHT + 17 * most, 72
+    return {**log_ticks(min(rates) / 1.4, max(rates) * 1.4, count_words),
+            **x_axis(1 / 1.35, max(ranks) * 1.35, ranks, panel_px),
+            "panels": len(kinds), "gap": gap, "panel_title": [KINDS[kind] for kind in kinds],
+            "panel_first": [1 + members[0] for members in of_kind],
+            "panel_last": [1 + members[-1] for members in of_kind],
+            "cells": len(cells), "cell_panel": [p for p, *_ in cells],
+            "cell_row": [row for _, row, *_ in cells],
+            "cell_x": [x for _, _, x, _ in cells], "cell_text": [words for *_, words in cells]}
+
+
+def shared_devices(lines):
+    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
+    return " Some ranks shared a GPU." if shared else ""

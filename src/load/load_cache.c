@@ -1,0 +1,101 @@
+/* The page cache as a run of `load` finds it: brought into the state that was asked for, over all files of
+ * the data set, and counted. */
+#include "load/load.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "load/load_parts.h"
+
+/* Calls `act` with every file, open. Those that cannot be opened are skipped where that is wanted. */
+static enum status each_file(const struct load *load,
+                             enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
+{
+    const struct dataset *dataset = load->dataset;
+    for (uint32_t f = 0; f < dataset->file_count; f++) {
+        int fd = dataset_file_open(dataset, f, 0);
+        if (fd < 0 && load->skip)
+            continue;
+        if (fd < 0)
+            return STATUS_FAILED;
+        enum status status = act(context, fd, dataset->files[f].bytes);
+        close(fd);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name);
+    }
+    return STATUS_OK;
+}
+
+static enum status count_file(void *context, int fd, uint64_t bytes)
+{
+    return cache_count(fd, bytes, context);
+}
+
+static enum status evict_file(void *context, int fd, uint64_t bytes)
+{
+    (void)context, (void)bytes;
+    return cache_evict(fd);
+}
+
+#define FILL_BYTES ((uint64_t)1 << 20)
+
+static enum status fill_file(void *context, int fd, uint64_t bytes)
+{
+    (void)bytes;
+    return cache_fill(fd, context, FILL_BYTES);
+}
+
+enum status load_resident(const struct load *load, struct cache_pages *pages)
+{
+    *pages = (struct cache_pages){0};
+    return each_file(load, count_file, pages);
+}
+
+#define COLD_SHARE_MAX 0.01
+#define WARM_READS     3 /* at most, as other processes may evict */
+
+/* Reads all files until their pages stay in the page cache. */
+static enum status warm_up(const struct load *load, struct cache_pages *pages)
+{
+    void *buffer = malloc(FILL_BYTES);
+    enum status status = buffer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    for (int i = 0; status == STATUS_OK && i < WARM_READS; i++) {
+        status = each_file(load, fill_file, buffer);
+        if (status == STATUS_OK)
+            status = load_resident(load, pages);
+        if (pages->hidden || cache_share(pages) >= WARM_SHARE_MIN)
+            break;
+    }
+    free(buffer);
+    return status;
+}
+
+enum status load_settle_cache(const struct load *load, struct cache_pages *pages)
+{
+    if (load->cache == LOAD_COLD) {
+        TRY(each_file(load, evict_file, NULL));
+        cache_drop_all();
+    }
+    TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
+    if (load->cache == LOAD_COLD)
+        cache_drop_all(); /* names too, where this process may: counting has opened every file */
+    double share = cache_share(pages);
+    if (load->cache != LOAD_ANY && pages->hidden)
+        return status_set(STATUS_FAILED,
+                          "--cache %s: only who owns the files or may write them is told what of them is in "
+                          "the page cache; use --cache any",
+                          load->cache == LOAD_COLD ? "cold" : "warm");
+    if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
+        return status_set(
+            STATUS_FAILED,
+            "--cache cold: %.1f %% of the data set stays in the page cache (a file system in memory, or "
+            "another process uses it); use --cache any",
+            100 * share);
+    if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
+        return status_set(STATUS_FAILED,
+                          "--cache warm: only %.1f %% of the data set stays in the page cache, read %d "
+                          "times: memory is too "
+                          "small, or another process evicts; use --cache any",
+                          100 * share, WARM_READS);
+    return STATUS_OK;
+}

@@ -1,0 +1,224 @@
+/* What the rows of `load` say beyond times and rates: the workload's own columns. */
+#include "load/load_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/consumed.h"
+#include "core/timer.h"
+
+const struct measure load_measures[] = {
+    {"timed", COMBINE_FIRST},
+    {"layout", COMBINE_FIRST},
+    {"shards", COMBINE_MAX},
+    {"sample_bytes", COMBINE_MAX},
+    {"skipped", COMBINE_SUM},
+    {"displacement", COMBINE_MEAN},
+    {"shards_a_batch", COMBINE_MEAN},
+    {"resident_before", COMBINE_MIN},
+    {"resident_after", COMBINE_MIN},
+    {"device_bytes", COMBINE_SUM},
+    {"copy_bytes_per_s", COMBINE_NONE},
+    {"copy_share", COMBINE_NONE},
+    {"gds", COMBINE_FIRST},
+    {"open_p50_s", COMBINE_MAX},
+    {"open_p99_s", COMBINE_MAX},
+    {"open_p999_s", COMBINE_MAX},
+    {"read_p50_s", COMBINE_MAX},
+    {"read_p99_s", COMBINE_MAX},
+    {"read_p999_s", COMBINE_MAX},
+    {"close_p50_s", COMBINE_MAX},
+    {"close_p99_s", COMBINE_MAX},
+    {"close_p999_s", COMBINE_MAX},
+    {"decode_s", COMBINE_MAX},
+    {"augment_s", COMBINE_MAX},
+    {"tally", COMBINE_HASHES},
+    CONSUMED_MEASURES,
+    {NULL, COMBINE_FIRST},
+};
+enum measure_place {
+    TIMED,
+    LAYOUT,
+    SHARDS,
+    SAMPLE_BYTES,
+    SKIPPED,
+    DISPLACEMENT,
+    SHARDS_A_BATCH,
+    RESIDENT_BEFORE,
+    RESIDENT_AFTER,
+    DEVICE_BYTES,
+    COPY_BYTES_PER_S,
+    COPY_SHARE,
+    GDS,
+    LATENCIES, /* nine: three calls, three quantiles each */
+    DECODE_S = LATENCIES + 9,
+    AUGMENT_S,
+    TALLY
+};
+
+/* The mean over the threads, each with an order of its own. */
+static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
+                                 char texts[][64])
+{
+    struct order_plan plan = load_variant_plan(load, variant, threads);
+    struct order order;
+    double displacement = 0, shards = 0;
+    bool batches = plan.shards > 0;
+    enum status status = STATUS_OK;
+    TRY(order_open(&plan, &order));
+    for (uint32_t w = 0; status == STATUS_OK && w < (uint32_t)threads; w++) {
+        struct order_quality quality = {0};
+        order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
+        status = order_measure(&plan, &order, load->batch, &quality);
+        displacement += quality.displacement / threads;
+        shards += quality.shards / threads;
+        batches = batches && order.count >= load->batch;
+    }
+    order_close(&order);
+    TRY(status);
+    snprintf(texts[DISPLACEMENT], 64, "%.4f", displacement);
+    if (batches)
+        snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", shards);
+    return STATUS_OK;
+}
+
+/* One run more, in which every call is timed. */
+static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
+                                 char texts[][64])
+{
+    static const double quantiles[] = {0.5, 0.99, 0.999};
+    struct run_time unused;
+    struct load_result *result = malloc(sizeof *result);
+    if (!result)
+        return status_set(STATUS_FAILED, "out of memory for latencies");
+    load->control->timed_calls = true;
+    enum status status = variant_run(variant, state, 0, &unused);
+    load->control->timed_calls = false;
+    if (status == STATUS_OK)
+        status = variant->fetch(state, result);
+    for (int call = 0; status == STATUS_OK && call < LOAD_CALLS; call++)
+        for (int q = 0; q < 3; q++)
+            snprintf(texts[LATENCIES + 3 * call + q], 64, "%.4g",
+                     latency_quantile_s(&result->latency[call], quantiles[q]));
+    free(result);
+    return status;
+}
+
+#define COPY_ROUNDS 9
+#define COPY_TIME_S 3.0 /* no round begins later */
+
+static int by_value(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+/* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
+ * see the same machine. */
+static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
+                                struct load_result *result, char texts[][64])
+{
+    const struct load_traits *traits = variant->traits;
+    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], begin_s = timer_now_s();
+    double bytes = load_work(load, variant).bytes;
+    size_t rounds = 0;
+    while (rounds < COPY_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < COPY_TIME_S)) {
+        struct run_time unused;
+        if (variant->ready)
+            TRY(variant->ready(state, rounds));
+        double run_begin_s = timer_now_s();
+        TRY(variant->run(state, rounds, &unused));
+        double run_s = timer_now_s() - run_begin_s;
+        TRY(variant->fetch(state, result));
+        double rate = (result->moved_bytes ? (double)result->moved_bytes : bytes) / run_s;
+        TRY(traits->copy(state, &copies[rounds]));
+        shares[rounds] = rate / copies[rounds];
+        rounds++;
+    }
+    qsort(copies, rounds, sizeof *copies, by_value);
+    qsort(shares, rounds, sizeof *shares, by_value);
+    snprintf(texts[COPY_BYTES_PER_S], 64, "%.6g", copies[rounds / 2]);
+    snprintf(texts[COPY_SHARE], 64, "%.4f", shares[rounds / 2]);
+    return STATUS_OK;
+}
+
+static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
+                                char texts[][64])
+{
+    struct load_result *result = malloc(sizeof *result);
+    if (!result)
+        return status_set(STATUS_FAILED, "out of memory for measures");
+    enum status status = copy_in_turn(load, variant, state, result, texts);
+    free(result);
+    return status;
+}
+
+/* Rows that say warm while something was read from the device: another process evicts. */
+static void warn_of_cooling(const struct load *load, const struct load_result *result,
+                            const struct cache_pages *after)
+{
+    uint64_t read = result->device_known ? result->device_bytes : 0;
+    if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
+        status_warn("--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
+                    "is in the page cache: another process evicts or needs the memory, and the row is not "
+                    "of warm runs alone",
+                    (unsigned long long)read, 100 * cache_share(after));
+}
+
+/* What is known of the latest timed run, and by how many threads. */
+static enum status measure_run(const struct load *load, const struct variant *variant, void *state,
+                               char texts[][64], int *threads)
+{
+    const struct dataset *dataset = load->dataset;
+    struct cache_pages after;
+    struct load_result *result = malloc(sizeof *result);
+    if (!result)
+        return status_set(STATUS_FAILED, "out of memory for measures");
+    enum status status = variant->fetch(state, result);
+    if (status == STATUS_OK)
+        status = load_resident(load, &after);
+    if (status == STATUS_OK) {
+        *threads = result->threads;
+        warn_of_cooling(load, result, &after);
+        if (!dataset->uncounted)
+            snprintf(
+                texts[SKIPPED], 64, "%llu",
+                (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
+        if (!result->before.hidden)
+            snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
+        if (!after.hidden)
+            snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
+        if (result->device_known)
+            snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
+        snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
+        if (result->gds)
+            snprintf(texts[GDS], 64, "%s", result->gds);
+        if (load->decode)
+            snprintf(texts[DECODE_S], 64, "%.6g", result->decode_s);
+        if (load->augment)
+            snprintf(texts[AUGMENT_S], 64, "%.6g", result->augment_s);
+    }
+    free(result);
+    return status;
+}
+
+enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64])
+{
+    const struct load *load = input;
+    const struct load_traits *traits = variant->traits;
+    const struct dataset *dataset = load->dataset;
+    bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
+    snprintf(texts[TIMED], 64, "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
+             load->decode ? "+decode" : "", load->augment ? "+augment" : "");
+    snprintf(texts[LAYOUT], 64, "%s", dataset->shards ? "shards" : "files");
+    if (dataset->shards)
+        snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
+    snprintf(texts[SAMPLE_BYTES], 64, "%.9g", (double)dataset->bytes / dataset->sample_count);
+    int threads = 1;
+    /* First, as it asks for the latest timed run. */
+    TRY(measure_run(load, variant, state, texts, &threads));
+    TRY(measure_order(load, variant, threads, texts));
+    if (traits->calls)
+        TRY(measure_calls(load, variant, state, texts));
+    return measure_copy(load, variant, state, texts);
+}

@@ -1,0 +1,55 @@
+/* Shell commands from tests: what the latest one said, and how it ended. */
+#ifndef FDSL_TESTS_COMMAND_H
+#define FDSL_TESTS_COMMAND_H
+
+#include <criterion/criterion.h>
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+static char out[1 << 18]; /* stdout and stderr */
+static int status;        /* 128 + the signal where one ended it */
+
+/* Runs a shell command where the test is. Returns `status`. */
+static inline int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static inline int shell(const char *format, ...)
+{
+    char text[8192], command[sizeof text + 16];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    cr_assert(length > 0 && (size_t)length < sizeof text, "a command is too long: %.80s", format);
+    snprintf(command, sizeof command, "{ %s\n} 2>&1", text);
+    FILE *stream = popen(command, "r");
+    cr_assert_not_null(stream);
+    out[fread(out, 1, sizeof out - 1, stream)] = '\0';
+    int ended = pclose(stream);
+    status = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
+    return status;
+}
+
+/* Whether the latest command said so. */
+static inline bool says(const char *words)
+{
+    return strstr(out, words) != NULL;
+}
+
+/* The latest command ended so, and said so. */
+static inline void expect(int wanted, const char *words)
+{
+    cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
+    cr_expect(says(words), "'%s' is not in: %s", words, out);
+}
+
+/* And said nothing but the line that holds these words. */
+static inline void expect_line(int wanted, const char *words)
+{
+    expect(wanted, words);
+    cr_expect(strchr(out, '\n') == out + strlen(out) - 1, "not one line: %s", out);
+}
+
+#endif

@@ -1,0 +1,47 @@
+/* What the suites of figures share: scripts/figures.py and scripts/report.py over a folder of results.
+ *
+ * The rows under tests/data/figures are made up for these tests; they are no measurements. */
+#ifndef FDSL_TESTS_FIGURES_H
+#define FDSL_TESTS_FIGURES_H
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+
+#define FIXTURES  "tests/data/figures"
+#define REFERENCE "results/reference"
+
+#define FIGURES   "scripts/figures.py --work $D/work --out $D/out --results $D/results "
+/* Writes the numbers alone, and what it would run. */
+#define SELECT FIGURES "--commands "
+#define REPORT "scripts/report.py --work $D/work --out $D/report.html --results $D/results "
+
+/* Rows of omp by ranks and threads a rank, made from the fixture: 1000 images a second whatever the ranks. */
+#define ON_CPU(ranks, threads, batch, scaling)                                               \
+    "grep ',weak,.*,0.991,' " FIXTURES                                                       \
+    "/sweep_scaling.csv | sed 's/,fused,Made-up Accelerator X1,[^,]*,[^,]*,2,/,omp,Made-up " \
+    "9000,,," ranks ",/; s/,all,2,weak,1,2048,/,all," threads "," scaling ",," batch         \
+    ",/; s/,991000,/,1000,/; s/,1,2048,/,,2048,/'; "
+
+static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* of this test; $D in commands */
+
+/* For .init and .fini of a suite. */
+static inline void open_folder(void)
+{
+    if (shell("python3 -c '' && gnuplot --version") != 0)
+        cr_skip_test("python3 or gnuplot is not installed");
+    cr_assert_not_null(mkdtemp(folder));
+    setenv("D", folder, 1);
+    shell("mkdir $D/results $D/reference && cp " REFERENCE "/published_*.csv $D/reference");
+}
+
+static inline void remove_folder(void)
+{
+    if (!strstr(folder, "XXXXXX"))
+        shell("rm -rf '%s'", folder);
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* The program under test, and a folder of its own for each test to be in. */
+#ifndef FDSL_TESTS_FOLDER_H
+#define FDSL_TESTS_FOLDER_H
+
+#include <criterion/criterion.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* FDSL_BENCH names the program; the default is ./fdsl-bench. */
+static inline void find_program(char path[PATH_MAX])
+{
+    const char *given = getenv("FDSL_BENCH");
+    cr_assert_not_null(realpath(given && *given ? given : "./fdsl-bench", path),
+                       "build the program first, or set FDSL_BENCH");
+}
+
+/* `folder` is a template of mkdtemp(), and becomes the name. */
+static inline void enter_folder(char *folder)
+{
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert(chdir(folder) == 0);
+}
+
+static inline void leave_folder(const char *folder)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "chmod -R u+w '%s'; rm -rf '%s'", folder, folder);
+    cr_assert(chdir("/") == 0 && system(command) == 0);
+}
+
+#endif

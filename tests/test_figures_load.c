@@ -1,0 +1,164 @@
+/* Figures of loading, and of generating against reading: which rows they take. */
+#include "figures.h"
+
+TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 120);
+
+/* ---- Loading ---- */
+
+/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows
+ * what they are of. */
+#define LOADING(filter, names)                                              \
+    "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
+    "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }"
+
+Test(figures_load, loading_tells_orders_apart)
+{
+    shell(LOADING("grep '^schema\\|,shards-mmap,'", "loading"));
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap'"),
+              "%s", out);
+    cr_assert(says("array series_style[3] = [91, 15, 55]"), "%s", out);
+    cr_assert(says("\n\n2\t0.14\t0.1302\t0.1512\n16\t0.6\t0.558\t0.648\n\n"), "in order: %s", out);
+    cr_assert(says("\n\n2\t0.25\t0.2325\t0.27\n16\t1.3\t1.209\t1.404\n192.125\t7\t6.51\t7.56\n"), "%s", out);
+    cr_assert(says("2\t0.064\t"), "copies of 2 KiB at 32 GB/s: %s", out);
+}
+
+Test(figures_load, other_loaders_are_on_the_device_of_their_host)
+{
+    shell(LOADING("cat", "loading loading_threads") "; grep -c '^NVIDIA\\|unnamed' $D/work/loading*.vars");
+    cr_assert(says("'torch-shards'") && says("'torch-files'") && !says("unnamed"), "%s", out);
+    cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"), "torch-files over workers: %s", out);
+    shell(LOADING("grep '^schema\\|,torch-'", "loading"));
+    cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
+    cr_assert(says("'unnamed device'") && says("revision not named"), "%s", out);
+}
+
+Test(figures_load, other_loading_does_not_count)
+{
+    /* Files that were decoded; shards with samples left out, or wrong. Columns: variant, decode, skipped,
+     * wrong. */
+    shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $52 = 3 } "
+                  "$7 == \"shards-uring\" { $74 = 2 } !/torch/'",
+                  "loading"));
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("a row of shards-uring with wrong samples is left out"), "%s", out);
+    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap']"),
+              "%s", out);
+}
+
+Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
+{
+    shell(LOADING("cat", "loading_cold"));
+    cr_assert(says("\n0.8\t60\t55.8\t64.8\t60.0 µs\t× 1\n"), "%s", out);
+    cr_assert(says("\n1.2\t4.2\t3.906\t4.536\t4.20 µs\t× 1\n"), "%s", out);
+    cr_assert(says("5.2\t0.2\t0.186\t0.216\t200 ns\t× 21\n"), "%s", out);
+    cr_assert(says("1024 KiB cold, 256 KiB warm"), "%s", out);
+    static const char *const partly[] = {",cold,", ",shards,.*,cold,", ",shards,.*\\|files-uring,.*,cold,"};
+    for (size_t i = 0; i < sizeof partly / sizeof *partly; i++) {
+        shell("grep '^schema\\|%s' " FIXTURES "/load.csv > $D/results/a.csv; " FIGURES
+              "--reference $D/reference loading_cold",
+              partly[i]);
+        cr_assert(status == 0 && says("drawn   "), "%s", out);
+    }
+}
+
+Test(figures_load, loops_are_of_the_video_set)
+{
+    shell(LOADING("cat", "loading_loops"));
+    cr_assert(says("500 loops") && says("1\t11\t10.23\t11.88\t11.0 µs\t× 1\n"), "%s", out);
+    shell(LOADING("grep -v video", "loading_loops"));
+    cr_assert(says("skipped loading_loops: no data"), "%s", out);
+}
+
+Test(figures_load, threads_keep_to_one_size)
+{
+    shell(LOADING("grep -v torch", "loading_threads"));
+    cr_assert(says("'yours, 16 KiB a sample'"), "%s", out);
+    cr_assert(!says("\n1\t1.46285714e+10\t"), "2 KiB of shards-omp: %s", out);
+    cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
+}
+
+/* ---- Generate or read ---- */
+
+Test(figures_load, break_even_has_a_line_a_source_under_what_a_step_lets_through)
+{
+    shell("cp " FIXTURES "/break_even_*.csv $D/results; " SELECT
+          "break_even && cat $D/work/break_even.vars $D/work/break_even.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("series = 13\n"), "%s", out);
+    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "batch over step: %s", out);
+    cr_assert(says("\n0.5\t509960\n1\t254980\n"), "fused: %s", out);
+    cr_assert(says("'read, page cache cold'") && says("'shards-omp png'"), "%s", out);
+    cr_assert(says("Made-up GPU 9000, Made-up 9000 (rows of yours, host node02"), "%s", out);
+}
+
+Test(figures_load, break_even_says_which_wins)
+{
+    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_load.csv");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("  no step  gpu-resident (warm)\n"), "%s", out);
+    cr_assert(says("   0.5 ms  fused, gpu-resident (warm), shards-gpu (warm)\n"), "%s", out);
+    cr_assert(says("generating with fused against reading"), "%s", out);
+    cr_assert(says("shards-omp, warm             generating wins below a step of 0.95 ms, and from there on"),
+              "%s", out);
+    cr_assert(
+        says("files-omp, cold              generating wins at every step (56.9 times as fast at 0.5 ms"),
+        "%s", out);
+    cr_assert(says("gpu-resident, warm           equal at every step"), "%s", out);
+    shell("grep -v ,fused, " FIXTURES
+          "/break_even_synth.csv | grep -v ,bat, > $D/a.csv; scripts/break_even.py $D/a.csv " FIXTURES
+          "/break_even_load.csv");
+    cr_assert(says("generating with omp") &&
+                  says("shards-omp, warm             reading wins below a step of"),
+              "%s", out);
+    cr_assert(says("shards-omp png, warm         reading wins below a step of 19 ms"), "%s", out);
+}
+
+/* A step takes as long on a short batch: 156 images a step would keep a reader that never waits under the
+ * line. */
+Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
+{
+    shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
+          "$at[\"cache\"] == \"warm\" && $at[\"variant\"] == \"files-omp\" { $at[\"steps\"] = 6400 } "
+          "$at[\"compute_ms\"] == 5 && $at[\"variant\"] == \"gpu-resident\" { $at[\"utilisation\"] = 0.7 } "
+          "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/break_even.py " FIXTURES
+          "/break_even_synth.csv $D/a.csv");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("files-omp beside 0.5 ms is left out: its steps had 156 images, not 256"), "%s", out);
+    cr_assert(says("(1.71 times as fast at 1 ms, "), "%s", out);
+    cr_assert(says("50,996  0.4 % (30)"), "%s", out);
+    shell("cp $D/a.csv $D/a_loaders.csv; scripts/break_even.py " FIXTURES
+          "/break_even_synth.csv $D/a_loaders.csv");
+    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+}
+
+Test(figures_load, break_even_needs_both_halves)
+{
+    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv");
+    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    shell("scripts/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv");
+    cr_assert(status == 2 && says("no rows of a run"), "%s", out);
+    shell("scripts/break_even.py nowhere.csv");
+    cr_assert_eq(status, 2, "%s", out);
+}
+
+Test(figures_load, rows_beside_a_step_are_of_no_other_figure)
+{
+    shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"compute_ms\") c = i } NR == 1 || "
+          "$c' " FIXTURES "/break_even_load.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference loading_threads");
+    cr_assert(says("skipped loading_threads: no data"), "%s", out);
+}
+
+Test(figures_load, loaders_over_time_are_the_newest_timed_runs)
+{
+    shell("cp " FIXTURES "/monitor_loading.csv " FIXTURES "/break_even_load.csv $D/results; " SELECT
+          "monitor_loading && cat $D/work/monitor_loading.vars $D/work/monitor_loading.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("series = 2\n") && says("'files-gpu'") && says("'shards-gpu'"), "%s", out);
+    cr_assert(says("x_high = 11.5\n"), "24 looks, 0.5 s apart: %s", out);
+    cr_assert(says("% of the time'"), "the row of the same run tells the wait: %s", out);
+    shell("grep -v shards-gpu " FIXTURES "/monitor_loading.csv > $D/results/monitor_loading.csv; " SELECT
+          "monitor_loading && cat $D/work/monitor_loading.vars");
+    cr_assert(says("(reference, host"), "without shards-gpu the user's are no pair: %s", out);
+}

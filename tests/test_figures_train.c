@@ -1,0 +1,116 @@
+/* Figures of training: which rows they take. */
+#include "figures.h"
+
+#include "core/variant.h"
+
+TestSuite(figures_train, .init = open_folder, .fini = remove_folder, .timeout = 120);
+
+/* A line a variant, of the job that most of them have, each epoch's newest row; inference may lie beside. */
+Test(figures_train, learning_takes_one_job)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
+          "sed -n 2p train.csv | sed 's/,lenet,64,/,lenet,32,/; s/1\\.44690[0-9]*/7.5/' >> other.csv");
+    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars $D/work/learning_loss.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2") && says("train-naive") && says("torch-cpu") &&
+                  says("batch 64, adam at 0.001"),
+              "%s", out);
+    cr_expect(!says("\t7.5"), "%s", out);
+    /* Rows from before there were feeds are of samples that are stored; one
+     * constant batch teaches nothing. */
+    shell(
+        "cd $D/results && for feed in stored constant; do for variant in train-omp train-cuda train-graph; "
+        "do "
+        "awk -F, -v OFS=, -v feed=$feed -v variant=$variant 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; "
+        "$at[\"label_smoothing\"] = \"label_smoothing,feed,fresh\"; print; next } "
+        "$at[\"variant\"] == \"train-naive\" { $1 = \"train/2\"; $at[\"variant\"] = variant; "
+        "$at[\"label_smoothing\"] = $at[\"label_smoothing\"] \",\" feed \",\"; print }' train.csv "
+        "> $feed-$variant.csv; done; done; rm stored-train-cuda.csv stored-train-graph.csv");
+    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
+    cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
+              out);
+    shell("sed -i 's|^train/1|train/9|' $D/results/other.csv && " SELECT "learning_loss");
+    cr_expect_eq(status, 2);
+    cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
+}
+
+/* Ours by the table of variants, and one that nobody knows. */
+Test(figures_train, every_variant_has_a_line)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, "train") == 0)
+            shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/%s/' > $D/results/%s.csv",
+                  variant_table[i].name, variant_table[i].name);
+    shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/train-unheard-of/' > $D/results/a.csv");
+    shell(SELECT "learning_loss learning_time >/dev/null && cat $D/work/learning_loss.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, "train") == 0)
+            cr_expect(says(variant_table[i].name), "%s: %s", variant_table[i].name, out);
+    cr_expect(says("train-unheard-of"), "%s", out);
+}
+
+/* A line a size of the training set and a beginning, over the seeds; a size that was trained one way alone
+ * has none. */
+Test(figures_train, fine_tuning_beside_scratch)
+{
+    shell("cp " FIXTURES
+          "/fine_tuning.csv $D/results && cd $D/results && head -n 1 fine_tuning.csv > other.csv && "
+          "sed -n 2p fine_tuning.csv | sed 's/,digits,100,/,digits,50,/; "
+          "s/,5,7850,100,200,/,5,7850,50,200,/' >> other.csv");
+    shell(SELECT "fine_tuning >/dev/null && cat $D/work/fine_tuning.vars $D/work/fine_tuning.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
+              "%s", out);
+    cr_expect(says("'pre-trained'") && says("'from scratch'") &&
+                  says("Medians and extremes of 1 seed a line."),
+              "%s", out);
+}
+
+/* The same images, live and loaded; the published points have ours beside them. Rows of another job, or of
+ * what was never loaded, are on no line. */
+Test(figures_train, training_live_against_loaded)
+{
+    shell("cp " FIXTURES
+          "/live_training.csv $D/results && cd $D/results && head -n 1 live_training.csv > other.csv && "
+          "sed -n 2p live_training.csv | sed 's/,lenet,32,/,lenet,64,/; s/2026-11-21/2026-11-22/' >> "
+          "other.csv");
+    shell(SELECT
+          "training_time training >/dev/null && cat $D/work/training_time.vars $D/work/training_time.dat "
+          "$D/work/training.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
+                  says("loaded from shards") && says("loaded from files"),
+              "%s", out);
+    cr_expect(says("lenet with 943,836 parameters, batch 32") &&
+                  says("the losses are the same in every digit"),
+              "%s", out);
+    cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
+    cr_expect(says("ours, another network") && says("series = 7"), "%s", out);
+    shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
+          "training_time >/dev/null && cat $D/work/training_time.vars");
+    cr_expect(status == 0 && !says("the same in every digit"), "%s", out);
+    shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
+          "--reference $D/reference training_time");
+    cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
+}
+
+/* What is of the reference alone says so; rows of the user's that are half of what a figure needs are said to
+ * be that. */
+Test(figures_train, training_without_rows_of_yours)
+{
+    shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
+          "import csv, sys\n"
+          "rows = list(csv.DictReader(open(sys.argv[1])))\n"
+          "out = csv.DictWriter(open(sys.argv[2], \"w\"), rows[0])\n"
+          "out.writeheader()\n"
+          "out.writerows([row for row in rows if not row[\"init\"]][:3])' " FIXTURES
+          "/fine_tuning.csv $D/results/half.csv && " FIGURES
+          "--reference $D/reference training training_time fine_tuning");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("training.{png,svg,pdf} (no rows of yours; to measure them: scripts/live_training.sh DIR"),
+              "%s", out);
+    cr_expect(says("training_time.{png,svg,pdf} (no rows of yours; to measure them:"), "%s", out);
+    cr_expect(says("fine_tuning.{png,svg,pdf} (3 rows of yours, of which none are both pre-trained and from"),
+              "%s", out);
+}

@@ -1,0 +1,98 @@
+/* Ranks under mpirun on a machine's cores: how these are shared out, and which placements are warned of. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "mpirun.h"
+
+TestSuite(mpi_cores, .init = start, .fini = stop, .timeout = 120);
+
+static bool apart(const pid_t *ranks, int count)
+{
+    cpu_set_t all, one, both;
+    CPU_ZERO(&all);
+    for (int i = 0; i < count; i++) {
+        if (sched_getaffinity(ranks[i], sizeof one, &one) != 0)
+            return false;
+        CPU_AND(&both, &all, &one);
+        if (CPU_COUNT(&both) > 0)
+            return false;
+        CPU_OR(&all, &all, &one);
+    }
+    return true;
+}
+
+Test(mpi_cores, ranks_share_out_the_cores_that_they_have_in_common)
+{
+    cpu_set_t allowed;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    if (CPU_COUNT(&allowed) < 2)
+        cr_skip_test("one hardware thread is nothing to share");
+    pid_t ranks[8], mpirun = start_ranks("2", "--variant naive --min-time 30 --max-time 30");
+    bool shared_out = false;
+    for (double begin_s = timer_now_s(); !shared_out && timer_now_s() - begin_s < 30; nap())
+        shared_out = children_of(mpirun, ranks) == 2 && apart(ranks, 2);
+    int ended;
+    kill(mpirun, SIGTERM);
+    cr_assert(ends_within(mpirun, 20, &ended));
+    cr_expect(shared_out, "both ranks could run on the same cores");
+}
+
+Test(mpi_cores, each_has_as_many_threads_as_it_got)
+{
+    cpu_set_t allowed;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 2 || CPU_COUNT(&allowed) > 64)
+        cr_skip_test("no second thread here");
+    run_well(2, TINY "--batch 2 --format csv");
+    double cores = number(out, 4, "threads") + number(out, 5, "threads");
+    cr_expect(cores == CPU_COUNT(&allowed) || strstr(err, "more ranks than cores"), "%g", cores);
+    cr_expect(number(out, 6, "threads") == cores);
+    run_well(2, TINY "--batch 2 --bind none --format csv");
+    cr_expect(number(out, 4, "threads") == CPU_COUNT(&allowed));
+}
+
+/* The launcher gives each of two ranks a hardware thread, and there are more. */
+Test(mpi_cores, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
+{
+    static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY
+                               "--batch 2 %s : -n 1 taskset -c %d $PROGRAM " TINY "--batch 2 %s";
+    cpu_set_t allowed;
+    int cpus[2] = {0}, count = 0;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            cpus[count++] = cpu;
+    if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 3)
+        cr_skip_test("no third hardware thread here");
+    shell(line, cpus[0], "", cpus[1], "");
+    cr_expect(count_of(err, "leaves the rest idle") == 1, "%s", err);
+    shell(line, cpus[0], "--variant naive", cpus[1], "--variant naive");
+    cr_expect(status == 0 && !strstr(err, "idle"), "%s", err);
+}
+
+Test(mpi_cores, more_ranks_than_cores_are_warned_of)
+{
+    cpu_set_t allowed;
+    int cpu = 0;
+    cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    while (!CPU_ISSET(cpu, &allowed))
+        cpu++;
+    shell("taskset -c %d mpirun --bind-to none -n 2 $PROGRAM " TINY "--batch 2", cpu);
+    cr_expect(status == 0, "exit %d: %s", status, err);
+    cr_expect(count_of(err, "more ranks than cores") == 1, "%s", err);
+}
+
+#ifdef _OPENMP
+/* libgomp then binds the first thread of each rank to the first core, before main() begins. */
+Test(mpi_cores, cores_that_openmp_has_taken_away_are_warned_of)
+{
+    setenv("OMP_PROC_BIND", "true", 1);
+    run_well(2, TINY "--batch 2");
+    cr_expect(count_of(err, "warning: OMP_PROC_BIND") == 1 && strstr(err, "ranks share cores"), "%s", err);
+    run_well(0, TINY "--batch 2");
+    cr_expect(count_of(err, "warning: OMP_PROC_BIND") == 1 && strstr(err, "--threads N"), "%s", err);
+    run_well(0, TINY "--batch 2 --threads 1");
+    cr_expect(!strstr(err, "OMP_PROC_BIND"), "%s", err);
+}
+#endif

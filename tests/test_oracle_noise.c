@@ -1,0 +1,158 @@
+/* The oracle over noise that it fetches from variants with generators of their own: sound ones pass, the
+ * mistakes that they can make show. */
+#include "synth_by_hand.h"
+
+#include <criterion/redirect.h>
+
+TestSuite(oracle_noise, .timeout = 60);
+
+enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
+
+/* A variant with a generator of its own, and the mistakes that such a variant can make. */
+struct generator {
+    float scale, shift;
+    uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
+    bool same_axes;              /* the last orbit of the last image draws x and y alike */
+    uint32_t still_from;         /* orbits from here on draw 0.5 after their first vertices; 0: none do */
+    bool wrong_images;           /* the images come from other noise */
+    bool fails;
+};
+
+static uint64_t splitmix64(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* One stream: an axis of an orbit of an image. */
+static void draw_stream(const struct generator *generator, uint64_t j, uint32_t k, uint32_t axis,
+                        float *noise_)
+{
+    uint64_t state = ((j * STREAM_ORBITS + k) * 2 + axis) * 0x2545f4914f6cdd1du;
+    for (uint32_t v = 0; v < STREAM_VERTICES; v++) {
+        float value = noise_of_draw(synth.gradients, (uint32_t)(splitmix64(&state) >> 32));
+        bool still = generator->still_from > 0 && k >= generator->still_from && v >= 12;
+        noise_[2 * (k * STREAM_VERTICES + v) + axis] =
+            still ? 0.5f : value * generator->scale + generator->shift;
+    }
+}
+
+static enum status generator_noise(void *state, uint64_t j, float *noise_)
+{
+    const struct generator *generator = state;
+    if (generator->fails)
+        return status_set(STATUS_FAILED, "the noise is gone");
+    for (uint32_t k = 0; k < STREAM_ORBITS; k++)
+        for (uint32_t axis = 0; axis < 2; axis++) {
+            bool copies = j == generator->copy_to && k == 17 && axis == 1;
+            draw_stream(generator, copies ? generator->copy_from : j, k, axis, noise_);
+        }
+    for (uint32_t v = 0; generator->same_axes && j == STREAM_BATCH - 1 && v < STREAM_VERTICES; v++) {
+        float *last = noise_ + 2 * ((STREAM_ORBITS - 1) * STREAM_VERTICES + v);
+        last[1] = last[0];
+    }
+    return STATUS_OK;
+}
+
+static enum status generator_fetch(void *state, void *result)
+{
+    static float stream_noise[2 * STREAM_VERTICES * STREAM_ORBITS];
+    static struct atom_point stream_points[STREAM_VERTICES];
+    struct synth_fetch *fetch = result;
+    const struct generator *generator = state;
+    struct generator sound = *generator;
+    sound.fails = false;
+    cr_assert(generator_noise(&sound, fetch->j, stream_noise) == STATUS_OK);
+    for (size_t i = 0; generator->wrong_images && i < COUNT_OF(stream_noise); i++)
+        stream_noise[i] = -stream_noise[i];
+    oracle_draw(&synth, image_at(0, fetch->j), stream_noise, stream_points, fetch->pixels);
+    return STATUS_OK;
+}
+
+static enum status verify_generator(struct generator generator, uint64_t *wrong)
+{
+    const struct atom_class class_ = {.id = 0,
+                                      .vertices = STREAM_VERTICES,
+                                      .orbits = STREAM_ORBITS,
+                                      .oval_x = 1,
+                                      .oval_y = 1,
+                                      .noise = 1,
+                                      .radius = 3};
+    const struct synth_traits traits = {
+        .noise = SYNTH_NOISE_XORWOW, .timed = "draw", .fetch_noise = generator_noise};
+    const struct variant variant = {.platform = "cpu", .traits = &traits, .fetch = generator_fetch};
+    make_synth(FORMULA_UJI, &class_, 1, STREAM_BATCH, RES);
+    enum status status = oracle_verify(&synth, &variant, &generator, wrong);
+    stop();
+    return status;
+}
+
+static uint64_t wrong_of(struct generator generator)
+{
+    uint64_t wrong = 12345;
+    cr_assert(verify_generator(generator, &wrong) == STATUS_OK, "%s", status_text());
+    fflush(stderr);
+    return wrong;
+}
+
+Test(oracle_noise, of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1}) == 0);
+    cr_expect_stderr_eq_str("");
+}
+
+/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a
+ * spread of a twentieth. */
+Test(oracle_noise, that_is_shifted_is_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1, .shift = -0.01f}) == STREAM_BATCH);
+}
+
+Test(oracle_noise, that_is_spread_is_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .still_from = STREAM_ORBITS * 3 / 4}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1.05f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 0.95f}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 0}) == STREAM_BATCH);
+}
+
+Test(oracle_noise, two_equal_streams_are_rejected, .init = cr_redirect_stderr)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .copy_from = 2, .copy_to = 5}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1, .same_axes = true}) == STREAM_BATCH);
+}
+
+static void expect_warning(struct generator generator, const char *words)
+{
+    char text[1024] = "";
+    cr_redirect_stderr();
+    wrong_of(generator);
+    FILE *redirected = cr_get_redirected_stderr();
+    cr_assert(fgets(text, sizeof text, redirected));
+    cr_expect(strstr(text, "warning: ") && strstr(text, words), "'%s' is not in: %s", words, text);
+}
+
+Test(oracle_noise, a_warning_says_that_the_distribution_differs)
+{
+    expect_warning((struct generator){.scale = 2}, "Kolmogorov-Smirnov");
+}
+
+Test(oracle_noise, a_warning_says_that_streams_overlap)
+{
+    expect_warning((struct generator){.scale = 1, .copy_from = 0, .copy_to = 1}, "streams");
+}
+
+Test(oracle_noise, images_that_do_not_follow_from_their_noise_are_wrong)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
+}
+
+Test(oracle_noise, verify_relays_a_failing_fetch_of_noise)
+{
+    uint64_t wrong;
+    cr_expect(verify_generator((struct generator){.scale = 1, .fails = true}, &wrong) == STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "the noise is gone");
+}

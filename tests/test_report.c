@@ -1,0 +1,138 @@
+/* scripts/report.py from outside: what the page holds, and that its commands repeat their rows. */
+#include "figures.h"
+
+TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
+
+Test(report, stands_alone)
+{
+    shell("cp " FIXTURES "/* $D/results && sed -i 's/X1/<X\\&1>/' $D/results/*.csv && " REPORT
+          "&& tests/check_page.py $D/report.html");
+    cr_assert_eq(status, 0, "%s", out);
+    shell("test $(grep -c '<svg' $D/report.html) = $(scripts/figures.py --list | wc -l)");
+    cr_assert_eq(status, 0, "a figure is not there");
+    shell("grep -o '<pre>mpirun [^<]* 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
+    cr_assert(
+        says(
+            "mpirun --bind-to none -n 4 ./fdsl-bench --variant fused --batch 1024 --scaling weak --verify") &&
+            says("--scaling strong") && says("128.0 GiB"),
+        "%s", out);
+}
+
+Test(report, repeats_threads)
+{
+    shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")
+              ON_CPU("2", "5", "64", "strong") "} > $D/results/a.csv; " REPORT
+                                               "--reference $D/reference; grep -o '<pre>mpirun "
+                                               "[^<]*' $D/report.html");
+    cr_assert(
+        says("mpirun --bind-to none -n 2 ./fdsl-bench --variant omp --scaling weak --threads 8 --verify\n"),
+        "%s", out);
+    cr_assert(says("./fdsl-bench --variant omp --batch 64 --scaling strong --verify\n"),
+              "parts that differ are what they are by default: %s", out);
+}
+
+Test(report, without_rows)
+{
+    shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
+    cr_assert_eq(status, 0, "%s", out);
+    shell("grep -c 'to measure it\\|To measure it' $D/report.html");
+    cr_assert_eq(atoi(out), 17, "%s", out);
+}
+
+Test(report, of_loading)
+{
+    shell("cp " FIXTURES "/load.csv $D/results && " REPORT
+          "--reference $D/reference && tests/check_page.py $D/report.html && grep -o '<h3>[0-9]* "
+          "samples[^<]*\\|"
+          "<pre>[^<]*' $D/report.html");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("<pre>./fdsl-bench --variant shards,shards-mmap,shards-uring,shards-omp --data "
+                   "data/2048-shards --shuffle 0 --threads 1 --verify\n"),
+              "%s", out);
+    cr_assert(says("--variant files,files-uring --data data/2048-files --cache cold --verify\n"), "%s", out);
+    cr_assert(says("<pre>scripts/compare_loading.py --files data/16384-files --batch 32 --workers 2\n"), "%s",
+              out);
+    cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
+              out);
+    /* Columns: ranks, rank, scaling, batch; the last of all ranks is their sum. */
+    shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
+          "$17 = "
+          "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
+          "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html | head -1");
+    cr_assert(says("-n 2 ./fdsl-bench --variant shards-omp --data data/2048-shards --batch 64 --shuffle 0 "
+                   "--scaling strong --threads 1 --verify\n"),
+              "%s", out);
+}
+
+#define TINY " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
+#define ODD                                                                                               \
+    " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
+    " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
+
+/* The parameters of all rows, without what differs from run to run. */
+#define PARAMETERS "cut -d, -f 7,11- %s | sed 's/,u8,\\|,f16,/&\\n/' | grep -v '^[^s]*e-'"
+
+Test(report, commands_repeat_their_rows)
+{
+    static const char *const jobs[] = {
+        ODD, " --res 24 --batch 4 --classes 3 --preset visualatom",
+        ODD " --output f16 --channels 3 --layout nhwc --out-res 20 --fit crop --mean 0.5"};
+    const char *program = getenv("FDSL_BENCH");
+    setenv("B", program ? program : "./fdsl-bench", 1);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        const char *variant = i == 2 ? "omp" : "naive";
+        shell("rm -f $D/results/a.csv; \"$B\" --variant %s %s" TINY " --out $D/results/a.csv", variant,
+              jobs[i]);
+        if (status == 2 || status == 4) /* a build without omp, or without presets */
+            continue;
+        cr_assert_eq(status, 0, "%s", out);
+        shell(REPORT "&& grep -o '<pre>./fdsl-bench [^<]*' $D/report.html | head -9 | grep -m 1 -- '%s' | "
+                     "sed 's/^<pre>..fdsl-bench//; s/&#x27;/'\\''/g' > $D/command; "
+                     "eval \"$B $(cat $D/command)" TINY " --out $D/b.csv\"; cat $D/command",
+              i == 1 ? "--classes 3" : "--res 40");
+        cr_assert_eq(status, 0, "%s", out);
+        shell("python3 -c 'import csv, sys\n"
+              "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
+              "columns = list(a)\n"
+              "wrong = [c for c in columns[columns.index(\"batch\"):columns.index(\"warmups\")] if a[c] != "
+              "b[c]]\n"
+              "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv; s=$?; rm -f $D/b.csv; exit "
+              "$s");
+        cr_assert_eq(status, 0, "columns that differ: %s", out);
+    }
+}
+
+Test(report, commands_repeat_their_rows_of_loading)
+{
+    static const char *const jobs[] = {"shards --shuffle 0 --batch 3 --seed 5 --cache any --decode",
+                                       "shards-mmap --epochs 2 --prefetch 1 --augment --shift 2 --mean 0.5",
+                                       "shards-omp --threads 2 --on-error skip"};
+    const char *program = getenv("FDSL_BENCH");
+    setenv("B", program ? program : "./fdsl-bench", 1);
+    shell("\"$B\" --prepare $D/set --layout shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
+          "u8");
+    if (status == 4) /* a build that cannot */
+        cr_skip_test("%s", out);
+    cr_assert_eq(status, 0, "%s", out);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        shell("rm -f $D/results/a.csv $D/b.csv; \"$B\" --data $D/set --variant %s" TINY
+              " --out $D/results/a.csv",
+              jobs[i]);
+        if (status == 4) /* without omp, say */
+            continue;
+        cr_assert_eq(status, 0, "%s", out);
+        shell(REPORT
+              "--reference $D/reference && grep -o '<pre>./fdsl-bench [^<]*--data [^<]*' $D/report.html |"
+              " sed 's/^<pre>..fdsl-bench//' > $D/command; "
+              "eval \"$B $(cat $D/command)" TINY " --out $D/b.csv\"; cat $D/command");
+        cr_assert_eq(status, 0, "%s", out);
+        shell("python3 -c 'import csv, sys\n"
+              "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
+              "columns = list(a)\n"
+              "columns = columns[columns.index(\"data\"):columns.index(\"warmups\")] + [\"variant\", "
+              "\"threads\", \"cache\"]\n"
+              "wrong = [c for c in columns if a[c] != b[c]]\n"
+              "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv");
+        cr_assert_eq(status, 0, "columns that differ: %s", out);
+    }
+}
