@@ -40,7 +40,8 @@ static const char header[] =
     "compute,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
-    "timed,noise_s,vertices_s,painting_s,digest,compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,"
+    "timed,noise_s,vertices_s,painting_s,digest,compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,"
+    "slowdown,"
     "bus_share,bus_slowdown,loss,"
     "cache,verified,wrong";
 

@@ -13,10 +13,9 @@
 #include "train/learner.h"
 #include "train/network.cuh"
 
-#define ENGINE (&engine_bf16)
-#define LOOKS  (LEARNER_RECENT + 1) /* sums after so many of the latest steps: of the oldest the rest is due \
-                                     */
-#define RATE         0.001          /* of Adam, whose other values are PyTorch's defaults */
+#define ENGINE       (&engine_bf16)
+#define LOOKS        (LEARNER_RECENT + 1) /* sums behind the latest steps, and before the first of these */
+#define RATE         0.001                /* of Adam, whose other values are PyTorch's defaults */
 #define MOMENT_BLOCK 1024
 
 /* (v - mean) / deviation of a channel, as v * scale + offset. */

@@ -28,7 +28,7 @@ struct option_spec {
     const char *fallback; /* the default as text, NULL for none; a flag has none */
     double minimum, maximum;
     const char *const *choices; /* NULL-terminated */
-    bool column; /* it is a parameter of the workload, with one CSV column of its name */
+    bool column;                /* it is a parameter of the workload, with one CSV column of its name */
     const char *help;
 };
 
