@@ -377,3 +377,38 @@ Test(compute, files_as_they_are_are_no_pictures)
     remove_folder();
 }
 #endif
+
+/* ---- What scripts make of the rows ---- */
+
+#define FIXTURES "tests/data/figures"
+
+/* Rows of today, and a step of the trainer's among them: it is of no length that others have. */
+Test(compute, break_even_takes_steps_of_a_given_length_alone)
+{
+    static const char newer[] =
+        "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print $0, \"compute\", "
+        "\"bus_share\", \"bus_slowdown\", \"loss\"; next } { sub(\"/.*\", \"/5\", $1); print $0, "
+        "$at[\"compute_ms\"], 1, 1, \"\" } $at[\"variant\"] == \"%s\" && $at[\"compute_ms\"] == 5 { "
+        "$at[\"compute_ms\"] = 7; $at[\"items_per_s\"] = 1e9; print $0, \"%s\", 1, 1, 0.5 }' " FIXTURES
+        "/break_even_%s.csv > %s/%s.csv";
+    static const struct {
+        const char *step;
+        bool same;
+    } cases[] = {{"train:cnn-fdsl", true}, {"7", false}};
+    make_folder();
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char command[8 * PATH_MAX];
+        snprintf(command, sizeof command, newer, "fused", cases[i].step, "synth", folder, "synth");
+        cr_assert_eq(system(command), 0, "%s", command);
+        snprintf(command, sizeof command, newer, "gpu-resident", cases[i].step, "load", folder, "load");
+        cr_assert_eq(system(command), 0, "%s", command);
+        snprintf(
+            command, sizeof command,
+            "scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
+            "/break_even_load.csv > %s/old && scripts/break_even.py %s/synth.csv %s/load.csv > %s/new && "
+            "cmp -s %s/old %s/new",
+            folder, folder, folder, folder, folder, folder);
+        cr_expect_eq(system(command) == 0, cases[i].same, "%s", cases[i].step);
+    }
+    remove_folder();
+}
