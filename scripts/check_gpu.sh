@@ -163,6 +163,7 @@ END
     check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     check 'closed forms' build/tests/gpu_exact
+    check 'batches that are learnt from' build/tests/gpu_batch
     for step_ms in 0.1 0.5 5 100; do
         check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done
