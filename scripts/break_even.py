@@ -50,7 +50,7 @@ def job_of(row):
 
 def kept_fixed(row):
     """What the rows of one source share: all parameters but the step, and how much there was to read."""
-    return tuple(row[column] for column in row.defaults if column != "compute_ms") + (
+    return tuple(row[column] for column in row.defaults if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
@@ -60,7 +60,10 @@ def images_a_step(row):
 
 
 def is_comparable(row):
-    """Whole runs of one rank, of samples as they are, whose batches were whole but for what a tie lets through."""
+    """Whole runs of one rank, of samples as they are, whose batches were whole but for what a tie lets through, beside no
+    step or one of a length that others have too."""
+    if row["compute"].startswith("train"):
+        return False
     if row["ranks"] != 1 or not row.is_load:
         return row["ranks"] == 1
     return (row["variant"] in READERS and row["augment"] != "1" and not row["skipped"]

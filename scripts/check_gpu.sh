@@ -163,8 +163,14 @@ END
     check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     check 'closed forms' build/tests/gpu_exact
+    check 'batches that are learnt from' build/tests/gpu_batch
     for step_ms in 0.1 0.5 5 100; do
         check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
+    done
+    for output in '--output u8' '--output f16 --channels 3' '--output f32 --channels 3 --layout nhwc' '--output bf16'; do
+        # shellcheck disable=SC2086
+        check "$output: the loss falls" scripts/check_learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
+            --warmups 0 --warmup-time 0 $output --compute train
     done
     refuses() { # a batch that no device holds: exit status 2, and how much it needs
         local output status=0

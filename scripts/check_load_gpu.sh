@@ -79,6 +79,19 @@ make_sets() {
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
     # More than two launches of gpu-resident as f32, so that slots are written again
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
+    # Pictures in classes, to be learnt from
+    for layout in files shards; do
+        make_set $layout taught 8 --from synth --classes 4 --res 64 --samples 2048 --encode npy
+        make_set $layout few 2 --from synth --classes 4 --res 16 --samples 100 --encode npy
+    done
+    make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
+}
+learn() { # variant, set, options ...: 320 steps of the trainer's
+    local layout
+    for layout in $(layouts_of "$1"); do
+        alone check "$1 $2-$layout ${*:3}: the loss falls" scripts/check_learning.py 4 "$bench" --variant "$1" --data "$dir/$2-$layout" \
+            --cache any --batch 64 --epochs 5 --loops 1 --warmups 1 --warmup-time 0 --threads 4 --compute train "${@:3}"
+    done
 }
 sets=(one three odd half float middle large)
 make_sets
@@ -100,6 +113,7 @@ if ((sanitize)); then
             done
             verify "$variant" float --batch 7 --threads 3 --tensor raw --epochs 2
             alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
+            alone verify "$variant" few --batch 31 --threads 3 --tensor bf16 --compute train:logreg
         done
     done
     # What a failure leaves behind
@@ -130,6 +144,11 @@ else
         done
         # More batches have room than a consumer has events for.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
+        # The trainer's own step learns from them, and leaves them as they are.
+        for tensor in raw bf16; do
+            learn "$variant" taught --tensor $tensor
+        done
+        alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
         if [[ $variant != files-gpu ]]; then
             for threads in 1 16; do
                 check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
@@ -145,7 +164,17 @@ else
             verify "$variant" large --chunk $chunk --ring 3 --threads 2
         done
     done
+    if grep -qx gpu-resident <<<"$variants"; then
+        learn gpu-resident taught --tensor f16 --mean 0.5 --std 0.25
+        learn gpu-resident taught --tensor f32
+    fi
+    # From the host, for which no variant of the GPU is needed
+    learn shards-omp taught --decode
+    learn shards-omp pictures --decode
+    learn shards-omp pictures --augment
     # Faults
+    check 'what has no classes teaches nothing' fails_with 2 'has not one label' "$bench" --variant shards-omp --decode \
+        --data "$dir/odd-shards" --compute train
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue
         check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \

@@ -45,13 +45,14 @@ import time
 
 COLUMNS = (
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
-    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute_ms,"
+    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
     "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
     "copy_bytes_per_s,copy_share,gds,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
     "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
-    "steps,wait_share,first_wait_s,step_s,utilisation,slowdown,cache,verified,wrong").split(",")
+    "compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,bus_share,bus_slowdown,loss,"
+    "cache,verified,wrong").split(",")
 METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
@@ -357,14 +358,14 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 def columns_of(path):
     """The columns and the schema of a file that fdsl-bench or this script began; else ours."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
-        return COLUMNS, "load/4"
+        return COLUMNS, "load/5"
     with open(path, newline="") as stream:
         reader = csv.DictReader(stream)
         first = next(reader, {})
         header = list(reader.fieldnames)
     if set(COLUMNS) - set(header) or not first.get("schema", "load/").startswith("load/"):
         sys.exit("compare_loading: %s is no table of the workload load; name another file" % path)
-    return header, first.get("schema", "load/4")
+    return header, first.get("schema", "load/5")
 
 
 def append(path, rows):

@@ -10,7 +10,7 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "load/3", "load/4", "train/1", "train/2", "infer/1")
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "load/3", "load/4", "load/5", "train/1", "train/2", "infer/1")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -20,14 +20,14 @@ DEFAULTS = {
     "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
     "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
     "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
-    "compute_ms": "",
+    "compute": "",
 }
 
 # The same of the workload load. The data has no default, and --shift, --mean and --std apply with --augment alone.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute_ms": "",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute": "",
 }
 LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
@@ -62,6 +62,7 @@ LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", 
 SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
 STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # of --compute, numbers
 SINCE_4 = ("compute_ms",) + STEPS
+SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
                  "throttled")
@@ -179,7 +180,8 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + LOAD_LATER, ""), **fields}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + LOAD_LATER, ""), **fields}
+    fields["compute"] = fields["compute"] or fields["compute_ms"]  # before there were others, a step was so many ms
     row = Row(numbered(path, line, fields, numbers + STEPS, needed))
     row.texts = fields
     for column in needed:
@@ -191,9 +193,9 @@ def measured_row(path, line, fields, numbers, needed):
 def needed_columns(schema):
     """The columns that rows of a schema have, of those that are read."""
     workload, version = schema.split("/")
-    columns = IDENTITY + ("rank", "verified") + SINCE_3 + STEPS + (
+    columns = IDENTITY + ("rank", "verified") + SINCE_3 + SINCE_4 + SINCE_5 + (
         ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
-    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4, "3": SINCE_4}.get(version, ())
+    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4 + SINCE_5, "3": SINCE_4 + SINCE_5, "4": SINCE_5}.get(version, ())
     return [column for column in columns if column not in later]
 
 

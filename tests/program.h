@@ -37,11 +37,13 @@ static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
     "ranks_per_device,"
     "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
-    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,compute_"
-    "ms,"
+    "noise,line_width,radius,oval_x,oval_y,freq1,freq2,output,channels,layout,out_res,fit,mean,std,"
+    "compute,"
     "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,roofline_share,time_cv,outliers,throttled,imbalance,efficiency,"
-    "timed,noise_s,vertices_s,painting_s,digest,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,"
+    "timed,noise_s,vertices_s,painting_s,digest,compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,"
+    "slowdown,"
+    "bus_share,bus_slowdown,loss,"
     "cache,verified,wrong";
 
 /* ---- Running the program ---- */

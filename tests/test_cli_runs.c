@@ -11,12 +11,13 @@ TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
 /* ---- Consumed batches ---- */
 
-Test(cli, compute_is_a_time_and_needs_a_gpu)
+Test(cli, compute_is_a_step_and_needs_a_gpu)
 {
     static const struct refusal refusals[] = {
         {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
         {"--compute 1001", "out of range"},
-        {"--compute train", "--compute: 'train' is not a number"},
+        {"--compute fast", "--compute: 'fast' is neither a number of milliseconds nor train[:MODEL]"},
+        {"--compute train", "--compute train learns to tell classes apart, and here is one; add --classes N"},
         {"--compute", "--compute needs a value"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
@@ -25,8 +26,9 @@ Test(cli, compute_is_a_time_and_needs_a_gpu)
     run(NAIVE " --compute 5 --device 1023 --dry-run");
     expect_error(4, "--compute: no", "--compute 5");
     run_well(NAIVE " --format csv");
-    static const char *const empty[] = {"compute_ms", "steps",       "wait_share", "first_wait_s",
-                                        "step_s",     "utilisation", "slowdown"};
+    static const char *const empty[] = {"compute",      "compute_ms",   "steps",       "wait_share",
+                                        "first_wait_s", "step_s",       "utilisation", "slowdown",
+                                        "bus_share",    "bus_slowdown", "loss"};
     for (size_t i = 0; i < COUNT_OF(empty); i++)
         cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
 }

@@ -2,6 +2,7 @@
  * Each writes down what it was asked, so that the order of things can be read. */
 #include <criterion/criterion.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,6 +88,13 @@ struct fake_consumer {
     struct consumer_times times; /* what finish() tells */
 };
 
+static enum status hear_renew(struct consumer *consumer)
+{
+    (void)consumer;
+    hear("renew ");
+    return STATUS_OK;
+}
+
 static enum status hear_begin(struct consumer *consumer)
 {
     ((struct fake_consumer *)consumer)->taken = 0;
@@ -94,21 +102,22 @@ static enum status hear_begin(struct consumer *consumer)
     return STATUS_OK;
 }
 
-static enum status hear_take_host(struct consumer *consumer, const void *batch, size_t bytes)
+static enum status hear_take_host(struct consumer *consumer, const struct batch *batch)
 {
     ((struct fake_consumer *)consumer)->taken++;
-    hear("host %s/%zu ", (const char *)batch, bytes);
+    hear("host %s/%zu ", (const char *)batch->values, batch->bytes);
     return STATUS_OK;
 }
 
-static enum status hear_take_device(struct consumer *consumer, void *ready_event, void **done_event)
+static enum status hear_take_device(struct consumer *consumer, const struct batch *batch, void *ready_event,
+                                    void **done_event)
 {
     struct fake_consumer *self = (struct fake_consumer *)consumer;
     cr_assert_null(ready_event);
     int *event = &self->events[self->taken++ % 8];
     *event = (int)self->taken;
     *done_event = event;
-    hear("take ");
+    hear("take %d ", (int)batch->first);
     return STATUS_OK;
 }
 
@@ -127,7 +136,8 @@ static enum status hear_finish(struct consumer *consumer, struct consumer_times 
     return STATUS_OK;
 }
 
-static const struct consumer_type hearing = {.begin = hear_begin,
+static const struct consumer_type hearing = {.renew = hear_renew,
+                                             .begin = hear_begin,
                                              .take_host = hear_take_host,
                                              .take_device = hear_take_device,
                                              .wait = hear_wait,
@@ -136,17 +146,20 @@ static const struct consumer_type hearing = {.begin = hear_begin,
 /* ---- The workloads ---- */
 
 static enum status hand_over_device(const void *input, const struct variant *variant, void *state,
-                                    struct consumer *consumer, void **done_event)
+                                    uint64_t number, struct consumer *consumer, void **done_event)
 {
-    (void)input, (void)variant, (void)state;
-    return consumer_take_device(consumer, NULL, done_event);
+    (void)input, (void)variant;
+    cr_assert_eq(((const struct fake_state *)state)->latest, number);
+    const struct batch batch = {.first = number};
+    return consumer_take_device(consumer, &batch, NULL, done_event);
 }
 
 static enum status hand_over_host(const void *input, const struct variant *variant, void *state,
-                                  struct consumer *consumer, void **done_event)
+                                  uint64_t number, struct consumer *consumer, void **done_event)
 {
-    (void)input, (void)variant, (void)state, (void)done_event;
-    return consumer_take_host(consumer, "images", 6);
+    (void)input, (void)variant, (void)state, (void)number, (void)done_event;
+    const struct batch batch = {.values = "images", .bytes = 6};
+    return consumer_take_host(consumer, &batch);
 }
 
 static struct consumer *told;
@@ -168,7 +181,8 @@ static enum status open_consumed(const struct workload *workload, const struct v
                                  struct fake_consumer *consumer, void **state)
 {
     const struct resources resources = {.threads = 1};
-    *consumer = (struct fake_consumer){.consumer = {&hearing}};
+    *consumer = (struct fake_consumer){
+        .consumer = {&hearing, {.length_s = 0.25, .alone_s = 0.28, .bus_share = 0.75, .bus_slowdown = NAN}}};
     const struct consumed_job job = {workload, variant, input, &consumer->consumer};
     return consumed_variant.setup(&resources, &job, state);
 }
@@ -195,16 +209,16 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
     void *state;
     cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
     cr_expect_eq(states_left, 2);
-    expect_heard("begin ");
+    expect_heard("renew begin ");
     run(state, 1);
     run(state, 0);
-    expect_heard("ready 2:1 run 2:1 take ready 1:0 run 1:0 take ");
+    expect_heard("ready 2:1 run 2:1 take 1 ready 1:0 run 1:0 take 0 ");
     cr_expect_eq(latest_of(state), 0, "verification looks at the latest run");
     run(state, 2); /* over the batch of run 1, once its step has ended */
-    expect_heard("ready 2:2 wait 1 run 2:2 take ");
+    expect_heard("ready 2:2 wait 1 run 2:2 take 2 ");
     cr_expect_eq(latest_of(state), 2);
     run(state, 3);
-    expect_heard("ready 1:3 wait 2 run 1:3 take ");
+    expect_heard("ready 1:3 wait 2 run 1:3 take 3 ");
     consumed_variant.teardown(state);
     expect_heard("finish 4 ");
     cr_expect_eq(states_left, 0);
@@ -221,14 +235,14 @@ Test(consumed, batches_of_the_host_are_copied_away_and_need_one_state)
     cr_expect_eq(states_left, 1);
     run(state, 1);
     run(state, 2);
-    expect_heard("begin run 1:1 host images/6 run 1:2 host images/6 ");
+    expect_heard("renew begin run 1:1 host images/6 run 1:2 host images/6 ");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
 {
     struct fake_consumer consumer;
-    char texts[6][64] = {{0}};
+    char texts[CONSUMED_COLUMNS][64] = {{0}};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
@@ -239,18 +253,22 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
     run(state, 2);
     run(state, 3);
     phase_enter(PHASE_MEASURE);
-    expect_heard("ready 1:2 begin run 1:2 take ready 2:3 wait 1 run 2:3 take ");
+    expect_heard("ready 1:2 begin run 1:2 take 2 ready 2:3 wait 1 run 2:3 take 3 ");
     consumer.times = (struct consumer_times){
-        .steps = 2, .first_wait_s = 0.2, .wait_s = 0.1, .step_s = 0.35, .alone_s = 0.28, .span_s = 1.0};
+        .steps = 2, .first_wait_s = 0.2, .wait_s = 0.1, .step_s = 0.35, .span_s = 1.0, .loss = 1.5};
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     expect_heard("finish 2 ");
-    cr_expect_str_eq(texts[0], "2");
-    cr_expect_str_eq(texts[1], "0.125", "the gap over what follows the first wait: %s", texts[1]);
+    cr_expect_str_eq(texts[1], "2");
+    cr_expect_str_eq(texts[2], "0.125", "the gap over what follows the first wait: %s", texts[2]);
     cr_expect_float_eq(wait_share, 0.125, 1e-12);
-    cr_expect_str_eq(texts[2], "0.2");
-    cr_expect_str_eq(texts[3], "0.35");
-    cr_expect_str_eq(texts[4], "0.7");
-    cr_expect_str_eq(texts[5], "1.25");
+    cr_expect_str_eq(texts[3], "0.2");
+    cr_expect_str_eq(texts[4], "0.35");
+    cr_expect_str_eq(texts[5], "0.7");
+    cr_expect_str_eq(texts[6], "1.25");
+    cr_expect_str_eq(texts[0], "250", "the length in milliseconds, as it was asked for");
+    cr_expect_str_eq(texts[7], "0.75");
+    cr_expect_str_eq(texts[8], "", "never measured");
+    cr_expect_str_eq(texts[9], "1.5");
     consumed_variant.teardown(state);
 }
 
@@ -272,7 +290,7 @@ Test(consumed, a_run_that_fails_hands_nothing_over)
     cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
     fail_at_run = STATUS_FAILED;
     cr_expect_eq(consumed_variant.run(state, 1, &time), STATUS_FAILED);
-    expect_heard("begin run 2:1 ");
+    expect_heard("renew begin run 2:1 ");
     consumed_variant.teardown(state);
     cr_expect_eq(states_left, 0);
 }
@@ -282,13 +300,13 @@ Test(consumed, a_run_that_fails_hands_nothing_over)
 Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 {
     struct fake_consumer consumer;
-    char texts[6][64] = {{0}};
+    char texts[CONSUMED_COLUMNS][64] = {{0}};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     cr_expect_eq(states_left, 1, "variants have buffers of their own");
     cr_expect_eq(told, &consumer.consumer);
-    expect_heard("begin consumer ");
+    expect_heard("renew begin consumer ");
     consumer.times = (struct consumer_times){.steps = 1000, .step_s = 9, .span_s = 9000};
     phase_enter(PHASE_WARM_UP);
     run(state, 1);
@@ -299,20 +317,21 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
                                                  .first_wait_s = 0.1 * (double)number,
                                                  .wait_s = 0.05,
                                                  .step_s = 0.1,
-                                                 .alone_s = 0.08,
-                                                 .span_s = 1};
+                                                 .span_s = 1,
+                                                 .loss = 1.0 / (double)number};
         run(state, number);
     }
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     expect_heard("none "); /* further runs, as those that measure copies, are consumed by nobody */
-    cr_expect_str_eq(texts[0], "15");
-    cr_expect_str_eq(texts[1], "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", texts[1]);
-    cr_expect_str_eq(texts[2], "0.2", "of the first run alone: %s", texts[2]);
-    cr_expect_str_eq(texts[3], "0.1");
-    cr_expect_str_eq(texts[4], "0.75");
-    cr_expect_str_eq(texts[5], "1.25");
+    cr_expect_str_eq(texts[1], "15");
+    cr_expect_str_eq(texts[2], "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", texts[2]);
+    cr_expect_str_eq(texts[3], "0.2", "of the first run alone: %s", texts[3]);
+    cr_expect_str_eq(texts[4], "0.1");
+    cr_expect_str_eq(texts[5], "0.75");
+    cr_expect_float_eq(strtod(texts[6], NULL), 0.1 / 0.28, 1e-6);
+    cr_expect_str_eq(texts[9], "0.333333", "behind the last run: %s", texts[9]);
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
@@ -322,27 +341,28 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
 {
     struct fake_consumer consumer;
-    char texts[6][64] = {{0}};
+    char texts[CONSUMED_COLUMNS][64] = {{0}};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_TIMED);
     consumer.times = (struct consumer_times){
-        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .step_s = 0.025, .alone_s = 0.025, .span_s = 1};
+        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .step_s = 0.025, .span_s = 1, .loss = NAN};
     for (uint64_t number = 1; number <= 10; number++)
         run(state, number);
     phase_enter(PHASE_MEASURE);
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     cr_expect_float_eq(wait_share, 9 * 0.9 / (10 - 0.9), 1e-12);
-    cr_expect_str_eq(texts[2], "0.9");
-    cr_expect_str_eq(texts[4], "0.1");
+    cr_expect_str_eq(texts[3], "0.9");
+    cr_expect_str_eq(texts[5], "0.1");
+    cr_expect_str_eq(texts[9], "", "nobody learnt");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, runs_without_a_batch_are_an_error)
 {
     struct fake_consumer consumer;
-    char texts[6][64];
+    char texts[CONSUMED_COLUMNS][64];
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);

@@ -231,13 +231,13 @@ struct counting {
     uint64_t steps, bytes, sum, fails_at;
 };
 
-static enum status count_batch(struct consumer *consumer, const void *batch, size_t bytes)
+static enum status count_batch(struct consumer *consumer, const struct batch *batch)
 {
     struct counting *self = (struct counting *)consumer;
     uint64_t sum = 0;
-    for (size_t i = 0; i < bytes; i++)
-        sum += ((const uint8_t *)batch)[i];
-    __atomic_fetch_add(&self->bytes, bytes, __ATOMIC_RELAXED);
+    for (size_t i = 0; i < batch->bytes; i++)
+        sum += ((const uint8_t *)batch->values)[i];
+    __atomic_fetch_add(&self->bytes, batch->bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&self->sum, sum, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&self->steps, 1, __ATOMIC_RELAXED) == self->fails_at)
         return status_set(STATUS_FAILED, "the device caught fire");
@@ -310,10 +310,11 @@ struct viewing {
     int seen[20], steps, spoilt;
 };
 
-static enum status view_batch(struct consumer *consumer, const void *batch, size_t bytes)
+static enum status view_batch(struct consumer *consumer, const struct batch *batch)
 {
     struct viewing *self = (struct viewing *)consumer;
-    const uint8_t *pixels = batch;
+    const uint8_t *pixels = batch->values;
+    size_t bytes = batch->bytes;
     bool spoilt = bytes % 45 != 0 || bytes > 3 * 45;
     for (size_t at = 0; !spoilt && at < bytes; at += 45) {
         for (size_t i = 0; i < 45; i++)

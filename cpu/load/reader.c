@@ -47,6 +47,7 @@ static void close_worker(const struct reader *reader, struct worker *worker)
     free(worker->latency);
     free(worker->decoded);
     free(worker->images);
+    free(worker->labels);
 }
 
 static void forget_set(struct reader *reader)
@@ -74,7 +75,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     worker->slots = buffer_open(reader->slots * reader->stride);
     worker->held = calloc(reader->slots, sizeof *worker->held);
     worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
-    if (worker->slots && worker->held && worker->latency)
+    worker->labels = calloc(reader->load->batch, sizeof *worker->labels);
+    if (worker->slots && worker->held && worker->latency && worker->labels)
         return STATUS_OK;
     return status_set(STATUS_FAILED, "out of memory for %u samples of %zu bytes; lower --batch or --shuffle",
                       reader->slots, reader->stride);
@@ -230,6 +232,8 @@ static enum status finish_image(struct worker *worker, const struct image *image
     size_t count = (size_t)image->channels * image->height * image->width;
     double begin_s = timer_now_s();
     void *room = NULL;
+    if (load->pictures)
+        TRY(pictures_check(load->pictures, image));
     if (load->augment) {
         TRY(add_image(worker, count * sizeof(float), &room));
         image_augment(&load->augmentation, image, worker->epoch, number, room);
@@ -255,12 +259,15 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
         enum status status = image_decode(members[m].extension, data, members[m].size, &worker->decoded,
                                           &worker->decoded_bytes, &image, &is_image);
         worker->decode_s += timer_now_s() - begin_s;
+        if (status == STATUS_OK && is_image)
+            status = finish_image(worker, &image, number);
+        if (status == STATUS_OK && load->pictures && pictures_is_label(&members[m]))
+            status =
+                pictures_label(load->pictures, data, members[m].size, &worker->labels[worker->label_count++]);
         if (status != STATUS_OK)
             return status_prefix(status, "%s/%s: offset %llu: sample '%s'", load->dataset->path,
                                  load->dataset->files[members[m].file].name,
                                  (unsigned long long)members[m].offset, sample->key);
-        if (is_image)
-            TRY(finish_image(worker, &image, number));
     }
     return STATUS_OK;
 }
@@ -299,17 +306,28 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
 /* The batch as the trainer gets it: the images where they were decoded, else the slots as they were read. */
 static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
 {
-    struct consumer *consumer = worker->load->control->consumer;
+    const struct load *load = worker->load;
     size_t stride = worker->reader->stride;
-    if (worker->load->decode)
-        return consumer_take_host(consumer, worker->images, worker->images_bytes);
-    return consumer_take_host(consumer, worker->slots + slot * stride, count * stride);
+    struct batch batch = {
+        .values = worker->slots + slot * stride, .bytes = count * stride, .stride = stride, .count = count};
+    if (load->decode) {
+        batch.values = worker->images;
+        batch.bytes = worker->images_bytes;
+    }
+    if (load->pictures) { /* one in every sample, and all alike */
+        batch.stride = worker->images_bytes / count;
+        batch.type = load->augment ? BATCH_F32 : pictures_batch_type(load->pictures->type);
+        batch.interleaved = load->pictures->interleaved && !load->augment;
+        batch.labels = worker->labels;
+    }
+    return consumer_take_host(load->control->consumer, &batch);
 }
 
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
     worker->images_bytes = 0;
+    worker->label_count = 0;
     for (uint32_t i = slot; i < slot + count; i++) {
         const uint8_t *data = worker->slots + i * worker->reader->stride;
         uint32_t number = worker->held[i];

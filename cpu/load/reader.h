@@ -34,6 +34,8 @@ struct worker {
     uint8_t *images; /* of the batch in delivery, as they came out of decoding and augmentation, one behind
                       * the other: what a consumer gets */
     size_t images_bytes, images_room;
+    int32_t *labels; /* room for a batch; theirs, where they are learnt from */
+    uint32_t label_count;
     uint64_t image_count; /* of the run */
 
     enum status status;

@@ -119,7 +119,7 @@ static const uint8_t *naive_images(const void *state)
 }
 
 static const struct synth_traits traits = {
-    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .host_images = naive_images};
+    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .images = naive_images};
 
 const struct variant variant_naive = {
     .platform = "cpu",

@@ -564,7 +564,7 @@ static const uint8_t *omp_images(const void *state)
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
                                            .timed = "clear+draw",
-                                           .host_images = omp_images,
+                                           .images = omp_images,
                                            .stages = omp_stages};
 
 const struct variant variant_omp = {

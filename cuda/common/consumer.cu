@@ -1,212 +1,24 @@
-/* The accelerator at work: a training step as a matrix product of a calibrated length, and the events around
- * each step that tell what it waited for. */
-#include "core/consumer.h"
-
-#include <float.h>
+/* The accelerator at work: batches on their way to a training step, a matrix product of a calibrated length
+ * or the trainer's own, and the events around each step that tell what it waited for. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/consumer_parts.cuh"
 #include "common/device.h"
 
-/* ---- The step ---- */
-
-/* Products of float32 matrices, A and B of SIDE x SIDE values: a block multiplies a strip of A by a strip of
- * B, of a part of their depth, into a tile of C. Strips are short, so that a block takes some tens of
- * microseconds and blocks of other kernels get in between, as they do between the kernels of a network. The
- * length of a step is a number of units, each a wave of blocks going DEPTH deeper. */
-#define SIDE       2048
-#define TILE       64
-#define DEPTH      8
-#define BLOCK      256 /* threads: 16 x 16, each 4 x 4 values of the tile */
-#define WAVE_UNITS 24  /* of a block, about */
-#define TILES      (SIDE / TILE * (SIDE / TILE))
-
-struct step {
-    float *matrices; /* A, B, C */
-    unsigned wave;   /* blocks that the device runs at a time */
-    unsigned units;  /* of a step; the length in time is proportional to it */
-    double alone_s;  /* as measured with nothing beside it */
-};
-
-static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
-{
-    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count) /* in [-1, 1), with bits that switch as those of weights do: zeros would draw less power */
-        values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
-}
-
-/* The first `deep` blocks are a unit deeper than `units`. */
-static __global__ void __launch_bounds__(BLOCK)
-    product_kernel(const float *a, const float *b, float *c, unsigned units, unsigned deep)
-{
-    __shared__ float rows[DEPTH][TILE + 4], columns[DEPTH][TILE];
-    unsigned tile = blockIdx.x % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
-    unsigned row = tile / (SIDE / TILE) * TILE, column = tile % (SIDE / TILE) * TILE;
-    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each time round another part of the depth */
-    float sums[4][4] = {};
-    if (blockIdx.x < deep)
-        units++;
-    for (unsigned unit = 0; unit < units; unit++) {
-        unsigned depth = (begin + unit) * DEPTH % SIDE;
-        for (unsigned i = threadIdx.x; i < TILE * DEPTH; i += BLOCK) {
-            rows[i % DEPTH][i / DEPTH] = a[(size_t)(row + i / DEPTH) * SIDE + depth + i % DEPTH];
-            columns[i / TILE][i % TILE] = b[(size_t)(depth + i / TILE) * SIDE + column + i % TILE];
-        }
-        __syncthreads();
-        for (unsigned d = 0; d < DEPTH; d++)
-            for (unsigned i = 0; i < 4; i++)
-                for (unsigned j = 0; j < 4; j++)
-                    sums[i][j] = fmaf(rows[d][4 * y + i], columns[d][4 * x + j], sums[i][j]);
-        __syncthreads();
-    }
-    for (unsigned i = 0; i < 4; i++)
-        for (unsigned j = 0; j < 4; j++)
-            c[(size_t)(row + 4 * y + i) * SIDE + column + 4 * x + j] = sums[i][j];
-}
-
-static enum status launch(const struct step *step, cudaStream_t stream)
-{
-    const size_t values = (size_t)SIDE * SIDE;
-    unsigned waves = (step->units + WAVE_UNITS - 1) / WAVE_UNITS;
-    product_kernel<<<step->wave * waves, BLOCK, 0, stream>>>(step->matrices, step->matrices + values,
-                                                             step->matrices + 2 * values, step->units / waves,
-                                                             step->units % waves * step->wave);
-    CUDA_TRY_LAUNCH("product_kernel");
-    return STATUS_OK;
-}
-
-static enum status make_matrices(int device, struct step *step, cudaStream_t stream)
-{
-    const size_t values = (size_t)3 * SIDE * SIDE;
-    int multiprocessors, blocks;
-    CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
-    step->wave = (unsigned)(multiprocessors * blocks);
-    if (cudaMalloc(&step->matrices, values * sizeof(float)) != cudaSuccess) {
-        (void)cudaGetLastError(); /* the next call must not see it again */
-        return status_set(
-            STATUS_FAILED,
-            "GPU %d has no %.0f MB of memory left for the step's matrices; free some, or take another "
-            "GPU with --device",
-            device, 1e-6 * (double)(values * sizeof(float)));
-    }
-    fill_kernel<<<(unsigned)((values + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(step->matrices, values);
-    CUDA_TRY_LAUNCH("fill_kernel");
-    return STATUS_OK;
-}
-
-/* ---- Calibration ---- */
-
-#define UNITS_MAX     (1u << 26)
-#define WARM_S        0.3  /* clocks rise under load, and fall as it heats up */
-#define ROUND_S       0.05 /* of a measurement, at least */
-#define REPEATS_MIN   5
-#define REPEATS_MAX   64
-#define ROUNDS_MAX    12
-#define ERROR_WANTED  0.003
-#define ERROR_SILENT  0.02
-#define ERROR_ALLOWED 0.1
-
-static int by_value(const void *a, const void *b)
-{
-    double left = *static_cast<const double *>(a), right = *static_cast<const double *>(b);
-    return (left > right) - (left < right);
-}
-
-/* The median time of `repeats` steps that follow each other. `events` are repeats + 1. */
-static enum status measure(const struct step *step, cudaStream_t stream, cudaEvent_t *events, int repeats,
-                           double *step_s)
-{
-    double times_s[REPEATS_MAX];
-    CUDA_TRY(cudaEventRecord(events[0], stream));
-    for (int i = 0; i < repeats; i++) {
-        TRY(launch(step, stream));
-        CUDA_TRY(cudaEventRecord(events[i + 1], stream));
-    }
-    CUDA_TRY(cudaStreamSynchronize(stream));
-    for (int i = 0; i < repeats; i++) {
-        float elapsed_ms;
-        CUDA_TRY(cudaEventElapsedTime(&elapsed_ms, events[i], events[i + 1]));
-        times_s[i] = 1e-3 * elapsed_ms;
-    }
-    qsort(times_s, (size_t)repeats, sizeof *times_s, by_value);
-    *step_s = times_s[repeats / 2];
-    return STATUS_OK;
-}
-
-static int repeats_of(double seconds, double step_s)
-{
-    double repeats = ceil(seconds / step_s);
-    return repeats < REPEATS_MIN ? REPEATS_MIN : repeats > REPEATS_MAX ? REPEATS_MAX : (int)repeats;
-}
-
-/* Changes step->units until a step takes wanted_s. `events` are REPEATS_MAX + 1. */
-static enum status calibrate(struct step *step, cudaStream_t stream, cudaEvent_t *events, double wanted_s)
-{
-    double warmed_s = 0;
-    step->units = WAVE_UNITS;
-    for (int turn = 0; turn < ROUNDS_MAX || warmed_s < WARM_S; turn++) {
-        int repeats = turn == 0 ? REPEATS_MIN : repeats_of(ROUND_S, wanted_s);
-        TRY(measure(step, stream, events, repeats, &step->alone_s));
-        warmed_s += repeats * step->alone_s;
-        if (warmed_s >= WARM_S && fabs(step->alone_s / wanted_s - 1) < ERROR_WANTED)
-            return STATUS_OK;
-        double units = round(step->units * (wanted_s / step->alone_s));
-        if (units < 1 || units > UNITS_MAX)
-            return status_set(STATUS_FAILED, "no step of %g ms can be made on this GPU", 1e3 * wanted_s);
-        if (turn + 1 < ROUNDS_MAX || warmed_s < WARM_S)
-            step->units = (unsigned)units;
-    }
-    double error = fabs(step->alone_s / wanted_s - 1);
-    if (error > ERROR_SILENT && error < ERROR_ALLOWED)
-        status_warn(
-            "--compute: a step of %g ms takes %.4g ms, as the GPU's clocks change or something else is "
-            "using it; quiet it, or take a longer step",
-            1e3 * wanted_s, 1e3 * step->alone_s);
-    if (error < ERROR_ALLOWED)
-        return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "a step of %g ms took %.4g ms after %d rounds of calibration: the GPU's clocks change "
-                      "or something else is using it; quiet it, or take a longer step",
-                      1e3 * wanted_s, 1e3 * step->alone_s, ROUNDS_MAX);
-}
-
-/* ---- The consumer ---- */
-
-#define RING 4 /* host batches under way */
-
-struct slot {
-    void *pinned, *device;
-    size_t bytes;
-    uint64_t turn;      /* batches that have been through it */
-    cudaEvent_t copied; /* the batch is on the device */
-    cudaEvent_t done;   /* behind the step on it; NULL before the first */
-};
-
-struct cuda_consumer {
-    struct consumer consumer; /* first */
-    int device;
-    pthread_mutex_t lock;   /* over all below, but for what a slot's own thread fills */
-    pthread_cond_t changed; /* a slot's turn */
-    struct step step;
-    cudaStream_t steps, copies;
-    cudaEvent_t origin; /* where the span begins */
-    cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
-    cudaEvent_t last_end;                /* of the latest step that was counted */
-    uint64_t enqueued, counted;          /* steps since the opening */
-    uint64_t span_first;                 /* the first step of the span */
-    double wait_s, first_wait_s, busy_s; /* of its steps that were counted */
-    uint64_t tickets;                    /* host batches so far */
-    struct slot ring[RING];
-};
+/* A step of the trainer's is dozens of launches, of which a device takes some thousand: who made more would
+ * wait within one, and every other call with it. */
+#define LESSONS_AHEAD 8
 
 static struct cuda_consumer *self_of(struct consumer *consumer)
 {
     return reinterpret_cast<struct cuda_consumer *>(consumer);
 }
+
+/* ---- Steps, and what they waited for ---- */
 
 /* Waits for the oldest step that was not counted yet, and counts it. Its end stands in last_end until the
  * next one is counted, which asks for it; the event that was there takes its place in the ring. */
@@ -234,16 +46,17 @@ static enum status count_all(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-/* A step behind `ready` (NULL: at once). */
-static enum status enqueue(struct cuda_consumer *self, cudaEvent_t ready, cudaEvent_t *done)
+/* A step on a batch on the device, behind `ready` (NULL: at once). */
+static enum status enqueue(struct cuda_consumer *self, const struct batch *batch, cudaEvent_t ready,
+                           cudaEvent_t *done)
 {
-    if (self->enqueued - self->counted == CONSUMER_STEPS_AHEAD)
+    if (self->enqueued - self->counted == self->ahead)
         TRY(count_step(self));
     uint64_t at = self->enqueued % CONSUMER_STEPS_AHEAD;
     if (ready)
         CUDA_TRY(cudaStreamWaitEvent(self->steps, ready, 0));
     CUDA_TRY(cudaEventRecord(self->begins[at], self->steps));
-    TRY(launch(&self->step, self->steps));
+    TRY(make_step(self, batch));
     CUDA_TRY(cudaEventRecord(self->ends[at], self->steps));
     self->enqueued++;
     *done = self->ends[at];
@@ -257,6 +70,18 @@ static enum status begin_span(struct cuda_consumer *self)
     self->wait_s = self->first_wait_s = self->busy_s = 0;
     CUDA_TRY(cudaEventRecord(self->origin, self->steps));
     return STATUS_OK;
+}
+
+static enum status cuda_renew(struct consumer *consumer)
+{
+    struct cuda_consumer *self = self_of(consumer);
+    CUDA_TRY(cudaSetDevice(self->device));
+    pthread_mutex_lock(&self->lock);
+    enum status status = count_all(self);
+    if (status == STATUS_OK && self->learner)
+        status = learner_begin(self->learner);
+    pthread_mutex_unlock(&self->lock);
+    return status;
 }
 
 static enum status cuda_begin(struct consumer *consumer)
@@ -277,7 +102,9 @@ static enum status cuda_finish(struct consumer *consumer, struct consumer_times 
     pthread_mutex_lock(&self->lock);
     enum status status = count_all(self);
     times->steps = self->counted - self->span_first;
-    times->alone_s = self->step.alone_s;
+    times->loss = NAN;
+    if (status == STATUS_OK && self->learner)
+        status = learner_loss(self->learner, &times->loss);
     if (times->steps) {
         times->first_wait_s = self->first_wait_s;
         times->wait_s = self->wait_s;
@@ -295,13 +122,14 @@ static enum status cuda_wait(struct consumer *consumer, void *done_event)
     return STATUS_OK;
 }
 
-static enum status cuda_take_device(struct consumer *consumer, void *ready_event, void **done_event)
+static enum status cuda_take_device(struct consumer *consumer, const struct batch *batch, void *ready_event,
+                                    void **done_event)
 {
     struct cuda_consumer *self = self_of(consumer);
     cudaEvent_t done = nullptr;
     CUDA_TRY(cudaSetDevice(self->device));
     pthread_mutex_lock(&self->lock);
-    enum status status = enqueue(self, static_cast<cudaEvent_t>(ready_event), &done);
+    enum status status = enqueue(self, batch, static_cast<cudaEvent_t>(ready_event), &done);
     pthread_mutex_unlock(&self->lock);
     if (status == STATUS_OK && done_event)
         *done_event = done;
@@ -350,19 +178,40 @@ static void leave_slot(struct cuda_consumer *self, struct slot *slot)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Copies the batch and enqueues its step. The slot is this thread's alone. */
-static enum status pass_through(struct cuda_consumer *self, struct slot *slot, const void *batch,
-                                size_t bytes)
+/* Values in a slot end, and labels begin, at a multiple of this. */
+#define SLOT_ALIGNMENT ((size_t)16)
+
+/* Copies the batch into the slot's pinned memory: values, and labels behind them. `*there` is the batch as it
+ * will be on the device, `*bytes` what of the slot is to be copied. */
+static enum status fill_slot(struct slot *slot, const struct batch *batch, struct batch *there, size_t *bytes)
 {
+    size_t labels_at = (batch->bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    size_t labels_bytes = batch->labels ? batch->count * sizeof *batch->labels : 0;
+    *bytes = labels_bytes ? labels_at + labels_bytes : batch->bytes;
+    if (grow_slot(slot, *bytes) != STATUS_OK)
+        return status_prefix(STATUS_FAILED,
+                             "--compute: no memory for %d batches of %.1f MB on their way to the GPU", RING,
+                             1e-6 * (double)*bytes);
+    if (batch->bytes)
+        memcpy(slot->pinned, batch->values, batch->bytes);
+    if (labels_bytes)
+        memcpy(static_cast<uint8_t *>(slot->pinned) + labels_at, batch->labels, labels_bytes);
+    *there = *batch;
+    there->values = slot->device;
+    if (labels_bytes)
+        there->labels = reinterpret_cast<const int32_t *>(static_cast<uint8_t *>(slot->device) + labels_at);
+    return STATUS_OK;
+}
+
+/* Copies the batch and enqueues its step. The slot is this thread's alone. */
+static enum status pass_through(struct cuda_consumer *self, struct slot *slot, const struct batch *batch)
+{
+    struct batch there;
+    size_t bytes;
     if (slot->done) /* the ring is full */
         CUDA_TRY(cudaEventSynchronize(slot->done));
     slot->done = nullptr;
-    if (grow_slot(slot, bytes) != STATUS_OK)
-        return status_prefix(STATUS_FAILED,
-                             "--compute: no memory for %d batches of %.1f MB on their way to the GPU", RING,
-                             1e-6 * (double)bytes);
-    if (bytes)
-        memcpy(slot->pinned, batch, bytes);
+    TRY(fill_slot(slot, batch, &there, &bytes));
     pthread_mutex_lock(&self->lock);
     enum status status =
         cuda_status(cudaMemcpyAsync(slot->device, slot->pinned, bytes, cudaMemcpyHostToDevice, self->copies),
@@ -371,17 +220,17 @@ static enum status pass_through(struct cuda_consumer *self, struct slot *slot, c
         status =
             cuda_status(cudaEventRecord(slot->copied, self->copies), "cudaEventRecord", __FILE__, __LINE__);
     if (status == STATUS_OK)
-        status = enqueue(self, slot->copied, &slot->done);
+        status = enqueue(self, &there, slot->copied, &slot->done);
     pthread_mutex_unlock(&self->lock);
     return status;
 }
 
-static enum status cuda_take_host(struct consumer *consumer, const void *batch, size_t bytes)
+static enum status cuda_take_host(struct consumer *consumer, const struct batch *batch)
 {
     struct cuda_consumer *self = self_of(consumer);
     CUDA_TRY(cudaSetDevice(self->device));
     struct slot *slot = take_slot(self);
-    enum status status = pass_through(self, slot, batch, bytes);
+    enum status status = pass_through(self, slot, batch);
     leave_slot(self, slot);
     return status;
 }
@@ -411,11 +260,12 @@ static void cuda_close(struct consumer *consumer)
     }
     destroy(self->last_end);
     destroy(self->origin);
-    (void)cudaFree(self->step.matrices);
+    product_close(&self->product);
     if (self->copies)
         (void)cudaStreamDestroy(self->copies);
-    if (self->steps)
+    if (self->steps && !self->learner)
         (void)cudaStreamDestroy(self->steps);
+    learner_close(self->learner);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
     free(self);
@@ -426,7 +276,10 @@ static enum status make_streams(struct cuda_consumer *self)
 {
     int lowest, highest;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_TRY(cudaStreamCreateWithPriority(&self->steps, cudaStreamNonBlocking, lowest));
+    if (self->learner)
+        self->steps = static_cast<cudaStream_t>(self->learner->stream);
+    else
+        CUDA_TRY(cudaStreamCreateWithPriority(&self->steps, cudaStreamNonBlocking, lowest));
     CUDA_TRY(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking));
     for (int i = 0; i < CONSUMER_STEPS_AHEAD; i++) {
         CUDA_TRY(cudaEventCreate(&self->begins[i]));
@@ -440,21 +293,24 @@ static enum status make_streams(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-static enum status make(struct cuda_consumer *self, double step_s)
+static enum status make(struct cuda_consumer *self, double step_s, const struct lesson *lesson)
 {
-    static_assert(REPEATS_MAX < CONSUMER_STEPS_AHEAD, "calibration borrows the events of steps");
     TRY(device_probe(self->device));
     CUDA_TRY(cudaSetDevice(self->device));
+    self->ahead = lesson ? LESSONS_AHEAD : CONSUMER_STEPS_AHEAD;
+    if (lesson)
+        TRY(learner_open(self->device, lesson, &self->learner));
     TRY(make_streams(self));
-    TRY(make_matrices(self->device, &self->step, self->steps));
-    TRY(calibrate(&self->step, self->steps, self->begins, step_s));
+    TRY(lesson ? measure_lesson(self, lesson) : measure_product(self, step_s));
+    TRY(cuda_renew(&self->consumer));
     return begin_span(self);
 }
 
-extern "C" enum status consumer_open(int device, double step_s, struct consumer **consumer)
+extern "C" enum status consumer_open(int device, double step_s, const struct lesson *lesson,
+                                     struct consumer **consumer)
 {
-    static const struct consumer_type type = {cuda_begin, cuda_take_host, cuda_take_device,
-                                              cuda_wait,  cuda_finish,    cuda_close};
+    static const struct consumer_type type = {cuda_renew, cuda_begin,  cuda_take_host, cuda_take_device,
+                                              cuda_wait,  cuda_finish, cuda_close};
     struct cuda_consumer *self = static_cast<struct cuda_consumer *>(calloc(1, sizeof *self));
     *consumer = nullptr;
     if (!self)
@@ -463,7 +319,7 @@ extern "C" enum status consumer_open(int device, double step_s, struct consumer 
     self->device = device;
     pthread_mutex_init(&self->lock, nullptr);
     pthread_cond_init(&self->changed, nullptr);
-    enum status status = make(self, step_s);
+    enum status status = make(self, step_s, lesson);
     if (status != STATUS_OK) {
         cuda_close(&self->consumer);
         return status_prefix(status, "--compute");

@@ -2,9 +2,9 @@
 #include "common/device.h"
 #include "core/consumer.h"
 
-enum status consumer_open(int device, double step_s, struct consumer **consumer)
+enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer)
 {
-    (void)step_s;
+    (void)step_s, (void)lesson;
     *consumer = NULL;
     return status_prefix(device_probe(device), "--compute");
 }

@@ -216,6 +216,25 @@ static enum status check_batch(struct outlet *outlet, uint32_t slot, uint32_t co
 
 /* ---- Handing over ---- */
 
+/* The batch in a berth, as a consumer gets it. */
+static struct batch batch_in(const struct outlet *outlet, uint32_t index)
+{
+    const struct delivery *delivery = outlet->delivery;
+    const struct convert *convert = &delivery->convert;
+    uint32_t slot = index * delivery->load->batch;
+    struct batch batch = {};
+    batch.values = outlet->tensor + slot * delivery->stride;
+    batch.count = outlet->berths[index].count;
+    batch.stride = delivery->stride;
+    batch.bytes = batch.count * batch.stride;
+    batch.type = convert->tensor == TENSOR_RAW   ? pictures_batch_type(convert->source)
+                 : convert->tensor == TENSOR_F32 ? BATCH_F32
+                 : convert->tensor == TENSOR_F16 ? BATCH_F16
+                                                 : BATCH_BF16;
+    batch.labels = outlet->labels + slot;
+    return batch;
+}
+
 /* Hands over what is next in turn, as long as it is there. Under the lock. */
 static enum status hand_over(struct delivery *delivery)
 {
@@ -230,11 +249,12 @@ static enum status hand_over(struct delivery *delivery)
             continue;
         }
         struct berth *berth = &delivery->outlets[worker].berths[queue->front()];
+        const struct batch batch = batch_in(&delivery->outlets[worker], queue->front());
         void *done;
         queue->pop_front();
         delivery->left[worker]--;
         passed = 0;
-        TRY(consumer_take_device(delivery->load->control->consumer, berth->ready, &done));
+        TRY(consumer_take_device(delivery->load->control->consumer, &batch, berth->ready, &done));
         CUDA_TRY(cudaStreamWaitEvent(delivery->relay, static_cast<cudaEvent_t>(done), 0));
         CUDA_TRY(cudaEventRecord(berth->consumed, delivery->relay));
         berth->handed = true;

@@ -85,6 +85,11 @@ template <class Step> struct bat_batch {
     uint64_t split; /* images a launch */
     int multiprocessors;
 
+    static const uint8_t *images(const void *state)
+    {
+        return static_cast<const bat_batch *>(state)->batch.input.pixels;
+    }
+
     static void teardown(void *state)
     {
         bat_batch *self = static_cast<bat_batch *>(state);
@@ -165,24 +170,25 @@ template <class Step> struct bat_batch {
     }
 };
 
-#define BAT_VARIANT(symbol, step)                                                     \
-    static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER, \
-                                                        .half = true,                 \
-                                                        .racy = true,                 \
-                                                        .outputs = false,             \
-                                                        .timed = "clear+draw",        \
-                                                        .fetch_noise = nullptr,       \
-                                                        .stages = nullptr};           \
-    extern "C" {                                                                      \
-    extern const struct variant symbol;                                               \
-    const struct variant symbol = {.platform = "cuda",                                \
-                                   .threaded = false,                                 \
-                                   .traits = &symbol##_traits,                        \
-                                   .probe = device_batch_probe,                       \
-                                   .setup = bat_batch<step>::setup,                   \
-                                   .run = bat_batch<step>::run,                       \
-                                   .fetch = bat_batch<step>::fetch,                   \
-                                   .teardown = bat_batch<step>::teardown};            \
+#define BAT_VARIANT(symbol, step)                                                          \
+    static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER,      \
+                                                        .half = true,                      \
+                                                        .racy = true,                      \
+                                                        .outputs = false,                  \
+                                                        .timed = "clear+draw",             \
+                                                        .fetch_noise = nullptr,            \
+                                                        .images = bat_batch<step>::images, \
+                                                        .stages = nullptr};                \
+    extern "C" {                                                                           \
+    extern const struct variant symbol;                                                    \
+    const struct variant symbol = {.platform = "cuda",                                     \
+                                   .threaded = false,                                      \
+                                   .traits = &symbol##_traits,                             \
+                                   .probe = device_batch_probe,                            \
+                                   .setup = bat_batch<step>::setup,                        \
+                                   .run = bat_batch<step>::run,                            \
+                                   .fetch = bat_batch<step>::fetch,                        \
+                                   .teardown = bat_batch<step>::teardown};                 \
     }
 
 #endif

@@ -557,12 +557,18 @@ static enum status fused_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
+static const uint8_t *fused_images(const void *state)
+{
+    return static_cast<const struct fused_batch *>(state)->images;
+}
+
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .half = false,
                                            .racy = false,
                                            .outputs = true,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
+                                           .images = fused_images,
                                            .generator_open = fused_generator_open,
                                            .stages = nullptr};
 

@@ -30,6 +30,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<gbase>::fetch_noise,
+                                           .images = ladder<gbase>::images,
                                            .stages = ladder<gbase>::stages};
 
 LADDER_VARIANT(variant_gbase, gbase, traits)

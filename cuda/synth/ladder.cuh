@@ -24,6 +24,11 @@ template <class Step> struct ladder {
     int2 *points;
     uint8_t *grays;
 
+    static const uint8_t *images(const void *state)
+    {
+        return static_cast<const ladder *>(state)->batch.input.pixels;
+    }
+
     static void teardown(void *state)
     {
         ladder *self = static_cast<ladder *>(state);

@@ -9,6 +9,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<step>::fetch_noise,
+                                           .images = ladder<step>::images,
                                            .stages = ladder<step>::stages};
 
 LADDER_VARIANT(variant_mem_float2, step, traits)

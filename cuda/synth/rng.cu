@@ -22,6 +22,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
+                                           .images = ladder<rng>::images,
                                            .stages = ladder<rng>::stages};
 
 LADDER_VARIANT(variant_rng, rng, traits)

@@ -21,6 +21,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
+                                           .images = ladder<rng_reuse>::images,
                                            .stages = ladder<rng_reuse>::stages};
 
 LADDER_VARIANT(variant_rng_reuse, rng_reuse, traits)

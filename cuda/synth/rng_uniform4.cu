@@ -36,6 +36,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_UNIFORM4,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = nullptr,
+                                           .images = ladder<rng_uniform4>::images,
                                            .stages = ladder<rng_uniform4>::stages};
 
 LADDER_VARIANT(variant_rng_uniform4, rng_uniform4, traits)

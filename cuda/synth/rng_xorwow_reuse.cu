@@ -34,6 +34,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .outputs = false,
                                            .timed = "clear+draw",
                                            .fetch_noise = ladder<rng_xorwow_reuse>::fetch_noise,
+                                           .images = ladder<rng_xorwow_reuse>::images,
                                            .stages = ladder<rng_xorwow_reuse>::stages};
 
 LADDER_VARIANT(variant_rng_xorwow_reuse, rng_xorwow_reuse, traits)

@@ -499,6 +499,14 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
     return STATUS_OK;
 }
 
+struct engine_batch engine_batch(const void *state)
+{
+    const struct network *network = static_cast<const struct network *>(state);
+    const struct device_set *set = &network->sets[DATA_TRAIN];
+    return {network->stream, const_cast<void *>(set->values), const_cast<uint32_t *>(set->labels),
+            network->losses.totals};
+}
+
 static uint64_t cuda_memory_bytes(const void *state)
 {
     const struct network *network = static_cast<const struct network *>(state);

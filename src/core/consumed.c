@@ -1,5 +1,6 @@
 #include "core/consumed.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +13,11 @@ struct consumed {
     struct consumed_job job;
     int state_count, latest;
     void *states[STATES_MAX];
-    void *done[STATES_MAX]; /* the event behind the step on each state's batch; NULL: none to wait for */
-    bool timed;             /* a timed run has begun */
-    struct consumer_times
-        sum; /* over spans, one a run or one over all runs: first_wait_s is that of the first,
-              * those of later ones are in wait_s; step_s is that of all steps together */
+    void *done[STATES_MAX];    /* the event behind the step on each state's batch; NULL: none to wait for */
+    bool timed;                /* a timed run has begun */
+    struct consumer_times sum; /* over spans, one a run or one over all runs: first_wait_s is that of the
+                                * first, those of later ones are in wait_s; step_s is that of all steps
+                                * together, loss that of the last */
 };
 
 void *consumed_latest(void *state)
@@ -59,7 +60,9 @@ static enum status consumed_setup(const struct resources *resources, const void 
     self->job = *job;
     bool on_device = strcmp(job->variant->platform, "cuda") == 0;
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
-    enum status status = consumer_begin(job->consumer);
+    enum status status = consumer_renew(job->consumer);
+    if (status == STATUS_OK)
+        status = consumer_begin(job->consumer);
     set_consumer(self, job->consumer); /* before: more room may be wanted beside one */
     for (int i = 0; status == STATUS_OK && i < self->state_count; i++)
         status = job->variant->setup(resources, job->input, &self->states[i]);
@@ -90,7 +93,7 @@ static enum status add_span(struct consumed *self)
     sum->wait_s += times.wait_s;
     sum->step_s += times.step_s * (double)times.steps;
     sum->span_s += times.span_s;
-    sum->alone_s = times.alone_s;
+    sum->loss = times.loss;
     return STATUS_OK;
 }
 
@@ -105,7 +108,7 @@ static enum status run_one(struct consumed *self, uint64_t number)
     self->done[turn] = NULL;
     self->latest = turn;
     TRY(job->variant->run(self->states[turn], number, &unused));
-    return job->workload->hand_over(job->input, job->variant, self->states[turn], job->consumer,
+    return job->workload->hand_over(job->input, job->variant, self->states[turn], number, job->consumer,
                                     &self->done[turn]);
 }
 
@@ -138,10 +141,18 @@ static enum status consumed_fetch(void *state, void *result)
     return self->job.variant->fetch(consumed_latest(state), result);
 }
 
+/* A number, or nothing where it is none. */
+static void put(char text[64], double value, int digits)
+{
+    if (isfinite(value))
+        snprintf(text, 64, "%.*g", digits, value);
+}
+
 enum status consumed_end(void *state, char texts[][64], double *wait_share)
 {
     struct consumed *self = state;
     const struct consumer_times *sum = &self->sum;
+    const struct consumer_facts *facts = &self->job.consumer->facts;
     if (!delivers_many(self))
         TRY(add_span(self));
     set_consumer(self, NULL);
@@ -149,12 +160,16 @@ enum status consumed_end(void *state, char texts[][64], double *wait_share)
         return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
     double step_s = sum->step_s / (double)sum->steps, after_first_s = sum->span_s - sum->first_wait_s;
     *wait_share = sum->wait_s / after_first_s;
-    snprintf(texts[0], 64, "%llu", (unsigned long long)sum->steps);
-    snprintf(texts[1], 64, "%.6g", *wait_share);
-    snprintf(texts[2], 64, "%.9g", sum->first_wait_s);
-    snprintf(texts[3], 64, "%.9g", step_s);
-    snprintf(texts[4], 64, "%.6g", sum->step_s / sum->span_s);
-    snprintf(texts[5], 64, "%.6g", step_s / sum->alone_s);
+    put(texts[0], 1e3 * facts->length_s, 9);
+    snprintf(texts[1], 64, "%llu", (unsigned long long)sum->steps);
+    put(texts[2], *wait_share, 6);
+    put(texts[3], sum->first_wait_s, 9);
+    put(texts[4], step_s, 9);
+    put(texts[5], sum->step_s / sum->span_s, 6);
+    put(texts[6], step_s / facts->alone_s, 6);
+    put(texts[7], facts->bus_share, 6);
+    put(texts[8], facts->bus_slowdown, 6);
+    put(texts[9], sum->loss, 6);
     return STATUS_OK;
 }
 

@@ -29,13 +29,17 @@ extern const struct variant consumed_variant;
  */
 void *consumed_latest(void *state);
 
-/* The columns that every workload with --compute lists in its measures, in this order. */
-#define CONSUMED_MEASURES                                                               \
-    {"steps", COMBINE_SUM}, {"wait_share", COMBINE_MAX}, {"first_wait_s", COMBINE_MAX}, \
-        {"step_s", COMBINE_MEAN}, {"utilisation", COMBINE_MIN},                         \
-    {                                                                                   \
-        "slowdown", COMBINE_MAX                                                         \
+/* The columns that every workload with --compute lists in its measures, in this order; the first one's name,
+ * and how many they are. */
+#define CONSUMED_MEASURES                                                                      \
+    {CONSUMED_FIRST, COMBINE_MEAN}, {"steps", COMBINE_SUM}, {"wait_share", COMBINE_MAX},       \
+        {"first_wait_s", COMBINE_MAX}, {"step_s", COMBINE_MEAN}, {"utilisation", COMBINE_MIN}, \
+        {"slowdown", COMBINE_MAX}, {"bus_share", COMBINE_MIN}, {"bus_slowdown", COMBINE_MAX},  \
+    {                                                                                          \
+        "loss", COMBINE_MEAN                                                                   \
     }
+#define CONSUMED_FIRST   "compute_ms"
+#define CONSUMED_COLUMNS 10
 
 /* After the timed runs: waits for their last steps, fills the texts of CONSUMED_MEASURES and `*wait_share`,
  * and has the variant consumed no more. STATUS_FAILED when a step fails. */

@@ -1,39 +1,49 @@
-/* An accelerator at work beside the loading: every batch that a run delivers is consumed by a training step,
- * a kernel of known length on the GPU. What the accelerator waits for is measured by events around each step.
+/* An accelerator at work beside the loading: every batch that a run delivers is consumed by a training step
+ * on the GPU, a kernel of known length or the trainer's own. What the accelerator waits for is measured by
+ * events around each step.
  *
  * C, no CUDA header: cuda/common/consumer.cu implements it, consumer_none.c where CUDA is not built in. A
  * consumer is a table of functions and its state behind it, so that tests can bring their own. */
 #ifndef FDSL_CORE_CONSUMER_H
 #define FDSL_CORE_CONSUMER_H
 
-#include <stddef.h>
 #include <stdint.h>
 
+#include "core/batch.h"
+#include "core/learner.h"
 #include "core/portable.h"
 #include "core/status.h"
 
 FDSL_C_BEGIN
 
-/* What was measured from consumer_begin() to consumer_finish(). Without a step all but `alone_s` is 0. */
+/* What was measured when it was opened, with no loader beside it. */
+struct consumer_facts {
+    double length_s; /* of a step: as asked for, or of the trainer's own as measured */
+    double alone_s;  /* the median time of a step with nothing beside it */
+
+    /* Steps without a gap beside pinned copies to the device without a gap: the rate of those copies over
+     * what it is alone, and the time of a step over alone_s. NaN where the two were never side by side. */
+    double bus_share, bus_slowdown;
+};
+
+/* What was measured from consumer_begin() to consumer_finish(). Without a step all is 0, and no loss. */
 struct consumer_times {
     uint64_t steps;
     double first_wait_s; /* from consumer_begin() until the first step began */
     double wait_s;       /* the sum of the gaps: from the end of each step until the next one began */
     double step_s;       /* the mean time of a step, as it ran */
-    double alone_s;      /* the same with nothing beside it, as calibrated */
     double span_s;       /* from consumer_begin() until the last step ended */
+    double loss;         /* learner_loss() behind the last step; NaN where nobody learns */
 };
-
-/* Bounds of a step: shorter ones cannot be told apart within 2 %, longer ones need no GPU to be seen. */
-#define CONSUMER_STEP_MIN_MS 0.1
-#define CONSUMER_STEP_MAX_MS 1000
 
 struct consumer;
 
 struct consumer_type {
+    enum status (*renew)(struct consumer *consumer);
     enum status (*begin)(struct consumer *consumer);
-    enum status (*take_host)(struct consumer *consumer, const void *batch, size_t bytes);
-    enum status (*take_device)(struct consumer *consumer, void *ready_event, void **done_event);
+    enum status (*take_host)(struct consumer *consumer, const struct batch *batch);
+    enum status (*take_device)(struct consumer *consumer, const struct batch *batch, void *ready_event,
+                               void **done_event);
     enum status (*wait)(struct consumer *consumer, void *done_event);
     enum status (*finish)(struct consumer *consumer, struct consumer_times *times);
     void (*close)(struct consumer *consumer);
@@ -42,13 +52,21 @@ struct consumer_type {
 /* The first member of each implementation's own struct. */
 struct consumer {
     const struct consumer_type *type;
+    struct consumer_facts facts;
 };
 
-/* Makes a consumer on CUDA device `device` whose step takes `step_s` seconds, within 2 %, while the device
- * does nothing else: it is calibrated here, which takes a few tenths of a second, so nothing else should run.
- * STATUS_UNAVAILABLE without a GPU, STATUS_FAILED where memory runs out or the step cannot be calibrated;
- * then nothing is left allocated. The caller closes it. */
-enum status consumer_open(int device, double step_s, struct consumer **consumer);
+/* Makes a consumer on CUDA device `device`, whose step is the trainer's on a lesson that was chosen, or where
+ * `lesson` is NULL takes `step_s` seconds, within 2 %, while the device does nothing else. It is calibrated
+ * and measured here, which takes a second or so, so nothing else should run. STATUS_UNAVAILABLE without a
+ * GPU, STATUS_USAGE where what the trainer needs does not fit its memory, STATUS_FAILED where that runs out
+ * or the step cannot be calibrated; then nothing is left allocated. The caller closes it. */
+enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer);
+
+/* Another variant's batches come: what was learnt is forgotten. Waits for all steps. */
+static inline enum status consumer_renew(struct consumer *consumer)
+{
+    return consumer->type->renew(consumer);
+}
 
 /* A span begins, when the steps before it have ended. */
 static inline enum status consumer_begin(struct consumer *consumer)
@@ -56,25 +74,25 @@ static inline enum status consumer_begin(struct consumer *consumer)
     return consumer->type->begin(consumer);
 }
 
-/* Takes a batch of `bytes` bytes in host memory: copies it to the device by way of a small ring of pinned
- * buffers, and runs a step behind the copy. Blocks while the ring is full; when it returns, the batch may be
- * overwritten. Any thread may call it, several at a time. STATUS_FAILED where memory runs out or CUDA
- * fails. */
-static inline enum status consumer_take_host(struct consumer *consumer, const void *batch, size_t bytes)
+/* Takes a batch in host memory: copies it to the device by way of a small ring of pinned buffers, and runs a
+ * step behind the copy. Blocks while the ring is full; when it returns, the batch may be overwritten. Any
+ * thread may call it, several at a time. STATUS_FAILED where memory runs out or CUDA fails. */
+static inline enum status consumer_take_host(struct consumer *consumer, const struct batch *batch)
 {
-    return consumer->type->take_host(consumer, batch, bytes);
+    return consumer->type->take_host(consumer, batch);
 }
 
-/* Takes a batch in device memory. The step waits, on the device, for `ready_event` (a cudaEvent_t that has
+/* Takes a batch in device memory, which stays as it is until its step has ended; `*batch` itself need not.
+ * The step waits, on the device, for `ready_event` (a cudaEvent_t that has
  * been recorded; NULL: the batch is ready now); `*done_event` (NULL: not wanted) becomes a cudaEvent_t that
  * is recorded behind the step, so after it the batch may be overwritten. The event is the consumer's, and is
- * recorded anew CONSUMER_STEPS_AHEAD steps later. Blocks while so many steps are under way; else it returns
- * at once. Any thread may call it. */
+ * recorded anew CONSUMER_STEPS_AHEAD steps later. Blocks while so many steps, or fewer of the trainer's, are
+ * under way; else it returns at once. Any thread may call it. */
 #define CONSUMER_STEPS_AHEAD 256
-static inline enum status consumer_take_device(struct consumer *consumer, void *ready_event,
-                                               void **done_event)
+static inline enum status consumer_take_device(struct consumer *consumer, const struct batch *batch,
+                                               void *ready_event, void **done_event)
 {
-    return consumer->type->take_device(consumer, ready_event, done_event);
+    return consumer->type->take_device(consumer, batch, ready_event, done_event);
 }
 
 /* The calling thread waits until the step of a `done_event` has ended. */

@@ -20,13 +20,6 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names a file to be written: no two may name the same one */
 };
 
-/* Whether an option is a parameter of the workload, with one CSV column of its name. */
-enum option_column {
-    COLUMN_NONE, /* also written false */
-    COLUMN,      /* also written true */
-    COLUMN_MS    /* with _ms at the end: a time in milliseconds, where --name says none */
-};
-
 struct option_spec {
     const char *name;     /* without the dashes; in CSV, '-' becomes '_' */
     const char *argument; /* its placeholder in --help, NULL for a flag */
@@ -35,7 +28,7 @@ struct option_spec {
     const char *fallback; /* the default as text, NULL for none; a flag has none */
     double minimum, maximum;
     const char *const *choices; /* NULL-terminated */
-    enum option_column column;
+    bool column;                /* it is a parameter of the workload, with one CSV column of its name */
     const char *help;
 };
 

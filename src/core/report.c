@@ -212,8 +212,7 @@ static const char *time_text(double time_s, char *text, size_t size)
 /* Whether lines end with what the accelerator waited; of several ranks the rows tell. */
 static bool shows_wait(const struct settings *settings)
 {
-    const struct workload *workload = settings->workload;
-    return comm_size() == 1 && workload->step_s && workload->step_s(settings->parameters) > 0;
+    return comm_size() == 1 && settings_compute(settings);
 }
 
 /* The parameters in one line, so that the table can be read without the command. */

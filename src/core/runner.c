@@ -108,7 +108,7 @@ static enum status measure(const struct runner *runner, void *state, struct resu
     const struct workload *workload = runner->settings->workload;
     size_t steps = 0;
     if (runner->consumer) {
-        while (strcmp(workload->measures[steps].column, "steps") != 0)
+        while (strcmp(workload->measures[steps].column, CONSUMED_FIRST) != 0)
             steps++;
         TRY(consumed_end(state, texts + steps, &result->wait_share));
     }
@@ -430,7 +430,7 @@ static enum status check_outputs(struct runner *runner)
 
 static enum status describe_device(struct runner *runner)
 {
-    bool computes = runner_step_s(runner->settings) > 0;
+    bool computes = settings_compute(runner->settings);
     if (!runner_any_on_gpu(runner->settings))
         return STATUS_OK;
     nvml_driver_version(runner->driver, sizeof runner->driver);
@@ -473,8 +473,8 @@ static enum status run_all(struct runner *runner)
 static enum status run_consumed(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
-    double step_s = runner_step_s(settings);
-    if (step_s <= 0)
+    const struct compute *compute = settings_compute(settings);
+    if (!compute)
         return run_all(runner);
     TRY(comm_agree(runner->sharers > 1
                        ? status_set(STATUS_USAGE,
@@ -482,7 +482,9 @@ static enum status run_consumed(struct runner *runner)
                                     "itself; start one rank a GPU",
                                     runner->sharers)
                        : STATUS_OK));
-    enum status status = comm_agree(consumer_open(settings->resources.device, step_s, &runner->consumer));
+    enum status status =
+        comm_agree(consumer_open(settings->resources.device, compute->step_s,
+                                 compute_learns(compute) ? &compute->lesson : NULL, &runner->consumer));
     if (status == STATUS_OK)
         status = run_all(runner);
     consumer_close(runner->consumer);

@@ -91,9 +91,6 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_ranks.c; those that agree are called by all ranks ---- */
 
-/* The seconds of the training step that consumes every batch; 0 for none. */
-double runner_step_s(const struct settings *settings);
-
 /* Whether any chosen variant runs on a GPU, or what consumes their batches does. */
 bool runner_any_on_gpu(const struct settings *settings);
 

@@ -7,15 +7,10 @@
 #include "core/cores.h"
 #include "core/runner_parts.h"
 
-double runner_step_s(const struct settings *settings)
-{
-    return settings->workload->step_s ? settings->workload->step_s(settings->parameters) : 0;
-}
-
 /* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
 bool runner_any_on_gpu(const struct settings *settings)
 {
-    if (runner_step_s(settings) > 0)
+    if (settings_compute(settings))
         return true;
     for (size_t i = 0; i < settings->variant_count; i++)
         if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)

@@ -53,7 +53,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         char column[64], text[4096] = "";
         if (!spec->column)
             continue;
-        snprintf(column, sizeof column, "%s%s", spec->name, spec->column == COLUMN_MS ? "_ms" : "");
+        snprintf(column, sizeof column, "%s", spec->name);
         for (char *c = column; (c = strchr(c, '-'));)
             *c = '_';
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))

@@ -207,6 +207,13 @@ void settings_take_threads(struct settings *settings)
 #endif
 }
 
+const struct compute *settings_compute(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    const struct compute *compute = workload->compute ? workload->compute(settings->parameters) : NULL;
+    return compute && compute->text ? compute : NULL;
+}
+
 const char *settings_scaling(const struct settings *settings)
 {
     return scalings[settings->scaling];

@@ -46,6 +46,9 @@ void settings_free(struct settings *settings);
 /* Takes --threads, or as many threads as this process may run on now, into settings->resources. */
 void settings_take_threads(struct settings *settings);
 
+/* The training step that consumes every batch (--compute), or NULL. */
+const struct compute *settings_compute(const struct settings *settings);
+
 /* The name of a scaling: "weak", "strong". */
 const char *settings_scaling(const struct settings *settings);
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/compute.h"
 #include "core/consumer.h"
 #include "core/options.h"
 #include "core/place.h"
@@ -91,13 +92,15 @@ struct workload {
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
 
-    /* The seconds of the training step that is to consume every batch (--compute), 0 for none. May be NULL:
-     * none. With it comes one of the two below; core/consumed.h does the rest. */
-    double (*step_s)(const void *parameters);
+    /* The training step that is to consume every batch (--compute), as parameters have it; whole once the
+     * input is open, before that only whether there is one. May be NULL: none. With it comes one of the two
+     * below; core/consumed.h does the rest. */
+    const struct compute *(*compute)(const void *parameters);
 
-    /* A run makes one batch: hands the latest one of `state` to the consumer. `*done_event` becomes that
-     * behind its step where the batch must stay as it is until then, and stays NULL where it need not. */
-    enum status (*hand_over)(const void *input, const struct variant *variant, void *state,
+    /* A run makes one batch: hands that of run `number`, the latest of `state`, to the consumer.
+     * `*done_event` becomes that behind its step where the batch must stay as it is until then, and stays
+     * NULL where it need not. */
+    enum status (*hand_over)(const void *input, const struct variant *variant, void *state, uint64_t number,
                              struct consumer *consumer, void **done_event);
 
     /* A run delivers many: from now on variants hand each to the consumer (NULL: to nobody). */

@@ -10,8 +10,9 @@
 struct parameters {
     const char *data;
     uint64_t batch, shuffle, seed, epochs, depth, block, prefetch, shift, ring, chunk;
-    double mean, std, compute_ms;
+    double mean, std;
     int cache, on_error, tensor;
+    struct compute compute;
     bool decode, augment;
     bool normalised; /* --mean or --std was given; load_open() finds out */
 };
@@ -57,11 +58,7 @@ static const struct option_spec options[] = {
      "buffers of a thread of shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
      "what shards-gpu and gds read and bring to the GPU at once"},
-    {"compute", "MS", OPTION_REAL, AT(compute_ms), NULL, CONSUMER_STEP_MIN_MS, CONSUMER_STEP_MAX_MS, NULL,
-     COLUMN_MS,
-     "consume every batch by a training step of so many milliseconds on the GPU, beside which the next ones "
-     "are "
-     "read"},
+    COMPUTE_OPTION(AT(compute)),
 };
 
 /* The input, with what only this file needs. */
@@ -69,6 +66,7 @@ struct load_job {
     struct load load; /* first: variants see this */
     struct dataset dataset;
     struct load_control control;
+    struct pictures pictures; /* where batches are learnt from */
 };
 
 /* ---- What variants ask ---- */
@@ -193,6 +191,25 @@ static enum status load_move(void *input, void *parameters, const struct place *
     return STATUS_OK;
 }
 
+/* What the trainer's step learns: the labels of the set, from its pictures. */
+static enum status teach(struct parameters *parameters, struct load_job *job)
+{
+    if (parameters->on_error)
+        return status_set(STATUS_USAGE, "--compute %s learns from whole batches; drop --on-error skip",
+                          parameters->compute.text);
+    enum status status = pictures_find(&job->dataset, &job->pictures);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--compute %s", parameters->compute.text);
+    struct lesson *lesson = &parameters->compute.lesson;
+    lesson->channels = job->pictures.channels;
+    lesson->height = job->pictures.height;
+    lesson->width = job->pictures.width;
+    lesson->classes = job->pictures.classes;
+    lesson->batch = (uint32_t)parameters->batch;
+    job->load.pictures = &job->pictures;
+    return compute_teach(&parameters->compute);
+}
+
 static enum status load_open(const struct options *given, void *parameters_, const struct place *place,
                              void **input)
 {
@@ -203,6 +220,7 @@ static enum status load_open(const struct options *given, void *parameters_, con
 #endif
     parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     TRY(check_combination(given, parameters));
+    TRY(compute_read(&parameters->compute));
     parameters->decode |= parameters->augment;
     job = calloc(1, sizeof *job);
     if (!job)
@@ -219,6 +237,13 @@ static enum status load_open(const struct options *given, void *parameters_, con
         return status;
     }
     fill_load(parameters, job);
+    if (compute_learns(&parameters->compute)) {
+        status = teach(parameters, job);
+        if (status != STATUS_OK) {
+            load_close(job);
+            return status;
+        }
+    }
     *input = job;
     return load_move(job, parameters, place);
 }
@@ -250,16 +275,18 @@ static enum status accepts_options(const struct load *load, const struct load_tr
     if (traits->device && load->decode)
         return status_set(STATUS_USAGE, "it converts on the device, and neither decodes nor augments; drop "
                                         "--decode and --augment, or take a CPU variant");
+    if (!traits->device && load->pictures && !load->decode)
+        return status_set(STATUS_USAGE, "--compute train learns from pictures, and it delivers files as they "
+                                        "are; add --decode, or --augment");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(STATUS_USAGE,
                           "--mean and --std belong to --augment, and to GPU variants; add it, or drop them");
     return STATUS_OK;
 }
 
-static double load_step_s(const void *parameters_)
+static const struct compute *load_compute(const void *parameters)
 {
-    const struct parameters *parameters = parameters_;
-    return parameters->compute_ms > 0 ? 1e-3 * parameters->compute_ms : 0; /* NaN: not given */
+    return &((const struct parameters *)parameters)->compute;
 }
 
 static void load_set_consumer(void *input, struct consumer *consumer)
@@ -355,7 +382,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/4",
+    .schema = "load/5",
     .summary = "samples read from files and from shards into batches",
     .item = "samples",
     .options = options,
@@ -371,7 +398,7 @@ const struct workload workload_load = {
     .applies = load_applies,
     .accepts = load_accepts,
     .cache = load_cache_state,
-    .step_s = load_step_s,
+    .compute = load_compute,
     .set_consumer = load_set_consumer,
     .work = load_work,
     .verify = load_verify,

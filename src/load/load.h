@@ -14,6 +14,7 @@
 #include "load/dataset.h"
 #include "load/latency.h"
 #include "load/order.h"
+#include "load/pictures.h"
 #include "load/tally.h"
 
 /* The state of the page cache that a run begins with. */
@@ -53,7 +54,9 @@ struct load {
     double mean, std;
     uint32_t ring;        /* buffers of a thread */
     uint64_t chunk_bytes; /* of a buffer, where no sample is larger */
-    bool normalised;      /* --mean or --std was given, which needs such a variant where `augment` is off */
+    const struct pictures
+        *pictures;   /* whose batches are learnt from (--compute train); NULL: nobody learns */
+    bool normalised; /* --mean or --std was given, which needs such a variant where `augment` is off */
 };
 
 struct load_traits {

@@ -23,7 +23,7 @@ static enum status host_make(struct generator *generator, const uint64_t *number
     (void)stream;
     self->list = (struct synth_list){numbers, count};
     TRY(self->variant->run(self->state, 0, &unused));
-    memcpy(samples, traits->host_images(self->state), count * synth_output_bytes(&self->synth));
+    memcpy(samples, traits->images(self->state), count * synth_output_bytes(&self->synth));
     return STATUS_OK;
 }
 

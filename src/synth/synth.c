@@ -18,10 +18,11 @@
 
 struct parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
-    double noise, line_width, oval_x, oval_y, compute_ms;
+    double noise, line_width, oval_x, oval_y;
     uint64_t channels, out_res;
     int formula, output, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std;
+    struct compute compute;
     struct deliver_files files;
 };
 
@@ -75,11 +76,7 @@ static const struct option_spec options[] = {
      "what is subtracted from floats, grays being 0 to 1; one value, or one a channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
      "what they are then divided by; likewise"},
-    {"compute", "MS", OPTION_REAL, AT(compute_ms), NULL, CONSUMER_STEP_MIN_MS, CONSUMER_STEP_MAX_MS, NULL,
-     COLUMN_MS,
-     "consume every batch by a training step of so many milliseconds on the GPU, beside which the next one "
-     "is "
-     "made"},
+    COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(files.png), NULL, 0, 0, NULL, false,
@@ -337,11 +334,27 @@ static enum status take_share(struct synth_job *job, const struct place *place)
     return STATUS_OK;
 }
 
+/* What the trainer's step learns: the classes of the images, as wide as they leave the variant. */
+static enum status teach(struct parameters *parameters, const struct synth *synth)
+{
+    if (synth->class_count < 2)
+        return status_set(STATUS_USAGE,
+                          "--compute %s learns to tell classes apart, and here is one; add --classes N",
+                          parameters->compute.text);
+    struct lesson *lesson = &parameters->compute.lesson;
+    lesson->channels = synth->output.channels;
+    lesson->height = lesson->width = synth->output.res;
+    lesson->classes = synth->class_count;
+    lesson->batch = (uint32_t)parameters->batch;
+    return compute_teach(&parameters->compute);
+}
+
 static enum status fill_job(const struct options *given, const struct place *place, struct synth_job *job)
 {
     struct parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(check_combination(given, parameters));
+    TRY(compute_read(&parameters->compute));
     TRY(check_output(given, parameters));
     TRY(check_alone(parameters, place));
     TRY(take_share(job, place));
@@ -351,7 +364,8 @@ static enum status fill_job(const struct options *given, const struct place *pla
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
-    return get_output(parameters, synth); /* last, as it may warn: an error is one line */
+    TRY(get_output(parameters, synth)); /* near the end, as it may warn: an error is one line */
+    return compute_learns(&parameters->compute) ? teach(parameters, synth) : STATUS_OK;
 }
 
 /* What rows show: all as it was given, but the batch is this rank's. */
@@ -359,6 +373,8 @@ static void show_parameters(const struct synth_job *job, struct parameters *show
 {
     *shown = job->parameters;
     shown->batch = job->synth.batch;
+    if (compute_learns(&shown->compute))
+        shown->compute.text = shown->compute.name;
 }
 
 static enum status synth_move(void *input, void *parameters, const struct place *place)
@@ -448,21 +464,28 @@ static struct work synth_work(const void *input, const struct variant *variant)
     return work;
 }
 
-static double synth_step_s(const void *parameters_)
+static const struct compute *synth_compute(const void *parameters)
 {
-    const struct parameters *parameters = parameters_;
-    return parameters->compute_ms > 0 ? 1e-3 * parameters->compute_ms : 0; /* NaN: not given */
+    return &((const struct parameters *)parameters)->compute;
 }
 
-/* A run has ended, so images on the device are ready at once. */
+/* A run has ended, so images on the device are ready at once. Their labels follow from their numbers. */
 static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
-                                   struct consumer *consumer, void **done_event)
+                                   uint64_t number, struct consumer *consumer, void **done_event)
 {
+    static const enum batch_type batch_types[] = {BATCH_U8, BATCH_F16, BATCH_BF16, BATCH_F32};
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    if (!traits->host_images)
-        return consumer_take_device(consumer, NULL, done_event);
-    return consumer_take_host(consumer, traits->host_images(state), synth->batch * synth_output_bytes(synth));
+    const struct batch batch = {.values = traits->images(state),
+                                .bytes = synth->batch * synth_output_bytes(synth),
+                                .stride = synth_output_bytes(synth),
+                                .count = (uint32_t)synth->batch,
+                                .type = batch_types[synth->output.type],
+                                .interleaved = synth->output.layout == OUTPUT_NHWC,
+                                .first = synth->first + number * synth->stride};
+    bool on_device = strcmp(variant->platform, "cuda") == 0;
+    return on_device ? consumer_take_device(consumer, &batch, NULL, done_event)
+                     : consumer_take_host(consumer, &batch);
 }
 
 static enum status synth_verify(const void *input, const struct variant *variant, void *state,
@@ -535,7 +558,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_synth = {
     .name = "synth",
-    .schema = "synth/4",
+    .schema = "synth/5",
     .summary = "VisualAtom images: formula-driven training images, made rather than read",
     .item = "images",
     .options = options,
@@ -547,7 +570,7 @@ const struct workload workload_synth = {
     .move = synth_move,
     .applies = synth_applies,
     .accepts = synth_accepts,
-    .step_s = synth_step_s,
+    .compute = synth_compute,
     .hand_over = synth_hand_over,
     .work = synth_work,
     .verify = synth_verify,

@@ -118,9 +118,9 @@ struct synth_traits {
      * NULL unless the noise is XORWOW. */
     enum status (*fetch_noise)(void *state, uint64_t j, float *noise);
 
-    /* The finished images of the latest run, where they are in host memory, the variant's; NULL: they are on
-     * the device. */
-    const uint8_t *(*host_images)(const void *state);
+    /* The finished images of the latest run, the variant's: in host memory, or where its platform is "cuda"
+     * on the device. */
+    const uint8_t *(*images)(const void *state);
 
     /* Makes a generator (core/generator.h) of batches of at most `batch` on a device; NULL: there is none. */
     enum status (*generator_open)(int device, const struct synth *synth, uint32_t batch,

@@ -1,0 +1,95 @@
+#include "common/product.cuh"
+
+#include <stdint.h>
+
+#include "common/check.cuh"
+
+/* Products of float32 matrices, A and B of SIDE x SIDE values: a block multiplies a strip of A by a strip of
+ * B, of a part of their depth, into a tile of C. Strips are short, so that a block takes some tens of
+ * microseconds and blocks of other kernels get in between, as they do between the kernels of a network. The
+ * length of a step is a number of units, each a wave of blocks going DEPTH deeper. */
+#define SIDE       2048
+#define TILE       64
+#define DEPTH      8
+#define BLOCK      256 /* threads: 16 x 16, each 4 x 4 values of the tile */
+#define WAVE_UNITS 24  /* of a block, about */
+#define TILES      (SIDE / TILE * (SIDE / TILE))
+
+static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
+{
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < count) /* in [-1, 1), with bits that switch as those of weights do: zeros would draw less power */
+        values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
+}
+
+enum status fill_noise(float *values, size_t count, cudaStream_t stream)
+{
+    fill_kernel<<<(unsigned)((count + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(values, count);
+    CUDA_TRY_LAUNCH("fill_kernel");
+    return STATUS_OK;
+}
+
+/* The first `deep` blocks are a unit deeper than `units`. */
+static __global__ void __launch_bounds__(BLOCK)
+    product_kernel(const float *a, const float *b, float *c, unsigned units, unsigned deep)
+{
+    __shared__ float rows[DEPTH][TILE + 4], columns[DEPTH][TILE];
+    unsigned tile = blockIdx.x % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
+    unsigned row = tile / (SIDE / TILE) * TILE, column = tile % (SIDE / TILE) * TILE;
+    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each time round another part of the depth */
+    float sums[4][4] = {};
+    if (blockIdx.x < deep)
+        units++;
+    for (unsigned unit = 0; unit < units; unit++) {
+        unsigned depth = (begin + unit) * DEPTH % SIDE;
+        for (unsigned i = threadIdx.x; i < TILE * DEPTH; i += BLOCK) {
+            rows[i % DEPTH][i / DEPTH] = a[(size_t)(row + i / DEPTH) * SIDE + depth + i % DEPTH];
+            columns[i / TILE][i % TILE] = b[(size_t)(depth + i / TILE) * SIDE + column + i % TILE];
+        }
+        __syncthreads();
+        for (unsigned d = 0; d < DEPTH; d++)
+            for (unsigned i = 0; i < 4; i++)
+                for (unsigned j = 0; j < 4; j++)
+                    sums[i][j] = fmaf(rows[d][4 * y + i], columns[d][4 * x + j], sums[i][j]);
+        __syncthreads();
+    }
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned j = 0; j < 4; j++)
+            c[(size_t)(row + 4 * y + i) * SIDE + column + 4 * x + j] = sums[i][j];
+}
+
+enum status product_launch(const struct product *product, cudaStream_t stream)
+{
+    const size_t values = (size_t)SIDE * SIDE;
+    unsigned waves = (product->units + WAVE_UNITS - 1) / WAVE_UNITS;
+    product_kernel<<<product->wave * waves, BLOCK, 0, stream>>>(
+        product->matrices, product->matrices + values, product->matrices + 2 * values, product->units / waves,
+        product->units % waves * product->wave);
+    CUDA_TRY_LAUNCH("product_kernel");
+    return STATUS_OK;
+}
+
+enum status product_open(int device, cudaStream_t stream, struct product *product)
+{
+    const size_t values = (size_t)3 * SIDE * SIDE;
+    int multiprocessors, blocks;
+    CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
+    product->wave = (unsigned)(multiprocessors * blocks);
+    if (cudaMalloc(&product->matrices, values * sizeof(float)) != cudaSuccess) {
+        (void)cudaGetLastError(); /* the next call must not see it again */
+        return status_set(
+            STATUS_FAILED,
+            "GPU %d has no %.0f MB of memory left for the step's matrices; free some, or take another "
+            "GPU with --device",
+            device, 1e-6 * (double)(values * sizeof(float)));
+    }
+    product->units = WAVE_UNITS;
+    return fill_noise(product->matrices, values, stream);
+}
+
+void product_close(struct product *product)
+{
+    (void)cudaFree(product->matrices);
+    product->matrices = nullptr;
+}

@@ -1,0 +1,288 @@
+/* The trainer's step on batches that others made (core/learner.h): the engine of train-bf16, of which every
+ * step takes the batch that lies in its memory, into which the batch at hand is converted before. */
+#include "core/learner.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "core/half.h"
+#include "train/engine.cuh"
+#include "train/learner.h"
+#include "train/network.cuh"
+
+#define ENGINE       (&engine_bf16)
+#define LOOKS        (LEARNER_RECENT + 1) /* sums behind the latest steps, and before the first of these */
+#define RATE         0.001                /* of Adam, whose other values are PyTorch's defaults */
+#define MOMENT_BLOCK 1024
+
+/* (v - mean) / deviation of a channel, as v * scale + offset. */
+struct normal {
+    float scale, offset;
+};
+
+struct cuda_learner {
+    struct learner learner; /* first */
+    int device;
+    struct model model;
+    struct data data; /* a training set of one batch: the one at hand */
+    struct train train;
+    float *arena; /* parameters to begin with, on the host, and as many zeros */
+    void *engine;
+    struct engine_batch batch;
+    struct holding holding;
+    struct normal *normals;     /* by channel, on the device */
+    struct train_totals *looks; /* step % LOOKS: the engine's sums behind it, on the device */
+    bool normalised;            /* `normals` are known: from the first batch */
+    uint64_t steps;
+};
+
+static struct cuda_learner *self_of(struct learner *learner)
+{
+    return reinterpret_cast<struct cuda_learner *>(learner);
+}
+
+/* ---- What is learnt from ---- */
+
+/* How a batch is read: its values one by one, channel by channel. */
+struct intake {
+    struct batch batch;
+    struct divider sample; /* values of one */
+    uint32_t channels, plane, classes;
+};
+
+static struct intake intake_of(const struct cuda_learner *self, const struct batch *batch)
+{
+    const struct shape *shape = &self->data.shape;
+    return {*batch, divider_of((uint32_t)self->data.sample_values), shape->channels,
+            shape->height * shape->width, self->data.classes};
+}
+
+/* Value (channel, place) of sample j. */
+static __device__ __forceinline__ float value_at(const struct intake &intake, uint32_t j, uint32_t channel,
+                                                 uint32_t place)
+{
+    const uint8_t *sample = static_cast<const uint8_t *>(intake.batch.values) + j * intake.batch.stride;
+    uint32_t i =
+        intake.batch.interleaved ? place * intake.channels + channel : channel * intake.plane + place;
+    switch (intake.batch.type) {
+    case BATCH_U8:
+        return (float)sample[i];
+    case BATCH_F16:
+        return half_to_float(reinterpret_cast<const uint16_t *>(sample)[i]);
+    case BATCH_BF16:
+        return __uint_as_float((uint32_t) reinterpret_cast<const uint16_t *>(sample)[i] << 16);
+    default:
+        return reinterpret_cast<const float *>(sample)[i];
+    }
+}
+
+/* A block a channel: mean and deviation over the batch. Of what is alike everywhere only the mean is taken.
+ */
+static __global__ void __launch_bounds__(MOMENT_BLOCK)
+    normal_kernel(const struct intake intake, struct normal *normals)
+{
+    __shared__ double sums[MOMENT_BLOCK], squares[MOMENT_BLOCK];
+    uint32_t channel = blockIdx.x;
+    double sum = 0, square = 0, count = (double)intake.batch.count * intake.plane;
+    for (uint32_t j = 0; j < intake.batch.count; j++)
+        for (uint32_t place = threadIdx.x; place < intake.plane; place += MOMENT_BLOCK) {
+            float value = value_at(intake, j, channel, place);
+            sum += value;
+            square += (double)value * value;
+        }
+    sums[threadIdx.x] = sum;
+    squares[threadIdx.x] = square;
+    for (uint32_t half = MOMENT_BLOCK / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+            squares[threadIdx.x] += squares[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x > 0)
+        return;
+    double mean = sums[0] / count, variance = squares[0] / count - mean * mean;
+    double deviation = variance > 0 ? sqrt(variance) : 1;
+    normals[channel] = {(float)(1 / deviation), (float)(-mean / deviation)};
+}
+
+/* The batch as the engine stores one: normalised halves, and labels. A label out of range is a file that
+ * changed, which its hash will tell; here it must only be no address. */
+static __global__ void intake_kernel(const struct intake intake, const struct normal *normals,
+                                     uint16_t *values, uint32_t *labels)
+{
+    uint32_t i = own_element();
+    if (i >= intake.batch.count * intake.sample.by)
+        return;
+    uint32_t j = intake.sample.quotient(i), element = i - j * intake.sample.by;
+    uint32_t channel = element / intake.plane;
+    struct normal normal = normals[channel];
+    float value = value_at(intake, j, channel, element - channel * intake.plane);
+    values[i] = half_from_float(fmaf(value, normal.scale, normal.offset));
+    if (element > 0)
+        return;
+    uint32_t label = intake.batch.labels ? (uint32_t)intake.batch.labels[j]
+                                         : (uint32_t)((intake.batch.first + j) % intake.classes);
+    labels[j] = label < intake.classes ? label : 0;
+}
+
+static enum status take_in(struct cuda_learner *self, const struct batch *batch)
+{
+    struct intake intake = intake_of(self, batch);
+    cudaStream_t stream = self->batch.stream;
+    if (!self->normalised) {
+        normal_kernel<<<intake.channels, MOMENT_BLOCK, 0, stream>>>(intake, self->normals);
+        CUDA_TRY_LAUNCH("normal_kernel");
+        self->normalised = true;
+    }
+    intake_kernel<<<blocks_for((size_t)batch->count * self->data.sample_values), BLOCK, 0, stream>>>(
+        intake, self->normals, static_cast<uint16_t *>(self->batch.values), self->batch.labels);
+    CUDA_TRY_LAUNCH("intake_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Steps ---- */
+
+/* A batch is an epoch of one step: so it may be short, and dropout and the optimizer count on. */
+static enum status cuda_step(struct learner *learner, const struct batch *batch)
+{
+    struct cuda_learner *self = self_of(learner);
+    if (batch->count == 0 || batch->count > self->train.batch)
+        return status_set(STATUS_FAILED, "a batch of %u samples, and the trainer takes 1 to %u", batch->count,
+                          self->train.batch);
+    if (self->steps >= UINT32_MAX)
+        return status_set(STATUS_FAILED, "the trainer counts no further than %u steps", UINT32_MAX);
+    CUDA_TRY(cudaSetDevice(self->device));
+    TRY(take_in(self, batch));
+    self->data.sets[DATA_TRAIN].count = batch->count;
+    TRY(ENGINE->steps(self->engine, (uint32_t)self->steps, 0, 1));
+    CUDA_TRY(cudaMemcpyAsync(&self->looks[self->steps % LOOKS], self->batch.totals, sizeof *self->looks,
+                             cudaMemcpyDeviceToDevice, self->batch.stream));
+    self->steps++;
+    return STATUS_OK;
+}
+
+static enum status cuda_loss(struct learner *learner, double *loss)
+{
+    struct cuda_learner *self = self_of(learner);
+    struct train_totals looks[LOOKS];
+    *loss = NAN;
+    if (self->steps == 0)
+        return STATUS_OK;
+    CUDA_TRY(cudaSetDevice(self->device));
+    CUDA_TRY(cudaMemcpyAsync(looks, self->looks, sizeof looks, cudaMemcpyDeviceToHost, self->batch.stream));
+    CUDA_TRY(cudaStreamSynchronize(self->batch.stream));
+    const struct train_totals *newest = &looks[(self->steps - 1) % LOOKS];
+    const struct train_totals *oldest = &looks[self->steps % LOOKS]; /* zeros before it was written */
+    if (newest->bad_step != TRAIN_FINE)
+        return status_set(STATUS_FAILED, "the loss of step %llu of the training was no finite number",
+                          (unsigned long long)newest->bad_step);
+    *loss = (newest->loss - oldest->loss) / (double)(newest->samples - oldest->samples);
+    return STATUS_OK;
+}
+
+static enum status cuda_begin(struct learner *learner)
+{
+    struct cuda_learner *self = self_of(learner);
+    struct train_totals unused;
+    float *zeros = self->arena + self->model.arena_values;
+    const struct train_state state = {
+        .parameters = self->arena, .first = zeros, .second = zeros, .scale = {}};
+    CUDA_TRY(cudaSetDevice(self->device));
+    TRY(ENGINE->set(self->engine, &state));
+    TRY(ENGINE->totals(self->engine, &unused)); /* begins them anew */
+    CUDA_TRY(cudaMemsetAsync(self->looks, 0, LOOKS * sizeof *self->looks, self->batch.stream));
+    self->steps = 0;
+    self->normalised = false;
+    return STATUS_OK;
+}
+
+/* ---- Opening ---- */
+
+static void cuda_close(struct learner *learner)
+{
+    struct cuda_learner *self = self_of(learner);
+    if (self->engine)
+        ENGINE->close(self->engine);
+    holding_free(&self->holding);
+    data_close(&self->data);
+    free(self->arena);
+    free(self);
+}
+
+/* The engine copies what the sets hold: zeros, in the place of what will be handed over. */
+static enum status make_sets(struct cuda_learner *self, uint32_t batch)
+{
+    struct data *data = &self->data;
+    const uint32_t counts[DATA_PARTS] = {batch, 1};
+    for (int part = 0; part < DATA_PARTS; part++) {
+        struct data_set *set = &data->sets[part];
+        set->count = counts[part];
+        set->values = calloc(set->count, data->sample_bytes);
+        set->labels = static_cast<uint32_t *>(calloc(set->count, sizeof *set->labels));
+        if (!set->values || !set->labels)
+            return status_set(STATUS_FAILED, "out of memory for a batch of %u samples; lower --batch", batch);
+    }
+    return STATUS_OK;
+}
+
+static void fill_train(struct cuda_learner *self, const struct lesson *lesson)
+{
+    struct data *data = &self->data;
+    data->shape = self->model.input;
+    data->type = DATA_F16;
+    data->classes = lesson->classes;
+    data->sample_values = shape_values(&data->shape);
+    data->sample_bytes = data->sample_values * sizeof(uint16_t);
+    data->feed = DATA_CONSTANT;
+    for (uint32_t c = 0; c < data->shape.channels; c++)
+        data->scale[c] = 1; /* halves come normalised */
+    self->train.model = &self->model;
+    self->train.data = data;
+    self->train.batch = lesson->batch;
+    self->train.optimizer.kind = OPTIMIZER_ADAM;
+    self->train.optimizer.beta1 = 0.9;
+    self->train.optimizer.beta2 = 0.999;
+    self->train.optimizer.epsilon = 1e-8;
+    self->train.schedule.kind = SCHEDULE_CONSTANT;
+    self->train.schedule.rate = RATE;
+}
+
+static enum status make(struct cuda_learner *self, const struct lesson *lesson)
+{
+    const struct resources resources = {.threads = 1, .device = self->device};
+    TRY(lesson_build(lesson, &self->model));
+    fill_train(self, lesson);
+    self->arena = static_cast<float *>(calloc(2 * self->model.arena_values, sizeof *self->arena));
+    if (!self->arena)
+        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    model_initialise(&self->model, self->train.seed, self->arena);
+    TRY(make_sets(self, lesson->batch));
+    TRY(ENGINE->open(&self->train, &resources, &self->engine));
+    self->batch = engine_batch(self->engine);
+    self->learner.stream = self->batch.stream;
+    TRY(hold(&self->holding, &self->normals, lesson->channels));
+    TRY(hold(&self->holding, &self->looks, LOOKS));
+    return cuda_begin(&self->learner);
+}
+
+extern "C" enum status learner_open(int device, const struct lesson *lesson, struct learner **learner)
+{
+    static const struct learner_type type = {cuda_begin, cuda_step, cuda_loss, cuda_close};
+    struct cuda_learner *self = static_cast<struct cuda_learner *>(calloc(1, sizeof *self));
+    *learner = nullptr;
+    if (!self)
+        return status_set(STATUS_FAILED, "out of memory");
+    self->learner.type = &type;
+    self->device = device;
+    enum status status = make(self, lesson);
+    if (status != STATUS_OK) {
+        cuda_close(&self->learner);
+        return status;
+    }
+    *learner = &self->learner;
+    return STATUS_OK;
+}

@@ -1,0 +1,40 @@
+#include "core/compute.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum status compute_read(struct compute *compute)
+{
+    static const char train[] = "train";
+    const char *text = compute->text;
+    compute->step_s = 0;
+    compute->lesson = (struct lesson){0};
+    if (!text)
+        return STATUS_OK;
+    size_t length = strcspn(text, ":");
+    if (length == sizeof train - 1 && memcmp(text, train, length) == 0) {
+        const char *model = text[length] ? text + length + 1 : "";
+        if (text[length] && (!*model || strlen(model) >= sizeof compute->lesson.model))
+            return status_set(STATUS_USAGE,
+                              "--compute %.40s: name a network behind the colon, as in train:cnn", text);
+        snprintf(compute->lesson.model, sizeof compute->lesson.model, "%s", model);
+        return STATUS_OK;
+    }
+    if (!strchr("+-.0123456789", *text))
+        return status_set(STATUS_USAGE,
+                          "--compute: '%.40s' is neither a number of milliseconds nor train[:MODEL]", text);
+    double step_ms;
+    TRY(parse_real("--compute", text, COMPUTE_MIN_MS, COMPUTE_MAX_MS, &step_ms));
+    compute->step_s = 1e-3 * step_ms;
+    return STATUS_OK;
+}
+
+enum status compute_teach(struct compute *compute)
+{
+    enum status status = lesson_choose(&compute->lesson);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--compute %s", compute->text);
+    snprintf(compute->name, sizeof compute->name, "train:%s", compute->lesson.model);
+    compute->text = compute->name;
+    return STATUS_OK;
+}

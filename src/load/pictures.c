@@ -1,0 +1,120 @@
+#include "load/pictures.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "load/convert.h"
+#include "load/plain.h"
+
+#define LABEL_BYTES_MAX ((uint64_t)64) /* of a .cls */
+#define REMEDY          "prepare the set from pictures in classes: --prepare DIR --from synth --classes N, idx, cifar"
+
+bool pictures_is_label(const struct dataset_member *member)
+{
+    return strcasecmp(member->extension, "cls") == 0;
+}
+
+static bool is_picture(const struct dataset_member *member)
+{
+    return strcasecmp(member->extension, "npy") == 0 || strcasecmp(member->extension, "png") == 0;
+}
+
+enum status pictures_check(const struct pictures *pictures, const struct image *image)
+{
+    if (image->channels == pictures->channels && image->height == pictures->height &&
+        image->width == pictures->width && image->type == pictures->type &&
+        image->interleaved == pictures->interleaved)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "a picture of %" PRIu32 "x%" PRIu32 "x%" PRIu32 " among such of %" PRIu32 "x%" PRIu32
+                      "x%" PRIu32 ", or of other values: a trainer takes pictures that are alike",
+                      image->channels, image->height, image->width, pictures->channels, pictures->height,
+                      pictures->width);
+}
+
+enum status pictures_label(const struct pictures *pictures, const uint8_t *text, uint64_t size,
+                           int32_t *label)
+{
+    if (size <= LABEL_BYTES_MAX && convert_label(text, size, label) && *label >= 0 &&
+        (uint32_t)*label < pictures->classes)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "its label is no class from 0 to %" PRIu32, pictures->classes - 1);
+}
+
+/* The one member of a sample that `is` true of, or NULL. */
+static const struct dataset_member *only_member(const struct dataset *dataset,
+                                                const struct dataset_sample *sample,
+                                                bool (*is)(const struct dataset_member *))
+{
+    const struct dataset_member *found = NULL;
+    for (uint32_t m = 0; m < sample->members; m++) {
+        const struct dataset_member *member = &dataset->members[sample->member + m];
+        if (is(member) && found)
+            return NULL;
+        found = is(member) ? member : found;
+    }
+    return found;
+}
+
+static enum status read_label(struct plain *plain, const struct dataset_sample *sample,
+                              struct pictures *pictures)
+{
+    const struct dataset_member *member = only_member(plain->dataset, sample, pictures_is_label);
+    const struct pictures any = {.classes = INT32_MAX};
+    uint8_t text[LABEL_BYTES_MAX];
+    int32_t label;
+    if (!member)
+        return status_set(STATUS_USAGE, "it has not one label (.cls) to learn; " REMEDY);
+    if (!only_member(plain->dataset, sample, is_picture))
+        return status_set(STATUS_USAGE, "it has not one picture (.npy, .png) to learn from; " REMEDY);
+    TRY(plain_bytes(plain, member, member->size < sizeof text ? member->size : sizeof text, text));
+    if (pictures_label(&any, text, member->size, &label) != STATUS_OK)
+        return STATUS_USAGE;
+    if ((uint32_t)label >= pictures->classes)
+        pictures->classes = (uint32_t)label + 1;
+    return STATUS_OK;
+}
+
+/* What the first picture is, all must be. */
+static enum status read_picture(struct plain *plain, const struct dataset_member *member,
+                                struct pictures *pictures)
+{
+    uint8_t *bytes = malloc(member->size + 1), *room = NULL;
+    size_t room_bytes = 0;
+    struct image image;
+    bool is_image = false;
+    enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
+                               : status_set(STATUS_FAILED, "out of memory for a picture");
+    if (status == STATUS_OK)
+        status = image_decode(member->extension, bytes, member->size, &room, &room_bytes, &image, &is_image);
+    if (status == STATUS_OK && !is_image)
+        status = status_set(STATUS_USAGE, "its array is no picture: bytes or floats of (height, width) or "
+                                          "(channels, height, width)");
+    if (status == STATUS_OK)
+        *pictures =
+            (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};
+    free(room);
+    free(bytes);
+    return status;
+}
+
+enum status pictures_find(const struct dataset *dataset, struct pictures *pictures)
+{
+    struct plain plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1};
+    enum status status = STATUS_OK;
+    *pictures = (struct pictures){0};
+    for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        status = read_label(&plain, sample, pictures);
+        if (status == STATUS_OK && i == 0) {
+            uint32_t classes = pictures->classes;
+            status = read_picture(&plain, only_member(dataset, sample, is_picture), pictures);
+            pictures->classes = classes;
+        }
+        if (status != STATUS_OK)
+            status_prefix(status, "%s: sample '%s'", dataset->path, sample->key);
+    }
+    plain_close(&plain);
+    return status;
+}

@@ -1,0 +1,250 @@
+/* The trainer's step on batches that others made (core/learner.h): of one and the same pictures the losses
+ * have the same bits, whatever the type, the layout and the room of the batch, and wherever labels come from;
+ * and they are those of the trainer on the same pictures, within the rounding of their halves. make check-gpu
+ * runs it.
+ *
+ * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/device.h"
+#include "core/half.h"
+#include "core/learner.h"
+#include "train/engine.cuh"
+#include "train/learner.h"
+
+#define STEPS     5
+#define SHORT     3     /* the step that has a sample less than the others */
+#define ROUNDING  0.005 /* of a loss: halves, and bf16 behind them */
+#define GAP_BYTES 36
+
+static int failures;
+
+static void tell(bool well, const char *what, const char *more, double off)
+{
+    printf("%s  %s%s: %.2g off\n", well ? "ok    " : "FAILED", what, more, off);
+    failures += !well;
+}
+
+static void must(enum status status)
+{
+    if (status != STATUS_OK) {
+        printf("FAILED  %s\n", status_text());
+        exit(1);
+    }
+}
+
+static void must(cudaError_t error)
+{
+    must(cuda_status(error, "a call", __FILE__, __LINE__));
+}
+
+/* ---- Pictures ---- */
+
+/* Brighter in one quarter by class, so that there is something to learn. */
+static uint8_t pixel(const struct lesson *lesson, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
+{
+    uint32_t quarter = 2 * (2 * y / lesson->height) + 2 * x / lesson->width, number = j * 977 + channel * 131;
+    uint32_t noise = (number + y * 57 + x * 13) * 2654435761u >> 26;
+    return (uint8_t)(noise + (j % lesson->classes == quarter ? 150 : 20 * channel));
+}
+
+static void store(enum batch_type type, uint8_t value, uint8_t *at)
+{
+    float single = value;
+    uint16_t half = type == BATCH_F16 ? half_from_float(single) : bf16_from_float(single);
+    if (type == BATCH_U8)
+        *at = value;
+    else
+        memcpy(at, type == BATCH_F32 ? (const void *)&single : &half, batch_value_bytes(type));
+}
+
+struct kind {
+    const char *name;
+    enum batch_type type;
+    bool interleaved, gaps, labelled;
+};
+
+/* The batch on the device; the caller frees values and labels. */
+static struct batch make_batch(const struct lesson *lesson, const struct kind *kind)
+{
+    const size_t size = batch_value_bytes(kind->type);
+    const uint32_t plane = lesson->height * lesson->width, values = lesson->channels * plane;
+    struct batch batch = {};
+    batch.type = kind->type;
+    batch.interleaved = kind->interleaved;
+    batch.count = lesson->batch;
+    batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
+    batch.bytes = batch.count * batch.stride;
+    batch.first = kind->labelled ? 1 : 3 * lesson->classes; /* must not be looked at, or come to the same */
+    uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
+    int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
+    if (!host || !labels)
+        must(status_set(STATUS_FAILED, "out of memory"));
+    memset(host, 0xaa, batch.bytes);
+    for (uint32_t j = 0; j < batch.count; j++) {
+        labels[j] = (int32_t)(j % lesson->classes);
+        for (uint32_t i = 0; i < values; i++) {
+            uint32_t channel = i / plane, place = i % plane;
+            size_t at = kind->interleaved ? (size_t)place * lesson->channels + channel : i;
+            store(kind->type, pixel(lesson, j, channel, place / lesson->width, place % lesson->width),
+                  host + j * batch.stride + at * size);
+        }
+    }
+    must(cudaMalloc(&device, batch.bytes));
+    must(cudaMemcpy(device, host, batch.bytes, cudaMemcpyHostToDevice));
+    if (kind->labelled) {
+        must(cudaMalloc(&device_labels, batch.count * sizeof *labels));
+        must(cudaMemcpy(device_labels, labels, batch.count * sizeof *labels, cudaMemcpyHostToDevice));
+    }
+    must(cudaDeviceSynchronize());
+    batch.values = device;
+    batch.labels = device_labels;
+    free(labels);
+    free(host);
+    return batch;
+}
+
+/* ---- Losses ---- */
+
+/* The loss of each step, from means over all steps so far. */
+static void learn(struct learner *learner, const struct batch *whole, double *losses)
+{
+    double sum = 0, samples = 0;
+    must(learner_begin(learner));
+    for (int step = 0; step < STEPS; step++) {
+        struct batch batch = *whole;
+        double mean;
+        batch.count -= step == SHORT && batch.count > 1;
+        must(learner_step(learner, &batch));
+        must(learner_loss(learner, &mean));
+        samples += batch.count;
+        losses[step] = (mean * samples - sum) / batch.count;
+        sum = mean * samples;
+    }
+}
+
+static double worst_off(const double *losses, const double *right, int count)
+{
+    double worst = 0;
+    for (int i = 0; i < count; i++)
+        worst = fmax(worst, fabs(losses[i] / right[i] - 1));
+    return worst;
+}
+
+/* The trainer's engine on the same pictures, as a training set of one batch, up to the short step. */
+static void train_on(const struct lesson *lesson, double *losses)
+{
+    struct model model;
+    struct data data = {};
+    struct train train = {};
+    const struct resources resources = {.threads = 1, .device = 0};
+    void *engine;
+    must(lesson_build(lesson, &model));
+    data.shape = model.input;
+    data.type = DATA_U8;
+    data.classes = lesson->classes;
+    data.sample_values = data.sample_bytes = shape_values(&data.shape);
+    for (int part = 0; part < DATA_PARTS; part++) {
+        struct data_set *set = &data.sets[part];
+        set->count = part == DATA_TRAIN ? lesson->batch : 1;
+        uint8_t *values = static_cast<uint8_t *>(calloc(set->count, data.sample_bytes));
+        set->labels = static_cast<uint32_t *>(calloc(set->count, sizeof *set->labels));
+        for (uint32_t j = 0; values && set->labels && j < set->count; j++) {
+            set->labels[j] = j % lesson->classes;
+            for (uint32_t i = 0; i < data.sample_values; i++) {
+                uint32_t plane = lesson->height * lesson->width, place = i % plane;
+                values[j * data.sample_bytes + i] =
+                    pixel(lesson, j, i / plane, place / lesson->width, place % lesson->width);
+            }
+        }
+        set->values = values;
+    }
+    data_normalise(&data, true);
+    train.model = &model;
+    train.data = &data;
+    train.batch = lesson->batch;
+    train.optimizer = {.kind = OPTIMIZER_ADAM,
+                       .momentum = 0,
+                       .beta1 = 0.9,
+                       .beta2 = 0.999,
+                       .epsilon = 1e-8,
+                       .weight_decay = 0};
+    train.schedule.kind = SCHEDULE_CONSTANT;
+    train.schedule.rate = 0.001;
+    struct train_state state;
+    if (!train_state_new(model.arena_values, &state))
+        must(status_set(STATUS_FAILED, "out of memory"));
+    model_initialise(&model, 0, state.parameters);
+    must(engine_bf16.open(&train, &resources, &engine));
+    must(engine_bf16.set(engine, &state));
+    for (int step = 0; step < SHORT; step++) {
+        struct train_totals totals;
+        must(engine_bf16.steps(engine, (uint32_t)step, 0, 1));
+        must(engine_bf16.totals(engine, &totals));
+        losses[step] = totals.loss / (double)totals.samples;
+    }
+    engine_bf16.close(engine);
+    train_state_free(&state);
+    data_close(&data);
+}
+
+/* ---- All of it ---- */
+
+static const struct kind kinds[] = {
+    {"bytes", BATCH_U8, false, false, true},
+    {"bytes, labels from numbers", BATCH_U8, false, false, false},
+    {"bytes, pixel by pixel, with gaps", BATCH_U8, true, true, true},
+    {"f16", BATCH_F16, false, false, true},
+    {"f16, pixel by pixel, with gaps", BATCH_F16, true, true, false},
+    {"bf16, with gaps", BATCH_BF16, false, true, true},
+    {"f32", BATCH_F32, false, false, true},
+    {"f32, pixel by pixel, with gaps", BATCH_F32, true, true, true},
+};
+
+/* None has dropout: its draws go by places in an order, which the trainer's is and a batch's is not. */
+static const struct lesson lessons[] = {{"cnn-fdsl", 3, 32, 40, 4, 37},
+                                        {"logreg", 1, 28, 28, 3, 1},
+                                        {"lenet", 1, 28, 28, 10, 257},
+                                        {"logreg", 16, 7, 5, 2, 64}};
+
+static void compare(const struct lesson *lesson)
+{
+    double right[STEPS], trained[STEPS];
+    struct learner *learner;
+    char what[96];
+    must(learner_open(0, lesson, &learner));
+    snprintf(what, sizeof what, "%s %ux%ux%u, batch %u, ", lesson->model, lesson->channels, lesson->height,
+             lesson->width, lesson->batch);
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        double losses[STEPS];
+        struct batch batch = make_batch(lesson, &kinds[k]);
+        learn(learner, &batch, losses);
+        if (k == 0)
+            memcpy(right, losses, sizeof right);
+        tell(memcmp(losses, right, sizeof right) == 0, what, kinds[k].name, worst_off(losses, right, STEPS));
+        must(cudaFree(const_cast<void *>(batch.values)));
+        must(cudaFree(const_cast<int32_t *>(batch.labels)));
+    }
+    learner_close(learner);
+    train_on(lesson, trained);
+    tell(worst_off(right, trained, SHORT) < ROUNDING, what, "beside the trainer",
+         worst_off(right, trained, SHORT));
+    tell(right[STEPS - 1] < right[0], what, "the loss falls", right[STEPS - 1] / right[0] - 1);
+}
+
+int main(void)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_batch: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    for (size_t i = 0; i < COUNT_OF(lessons); i++)
+        compare(&lessons[i]);
+    return failures ? 3 : 0;
+}

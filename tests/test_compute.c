@@ -1,0 +1,414 @@
+/* What --compute asks for, and batches that are learnt from: what the CPU variants of load hand over, looked
+ * at by a consumer of the test's. */
+#include "load_support.h"
+
+#include <math.h>
+#include <pthread.h>
+
+#include "core/compute.h"
+#include "core/half.h"
+#include "core/npy.h"
+#include "synth/synth.h"
+
+TestSuite(compute, .timeout = 60);
+
+/* ---- The option ---- */
+
+static void expect_read(const char *text, double step_s, const char *model)
+{
+    struct compute compute = {.text = text};
+    cr_assert_eq(compute_read(&compute), STATUS_OK, "%s: %s", text, status_text());
+    cr_expect_eq(compute.step_s, step_s, "%s", text);
+    cr_expect_eq(compute_learns(&compute), model != NULL, "%s", text);
+    if (model)
+        cr_expect_str_eq(compute.lesson.model, model);
+}
+
+Test(compute, a_step_has_a_length_or_is_the_trainers)
+{
+    expect_read("0.1", 1e-3 * 0.1, NULL);
+    expect_read("5.0", 5e-3, NULL);
+    expect_read("1e3", 1, NULL);
+    expect_read("train", 0, "");
+    expect_read("train:cnn-fdsl", 0, "cnn-fdsl");
+    struct compute none = {.text = NULL};
+    cr_expect_eq(compute_read(&none), STATUS_OK);
+    cr_expect(!compute_learns(&none));
+}
+
+Test(compute, anything_else_is_refused)
+{
+    static const struct {
+        const char *text, *words;
+    } refused[] = {
+        {"0.09", "out of range; it must be 0.1 to 1000"},
+        {"1001", "out of range"},
+        {"5x", "'5x' is not a number"},
+        {"trainer", "'trainer' is neither a number of milliseconds nor train[:MODEL]"},
+        {"train:", "name a network"},
+        {"train:a-name-that-is-too-long", "name a network"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        struct compute compute = {.text = refused[i].text};
+        cr_expect_eq(compute_read(&compute), STATUS_USAGE, "%s", refused[i].text);
+        cr_expect(strstr(status_text(), refused[i].words), "%s", status_text());
+    }
+}
+
+static void expect_taught(struct lesson lesson, const char *name)
+{
+    struct compute compute = {.text = "train", .lesson = lesson};
+    cr_assert_eq(compute_teach(&compute), STATUS_OK, "%s", status_text());
+    cr_expect_str_eq(compute.text, name, "what the row says");
+}
+
+static void expect_untaught(struct lesson lesson, const char *words)
+{
+    struct compute compute = {.text = "train", .lesson = lesson};
+    cr_expect_eq(compute_teach(&compute), STATUS_USAGE);
+    cr_expect(strstr(status_text(), words), "%s", status_text());
+    cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
+}
+
+Test(compute, the_network_follows_from_the_pictures)
+{
+    expect_taught((struct lesson){"", 1, 28, 28, 10, 256}, "train:cnn");
+    expect_taught((struct lesson){"", 3, 28, 28, 10, 256}, "train:cnn-fdsl");
+    expect_taught((struct lesson){"", 3, 224, 224, 1000, 256}, "train:cnn-fdsl");
+    expect_taught((struct lesson){"lenet", 1, 28, 28, 10, 256}, "train:lenet");
+    expect_untaught((struct lesson){"resnet", 1, 28, 28, 10, 256}, "logreg, lenet, cnn, cnn-fdsl");
+    expect_untaught((struct lesson){"cnn3d", 1, 28, 28, 10, 256}, "no network of pictures");
+    expect_untaught((struct lesson){"", 1, 28, 28, 1, 256}, "nothing to tell apart");
+    expect_untaught((struct lesson){"", 17, 28, 28, 2, 256}, "at most 16");
+    expect_untaught((struct lesson){"", 1, 4, 4, 2, 256}, "too small");
+}
+
+/* ---- A set that is learnt from ---- */
+
+#define SAMPLES 23
+#define SIDE    8
+#define CLASSES 4
+
+static void put(const char *extension, int sample, const void *bytes, size_t size)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%06d.%s", sample, extension);
+    FILE *stream = fopen(in_folder(name), "w");
+    cr_assert(stream && fwrite(bytes, 1, size, stream) == size && fclose(stream) == 0);
+}
+
+static void put_label(int sample, int label)
+{
+    char text[16];
+    put("cls", sample, text, (size_t)snprintf(text, sizeof text, "%d\n", label));
+}
+
+/* All values of a picture are the number of the sample. */
+static void put_array(int sample, const char *type, const char *shape, size_t values)
+{
+    uint8_t bytes[NPY_HEADER_MAX + 3 * SIDE * SIDE * sizeof(float)];
+    size_t at = npy_header((char *)bytes, type, shape);
+    for (size_t i = 0; i < values; i++) {
+        float single = (float)sample;
+        uint16_t half = half_from_float(single);
+        size_t size = type[2] == '1' ? 1 : type[2] == '2' ? 2 : 4;
+        const void *value = size == 1   ? (const void *)&(uint8_t){(uint8_t)sample}
+                            : size == 2 ? &half
+                                        : (void *)&single;
+        memcpy(bytes + at, value, size);
+        at += size;
+    }
+    put("npy", sample, bytes, at);
+}
+
+static void make_arrays(const char *type)
+{
+    make_folder();
+    for (int i = 0; i < SAMPLES; i++) {
+        put_array(i, type, "3, 8, 8", 3 * SIDE * SIDE);
+        put_label(i, i % CLASSES);
+    }
+}
+
+#ifdef HAVE_PNG
+static void put_picture(int sample, uint32_t side)
+{
+    const struct png_shape shape = {side, side, 3};
+    uint8_t pixels[3 * 2 * SIDE * 2 * SIDE];
+    void *bytes;
+    size_t size;
+    memset(pixels, sample, sizeof pixels);
+    cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK);
+    put("png", sample, bytes, size);
+    free(bytes);
+}
+
+static void make_labelled_pictures(void)
+{
+    make_folder();
+    for (int i = 0; i < SAMPLES; i++) {
+        put_picture(i, SIDE);
+        put_label(i, i % CLASSES);
+    }
+}
+#endif
+
+/* ---- The consumer ---- */
+
+struct looking {
+    struct consumer consumer;
+    pthread_mutex_t lock;
+    enum batch_type type;
+    bool interleaved;
+    double scale; /* what a value of sample n is times n */
+    int seen[SAMPLES], short_batches;
+};
+
+static double value_in(const struct batch *batch, uint32_t j, size_t i)
+{
+    const uint8_t *at =
+        (const uint8_t *)batch->values + j * batch->stride + i * batch_value_bytes(batch->type);
+    uint16_t half;
+    float single;
+    memcpy(&half, at, sizeof half);
+    memcpy(&single, at, sizeof single);
+    return batch->type == BATCH_U8 ? *at : batch->type == BATCH_F16 ? half_to_float(half) : single;
+}
+
+/* The middle of a picture, where no shift of one pixel brings zeros; and its label. */
+static enum status look(struct consumer *consumer, const struct batch *batch)
+{
+    struct looking *self = (struct looking *)consumer;
+    size_t values = 3 * SIDE * SIDE, bytes = values * batch_value_bytes(batch->type);
+    pthread_mutex_lock(&self->lock);
+    cr_expect(batch->type == self->type && batch->interleaved == self->interleaved);
+    cr_expect_eq(batch->stride, bytes);
+    cr_expect_eq(batch->bytes, batch->count * bytes);
+    cr_assert_not_null(batch->labels);
+    for (uint32_t j = 0; j < batch->count; j++) {
+        long sample = lround(value_in(batch, j, values / 2 + SIDE / 2) / self->scale);
+        cr_assert(sample >= 0 && sample < SAMPLES, "%ld", sample);
+        cr_expect_eq(batch->labels[j], sample % CLASSES, "sample %ld has label %d", sample, batch->labels[j]);
+        self->seen[sample]++;
+    }
+    self->short_batches += batch->count < 4;
+    pthread_mutex_unlock(&self->lock);
+    return STATUS_OK;
+}
+
+/* Three epochs by every variant that reads files. */
+static void expect_learnt(const char *line, enum batch_type type, bool interleaved, double scale)
+{
+    static const struct consumer_type type_of_look = {.take_host = look};
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
+        struct looking looking = {
+            .consumer = {.type = &type_of_look}, .type = type, .interleaved = interleaved, .scale = scale};
+        struct job job;
+        struct run_time unused;
+        void *state;
+        pthread_mutex_init(&looking.lock, NULL);
+        cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+        job.workload->set_consumer(job.input, &looking.consumer);
+        const struct variant *variant = start(&job, file_variants[v], &state);
+        if (variant) {
+            cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", file_variants[v],
+                         status_text());
+            variant->teardown(state);
+            for (int i = 0; i < SAMPLES; i++)
+                cr_expect_eq(looking.seen[i], 3, "%s: sample %d came %d times", file_variants[v], i,
+                             looking.seen[i]);
+            cr_expect_gt(looking.short_batches, 0, "the last one of an epoch is short");
+        }
+        close_job(&job);
+        pthread_mutex_destroy(&looking.lock);
+    }
+    remove_folder();
+}
+
+#ifdef HAVE_XXHASH
+Test(compute, labels_come_with_arrays_of_every_type)
+{
+    static const char *const types[] = {"|u1", "<f2", "<f4"};
+    static const enum batch_type batch_types[] = {BATCH_U8, BATCH_F16, BATCH_F32};
+    for (size_t i = 0; i < COUNT_OF(types); i++) {
+        make_arrays(types[i]);
+        expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", batch_types[i], false, 1);
+    }
+}
+
+Test(compute, augmented_arrays_are_floats)
+{
+    make_arrays("|u1");
+    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", BATCH_F32, false,
+                  1.0 / 255);
+}
+
+#ifdef HAVE_PNG
+Test(compute, pictures_come_pixel_by_pixel)
+{
+    make_labelled_pictures();
+    expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", BATCH_U8, true, 1);
+    make_labelled_pictures();
+    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", BATCH_F32, false,
+                  1.0 / 255);
+}
+
+/* Only the first picture is looked at before. */
+Test(compute, a_picture_of_another_shape_ends_the_run)
+{
+    struct job job;
+    struct run_time unused;
+    void *state;
+    make_labelled_pictures();
+    put_picture(SAMPLES - 1, 2 * SIDE);
+    cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, "files", &state);
+    cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "3x16x16 among such of 3x8x8"), "%s", status_text());
+    cr_expect(strstr(status_text(), "sample '000022'"), "%s", status_text());
+    variant->teardown(state);
+    close_job(&job);
+    remove_folder();
+}
+#endif
+
+#endif
+
+/* ---- Images that are made ---- */
+
+struct keeping {
+    struct consumer consumer;
+    struct batch batch;
+};
+
+static enum status keep(struct consumer *consumer, const struct batch *batch)
+{
+    ((struct keeping *)consumer)->batch = *batch;
+    return STATUS_OK;
+}
+
+Test(compute, labels_of_images_follow_from_their_numbers)
+{
+    static const struct consumer_type type_of_keep = {.take_host = keep};
+    const struct workload *workload = workload_find("synth");
+    const struct variant *variant = variant_find("naive")->variant;
+    struct keeping keeping = {.consumer = {.type = &type_of_keep}};
+    struct options options = {.table_count = 1};
+    void *parameters = calloc(1, workload->parameters_bytes), *input, *state, *done = NULL;
+    char *argv[] = {"test", "--classes",  "3",   "--batch",    "5",    "--res",
+                    "16",   "--instance", "7",   "--channels", "3",    "--layout",
+                    "nhwc", "--output",   "f16", "--compute",  "train"};
+    options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
+    cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
+    enum status status = workload->open(&options, parameters, &(const struct place){.ranks = 1}, &input);
+#ifndef HAVE_INIH
+    cr_expect_neq(status, STATUS_OK);
+    cr_skip_test("this build draws no classes");
+#endif
+    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+    cr_expect_str_eq(workload->compute(parameters)->text, "train:cnn-fdsl");
+    cr_assert_eq(variant->setup(&(const struct resources){.threads = 1}, input, &state), STATUS_OK);
+    for (uint64_t number = 0; number < 3; number++) {
+        struct run_time unused;
+        cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK);
+        cr_assert_eq(workload->hand_over(input, variant, state, number, &keeping.consumer, &done), STATUS_OK);
+        const struct batch *batch = &keeping.batch;
+        cr_expect(batch->count == 5 && batch->type == BATCH_F16 && batch->interleaved && !batch->labels);
+        cr_expect(batch->stride == 16 * 16 * 3 * 2 && batch->bytes == 5 * batch->stride && !done);
+        for (uint32_t j = 0; j < batch->count; j++) {
+            uint8_t pixels[16 * 16 * 3 * 2];
+            struct synth_fetch fetch = {.j = j, .pixels = pixels};
+            cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK);
+            cr_expect_eq((batch->first + j) % 3, (uint64_t)fetch.label);
+            cr_expect_arr_eq(pixels, (const uint8_t *)batch->values + j * batch->stride, batch->stride);
+        }
+    }
+    variant->teardown(state);
+    workload->close(input);
+    options_free(&options);
+    free(parameters);
+}
+
+#ifdef HAVE_XXHASH
+/* ---- Refused when the input is opened ---- */
+
+static void expect_no_lesson(const char *line, const char *words)
+{
+    struct job job;
+    cr_expect_eq(open_job(&job, line), STATUS_USAGE, "%s", words);
+    cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
+    close_job(&job);
+}
+
+Test(compute, sets_that_teach_nothing_are_refused)
+{
+    static const char line[] = "--cache any --compute train --decode";
+    make_arrays("|u1");
+    expect_no_lesson("--cache any --compute train --on-error skip", "drop --on-error skip");
+    put_label(5, -1);
+    expect_no_lesson(line, "sample '000005': its label is no class");
+    put("cls", 5, "five", 4);
+    expect_no_lesson(line, "its label is no class");
+    cr_assert_eq(remove(in_folder("000005.cls")), 0);
+    expect_no_lesson(line, "sample '000005': it has not one label (.cls)");
+    put_label(5, 1);
+    put_array(0, "|u1", "64, 3", 64 * 3);
+    expect_no_lesson(line, "too small for it");
+    put_array(0, "|u1", "64", 64);
+    expect_no_lesson(line, "sample '000000': its array is no picture");
+    cr_assert_eq(remove(in_folder("000000.npy")), 0);
+    expect_no_lesson(line, "it has not one picture (.npy, .png)");
+    remove_folder();
+}
+
+Test(compute, files_as_they_are_are_no_pictures)
+{
+    struct job job;
+    make_arrays("|u1");
+    cr_assert_eq(open_job(&job, "--cache any --compute train:logreg"), STATUS_OK, "%s", status_text());
+    const struct compute *compute = job.workload->compute(job.parameters);
+    cr_expect_str_eq(compute->text, "train:logreg");
+    cr_expect_eq(compute->lesson.classes, CLASSES);
+    cr_expect(compute->lesson.channels == 3 && compute->lesson.height == 8 && compute->lesson.width == 8);
+    cr_expect_eq(job.workload->accepts(job.input, variant_find("files")->variant), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "add --decode"), "%s", status_text());
+    close_job(&job);
+    remove_folder();
+}
+#endif
+
+/* ---- What scripts make of the rows ---- */
+
+#define FIXTURES "tests/data/figures"
+
+/* Rows of today, and a step of the trainer's among them: it is of no length that others have. */
+Test(compute, break_even_takes_steps_of_a_given_length_alone)
+{
+    static const char newer[] =
+        "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print $0, \"compute\", "
+        "\"bus_share\", \"bus_slowdown\", \"loss\"; next } { sub(\"/.*\", \"/5\", $1); print $0, "
+        "$at[\"compute_ms\"], 1, 1, \"\" } $at[\"variant\"] == \"%s\" && $at[\"compute_ms\"] == 5 { "
+        "$at[\"compute_ms\"] = 7; $at[\"items_per_s\"] = 1e9; print $0, \"%s\", 1, 1, 0.5 }' " FIXTURES
+        "/break_even_%s.csv > %s/%s.csv";
+    static const struct {
+        const char *step;
+        bool same;
+    } cases[] = {{"train:cnn-fdsl", true}, {"7", false}};
+    make_folder();
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char command[8 * PATH_MAX];
+        snprintf(command, sizeof command, newer, "fused", cases[i].step, "synth", folder, "synth");
+        cr_assert_eq(system(command), 0, "%s", command);
+        snprintf(command, sizeof command, newer, "gpu-resident", cases[i].step, "load", folder, "load");
+        cr_assert_eq(system(command), 0, "%s", command);
+        snprintf(
+            command, sizeof command,
+            "scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
+            "/break_even_load.csv > %s/old && scripts/break_even.py %s/synth.csv %s/load.csv > %s/new && "
+            "cmp -s %s/old %s/new",
+            folder, folder, folder, folder, folder, folder);
+        cr_expect_eq(system(command) == 0, cases[i].same, "%s", cases[i].step);
+    }
+    remove_folder();
+}
