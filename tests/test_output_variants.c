@@ -40,6 +40,7 @@ static uint8_t *make_batch(const struct opened *opened, const char *name, int th
     return images_and_labels_of(opened, name, threads, runs, 2, labels);
 }
 
+#ifdef HAVE_INIH
 /* naive's outputs are its canvases, converted. */
 Test(output_variants, naive_converts_its_canvases)
 {
@@ -72,6 +73,7 @@ Test(output_variants, naive_converts_its_canvases)
     free(canvases);
     close_synth(&plain);
 }
+#endif
 
 /* The number of the class, which need not be its position. */
 static void expect_labels(const char *line, const char *name, int threads)

@@ -394,6 +394,7 @@ Test(train_cli, verification_of_what_diverges)
     cr_expect_not_null(strstr(out, " of 5 losses and 10 of 10 tensors are wrong"), "%s", out);
 }
 
+#ifdef _OPENMP
 /* Adam makes much of a rounding in so many steps; --verify tells that from what an engine does wrong. */
 Test(train_cli, fifty_steps_of_adam_verify)
 {
@@ -401,6 +402,7 @@ Test(train_cli, fifty_steps_of_adam_verify)
               "--verify-steps 50 --format csv");
     cr_expect_str_eq(value(out, 1, "wrong"), "0");
 }
+#endif
 
 Test(train_cli, options_that_make_no_sense)
 {
@@ -441,10 +443,12 @@ Test(train_cli, sets_larger_than_memory)
                    " of memory are free; take fewer with --train-size\n");
     expect_refusal(1, "--data digits --train-size 9 --test-size 2147483647 --dry-run",
                    " of memory are free; take fewer with --test-size\n");
+#ifdef HAVE_INIH
     expect_refusal(1, "--data synth --res 256 --train-size 2000000000 --feed stored --dry-run",
                    " of memory are free; take fewer with --train-size\n");
     EXPECT(0, "$P --variant train-naive --model cnn-fdsl --data synth --res 2600 --classes 2 --train-size 2 "
               "--test-size 1 --batch 2 --dry-run");
+#endif
 }
 
 #ifdef HAVE_CUDA

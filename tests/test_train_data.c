@@ -19,6 +19,7 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
 
 /* ---- Live samples ---- */
 
+#if defined(HAVE_INIH) && defined(HAVE_XXHASH)
 #define LIVE                                                                                              \
     "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
     "20 --batch 16 "
@@ -74,6 +75,7 @@ Test(train_data, live_samples_refusals)
               "constant --format csv");
     cr_expect_str_eq(value(out, 1, "feed"), "constant");
 }
+#endif
 
 /* ---- Files ---- */
 
