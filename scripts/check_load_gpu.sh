@@ -142,6 +142,8 @@ else
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
         done
+        # Small windows: berths go round within an epoch and from one to the next, and readers help each other.
+        alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
         # More batches have room than a consumer has events for.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
         # The trainer's own step learns from them, and leaves them as they are.

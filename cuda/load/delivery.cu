@@ -11,27 +11,8 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/consumer.h"
-#include "core/timer.h"
 
-/* ---- Memory ---- */
-
-enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy)
-{
-    size_t free_bytes, total_bytes;
-    CUDA_TRY(cudaSetDevice(device));
-    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (bytes <= free_bytes)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s %.2f GB of device memory and %.2f GB are free; %s", what,
-                      1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
-}
-
-enum status device_put(void *to, const void *from, uint64_t bytes)
-{
-    CUDA_TRY(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
-    CUDA_TRY(cudaStreamSynchronize(nullptr));
-    return STATUS_OK;
-}
+/* ---- Opening ---- */
 
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers)
@@ -64,13 +45,9 @@ static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
     CUDA_TRY(cudaMalloc(&outlet->tensor, delivery->slots * delivery->stride));
     CUDA_TRY(cudaMalloc(&outlet->labels, delivery->slots * sizeof *outlet->labels));
     CUDA_TRY(cudaMalloc(&outlet->hashes, delivery->slots * sizeof *outlet->hashes));
-    CUDA_TRY(cudaMalloc(&outlet->tally, sizeof *outlet->tally));
-    for (uint32_t b = 0; b < delivery->berths; b++) {
+    outlet->tally = &delivery->tallies[outlet->number];
+    for (uint32_t b = 0; b < delivery->berths; b++)
         CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].ready, cudaEventDisableTiming));
-        /* Threads that wait leave their core to those that load. */
-        CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].consumed,
-                                          cudaEventDisableTiming | cudaEventBlockingSync));
-    }
     return STATUS_OK;
 }
 
@@ -84,8 +61,8 @@ static enum status open_all(struct delivery *delivery)
     if (!delivery->outlets || !delivery->queues || !delivery->left)
         return status_set(STATUS_FAILED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
+    CUDA_TRY(cudaMalloc(&delivery->tallies, delivery->workers * sizeof *delivery->tallies));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
-    CUDA_TRY(cudaStreamCreateWithFlags(&delivery->relay, cudaStreamNonBlocking));
     for (uint32_t w = 0; w < delivery->workers; w++) {
         delivery->outlets[w].number = w;
         TRY(open_outlet(delivery, &delivery->outlets[w]));
@@ -113,18 +90,14 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
 
 static void close_outlet(const struct delivery *delivery, struct outlet *outlet)
 {
-    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++) {
+    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++)
         if (outlet->berths[b].ready)
             (void)cudaEventDestroy(outlet->berths[b].ready);
-        if (outlet->berths[b].consumed)
-            (void)cudaEventDestroy(outlet->berths[b].consumed);
-    }
     if (outlet->stream)
         (void)cudaStreamDestroy(outlet->stream);
     (void)cudaFree(outlet->tensor);
     (void)cudaFree(outlet->labels);
     (void)cudaFree(outlet->hashes);
-    (void)cudaFree(outlet->tally);
     free(outlet->held);
     free(outlet->berths);
     free(outlet->wanted);
@@ -142,9 +115,8 @@ void delivery_close(struct delivery *delivery)
     free(delivery->outlets);
     delete[] delivery->queues;
     free(delivery->left);
-    if (delivery->relay)
-        (void)cudaStreamDestroy(delivery->relay);
     (void)cudaFree(delivery->samples);
+    (void)cudaFree(delivery->tallies);
     arrays_close(&delivery->arrays);
     proof_close(&delivery->proof);
 }
@@ -255,8 +227,8 @@ static enum status hand_over(struct delivery *delivery)
         delivery->left[worker]--;
         passed = 0;
         TRY(consumer_take_device(delivery->load->control->consumer, &batch, berth->ready, &done));
-        CUDA_TRY(cudaStreamWaitEvent(delivery->relay, static_cast<cudaEvent_t>(done), 0));
-        CUDA_TRY(cudaEventRecord(berth->consumed, delivery->relay));
+        berth->done = static_cast<cudaEvent_t>(done);
+        berth->step = delivery->steps++;
         berth->handed = true;
     }
     return STATUS_OK;
@@ -266,7 +238,7 @@ static void give_up(struct delivery *delivery)
 {
     std::lock_guard<std::mutex> guard(delivery->lock);
     delivery->failed = true;
-    delivery->handed.notify_all();
+    delivery->changed.notify_all();
 }
 
 enum status outlet_go_on(struct outlet *outlet)
@@ -277,12 +249,14 @@ enum status outlet_go_on(struct outlet *outlet)
     return status_set(STATUS_FAILED, "another reader failed");
 }
 
-/* Until the consumer has the batch, so that `consumed` is recorded. */
-static enum status await_handed(struct outlet *outlet, struct berth *berth)
+/* Until the consumer has the batch, so that `done` is recorded. `*ended`: its step has surely ended, for the
+ * consumer lets no more than so many be under way; only later does it record the event anew. */
+static enum status await_handed(struct outlet *outlet, const struct berth *berth, bool *ended)
 {
     struct delivery *delivery = outlet->delivery;
     std::unique_lock<std::mutex> guard(delivery->lock);
-    delivery->handed.wait(guard, [&] { return berth->handed || delivery->failed; });
+    delivery->changed.wait(guard, [&] { return berth->handed || delivery->failed; });
+    *ended = delivery->steps - berth->step > CONSUMER_STEPS_AHEAD;
     return berth->handed ? STATUS_OK : outlet_go_on(outlet);
 }
 
@@ -292,8 +266,10 @@ static enum status await_step(struct outlet *outlet, uint32_t index)
 {
     const struct load *load = outlet->delivery->load;
     struct berth *berth = &outlet->berths[index];
-    TRY(await_handed(outlet, berth));
-    CUDA_TRY(cudaEventSynchronize(berth->consumed));
+    bool ended;
+    TRY(await_handed(outlet, berth, &ended));
+    if (!ended)
+        CUDA_TRY(cudaEventSynchronize(berth->done));
     berth->waiting = false;
     return load->control->whole ? check_batch(outlet, index * load->batch, berth->count) : STATUS_OK;
 }
@@ -302,12 +278,14 @@ enum status outlet_reserve(struct outlet *outlet, uint32_t slot)
 {
     const struct load *load = outlet->delivery->load;
     struct berth *berth = &outlet->berths[slot / load->batch];
+    bool ended;
     if (!berth->waiting)
         return STATUS_OK;
     if (load->control->whole)
         return await_step(outlet, slot / load->batch);
-    TRY(await_handed(outlet, berth));
-    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, berth->consumed, 0));
+    TRY(await_handed(outlet, berth, &ended));
+    if (!ended)
+        CUDA_TRY(cudaStreamWaitEvent(outlet->stream, berth->done, 0));
     berth->waiting = false;
     return STATUS_OK;
 }
@@ -323,26 +301,38 @@ static enum status await_steps(struct outlet *outlet)
 
 /* ---- Delivery ---- */
 
-enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
+/* Somebody waits for the batch; nobody: an event would cost a microsecond of the stream. */
+static bool is_wanted(const struct delivery *delivery)
+{
+    return delivery->load->control->whole || delivery->load->control->consumer;
+}
+
+/* Under the lock, where there is a consumer. */
+static enum status deliver(struct outlet *outlet, uint32_t index, uint32_t count)
 {
     struct delivery *delivery = outlet->delivery;
-    const struct load_control *control = delivery->load->control;
-    uint32_t index = slot / delivery->load->batch;
     struct berth *berth = &outlet->berths[index];
-    if (!control->whole && !control->consumer)
-        return STATUS_OK; /* nobody waits for it, and an event costs a microsecond of the stream */
     CUDA_TRY(cudaEventRecord(berth->ready, outlet->stream));
-    if (!control->consumer)
-        return check_batch(outlet, slot, count);
-    std::lock_guard<std::mutex> guard(delivery->lock);
+    if (!delivery->load->control->consumer)
+        return check_batch(outlet, index * delivery->load->batch, count);
     berth->count = count;
     berth->waiting = true;
     berth->handed = false;
     delivery->queues[outlet->number].push_back(index);
     enum status status = hand_over(delivery);
-    delivery->handed.notify_all();
+    delivery->changed.notify_all();
     return status;
 }
+
+enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
+{
+    if (!is_wanted(outlet->delivery))
+        return STATUS_OK;
+    std::unique_lock<std::mutex> guard = delivery_guard(outlet->delivery);
+    return deliver(outlet, slot / outlet->delivery->load->batch, count);
+}
+
+/* ---- Streams of samples ---- */
 
 uint64_t delivery_span(const struct load *load, uint64_t target)
 {
@@ -355,34 +345,105 @@ uint64_t delivery_span(const struct load *load, uint64_t target)
 
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
-    uint64_t all = (uint64_t)load->ranks * workers, ahead = load->control->consumer ? 2 : 1;
+    uint64_t all = (uint64_t)load->ranks * workers;
     uint64_t share = (load->dataset->sample_count + all - 1) / all; /* as order_share() has it, at most */
-    return ahead * (span < share ? span : share) + load->batch;
+    span = span < share ? span : share;
+    uint64_t ahead = span > load->batch ? span : load->batch;
+    return load->batch + span + (load->control->consumer ? ahead : 0);
+}
+
+static uint64_t batches_of(const struct outlet *outlet)
+{
+    uint32_t batch = outlet->delivery->load->batch;
+    return ((uint64_t)outlet->order.count + batch - 1) / batch;
+}
+
+uint64_t outlet_batch(const struct outlet *outlet, uint32_t arrival)
+{
+    const struct load *load = outlet->delivery->load;
+    if (arrival == outlet->order.count)
+        return outlet->base + batches_of(outlet);
+    return outlet->base + (load->window > 1 ? arrival / load->window * load->window : arrival) / load->batch;
 }
 
 uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival)
 {
-    return outlet->order.places[arrival] % outlet->delivery->slots;
+    uint32_t slots = outlet->delivery->slots;
+    uint64_t slot = (uint64_t)outlet->first + outlet->order.places[arrival] % slots;
+    return (uint32_t)(slot < slots ? slot : slot - slots);
 }
 
-enum status outlet_advance(struct outlet *outlet, uint32_t arrived)
+void outlet_fill(struct outlet *outlet, uint32_t arrival, uint32_t count)
 {
-    const struct load *load = outlet->delivery->load;
-    uint32_t count = outlet->order.count, slots = outlet->delivery->slots;
-    bool last = arrived == count;
-    if (load->window > 1 && !last)
-        arrived = arrived / load->window * load->window;
-    /* Windows are complete: all turns before their end are filled. */
-    while (outlet->delivered + load->batch <= arrived || (last && outlet->delivered < count)) {
-        uint32_t left = arrived - outlet->delivered, batch = left < load->batch ? left : load->batch;
-        TRY(outlet_deliver(outlet, outlet->delivered % slots, batch));
-        outlet->delivered += batch;
+    const struct delivery *delivery = outlet->delivery;
+    if (!is_wanted(delivery))
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        outlet->berths[outlet_slot(outlet, arrival + i) / delivery->load->batch].filled++;
+}
+
+enum status outlet_advance(struct outlet *outlet)
+{
+    const struct delivery *delivery = outlet->delivery;
+    const struct load *load = delivery->load;
+    while (is_wanted(delivery) && outlet->delivered < outlet->base + batches_of(outlet)) {
+        uint32_t index = (uint32_t)(outlet->delivered % delivery->berths);
+        uint64_t left = outlet->order.count - (outlet->delivered - outlet->base) * load->batch;
+        uint32_t count = left < load->batch ? (uint32_t)left : load->batch;
+        if (outlet->berths[index].filled < count)
+            break;
+        outlet->berths[index].filled = 0;
+        outlet->delivered++;
+        TRY(deliver(outlet, index, count));
+        if (!load->control->consumer)
+            outlet->freed++;
     }
+    return STATUS_OK;
+}
+
+void outlet_next_epoch(struct outlet *outlet)
+{
+    outlet->base += batches_of(outlet);
+    outlet->first = (uint32_t)(outlet->base % outlet->delivery->berths) * outlet->delivery->load->batch;
+}
+
+bool outlet_make_room(struct outlet *outlet, uint64_t turns)
+{
+    const struct delivery *delivery = outlet->delivery;
+    uint32_t batch = delivery->load->batch;
+    turns = outlet->base * batch + (turns < outlet->order.count ? turns : outlet->order.count);
+    while (is_wanted(delivery) && turns > (outlet->freed + delivery->berths) * batch) {
+        struct berth *berth = &outlet->berths[outlet->freed % delivery->berths];
+        if (delivery->load->control->whole || !outlet_handed(outlet))
+            return false;
+        if (delivery->steps - berth->step <= CONSUMER_STEPS_AHEAD &&
+            cudaEventQuery(berth->done) != cudaSuccess) {
+            (void)cudaGetLastError(); /* it has not come yet; whoever waits for it learns of errors */
+            return false;
+        }
+        berth->waiting = false;
+        outlet->freed++;
+    }
+    return true;
+}
+
+bool outlet_handed(const struct outlet *outlet)
+{
+    return outlet->freed < outlet->delivered &&
+           outlet->berths[outlet->freed % outlet->delivery->berths].handed;
+}
+
+enum status outlet_free(struct outlet *outlet)
+{
+    TRY(await_step(outlet, (uint32_t)(outlet->freed % outlet->delivery->berths)));
+    std::lock_guard<std::mutex> guard(outlet->delivery->lock);
+    outlet->freed++;
     return STATUS_OK;
 }
 
 enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status)
 {
+    std::unique_lock<std::mutex> guard = delivery_guard(outlet->delivery);
     return proof_lose(&outlet->delivery->proof, &outlet->losses, sample, status);
 }
 
@@ -409,36 +470,34 @@ enum status delivery_ready(struct delivery *delivery, uint64_t number)
     return proof_ready(&delivery->proof, number, &delivery->result.before);
 }
 
-static enum status read_epochs(struct outlet *outlet, uint64_t number,
-                               enum status (*epoch)(struct outlet *outlet))
+void outlet_note(struct outlet *outlet, uint64_t lost)
 {
-    const struct delivery *delivery = outlet->delivery;
-    const struct load *load = delivery->load;
-    CUDA_TRY(cudaSetDevice(delivery->device));
-    CUDA_TRY(cudaMemsetAsync(outlet->tally, 0, sizeof *outlet->tally, outlet->stream));
-    for (uint32_t i = 0; i < load->epochs; i++) {
-        outlet->epoch = number * load->epochs + i;
-        outlet->delivered = 0;
+    proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order, lost);
+}
+
+enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet))
+{
+    for (uint32_t i = 0; i < outlet->delivery->load->epochs; i++, outlet->epoch++) {
         uint64_t lost = outlet->losses.tally.count;
         TRY(epoch(outlet));
-        proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order,
-                   outlet->losses.tally.count - lost);
+        outlet_note(outlet, outlet->losses.tally.count - lost);
     }
-    CUDA_TRY(cudaMemcpyAsync(&outlet->run, outlet->tally, sizeof outlet->run, cudaMemcpyDeviceToHost,
-                             outlet->stream));
+    return STATUS_OK;
+}
+
+static enum status read_share(struct outlet *outlet, enum status (*read)(struct outlet *outlet))
+{
+    CUDA_TRY(cudaSetDevice(outlet->delivery->device));
+    TRY(read(outlet));
     TRY(await_steps(outlet));
     CUDA_TRY(cudaStreamSynchronize(outlet->stream));
     return STATUS_OK;
 }
 
 /* One worker's part of a run. */
-static void work(struct outlet *outlet, uint64_t number, enum status (*epoch)(struct outlet *outlet))
+static void work(struct outlet *outlet, enum status (*read)(struct outlet *outlet))
 {
-    outlet->run = {};
-    outlet->losses = {};
-    outlet->told_off = false;
-    outlet->failure[0] = '\0';
-    outlet->status = read_epochs(outlet, number, epoch);
+    outlet->status = read_share(outlet, read);
     if (outlet->status == STATUS_OK)
         return;
     snprintf(outlet->failure, sizeof outlet->failure, "%s", status_text()); /* the message is this thread's */
@@ -460,9 +519,24 @@ static enum status stop_after_failure(struct delivery *delivery)
     return status_set(first->status, "%s", first->failure);
 }
 
-static void begin_run(struct delivery *delivery)
+static void begin_share(struct outlet *outlet, uint64_t number)
+{
+    outlet->epoch = number * outlet->delivery->load->epochs;
+    outlet->base = outlet->delivered = outlet->freed = 0;
+    outlet->first = 0;
+    outlet->order.count = 0;
+    for (uint32_t b = 0; b < outlet->delivery->berths; b++)
+        outlet->berths[b].filled = 0;
+    outlet->losses = {};
+    outlet->told_off = false;
+    outlet->failure[0] = '\0';
+}
+
+/* All shares before any thread: threads may read each other's. */
+static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
+    CUDA_TRY(cudaSetDevice(delivery->device));
     delivery->failed = false;
     delivery->next = 0;
     for (uint32_t w = 0; w < delivery->workers; w++) {
@@ -470,15 +544,23 @@ static void begin_run(struct delivery *delivery)
         order_share(&delivery->proof.plan, load->rank * delivery->workers + w, &begin, &end);
         delivery->left[w] = (uint64_t)load->epochs * ((end - begin + load->batch - 1) / load->batch);
         delivery->queues[w].clear();
+        begin_share(&delivery->outlets[w], number);
     }
+    cudaStream_t stream = delivery->outlets[0].stream;
+    CUDA_TRY(cudaMemsetAsync(delivery->tallies, 0, delivery->workers * sizeof *delivery->tallies, stream));
+    CUDA_TRY(cudaStreamSynchronize(stream));
+    return STATUS_OK;
 }
 
 static enum status finish_run(struct delivery *delivery, uint64_t number)
 {
     struct losses lost = {};
+    std::vector<struct tally> tallies(delivery->workers);
+    CUDA_TRY(cudaMemcpy(tallies.data(), delivery->tallies, delivery->workers * sizeof tallies[0],
+                        cudaMemcpyDeviceToHost));
     delivery->result.tally = {};
     for (uint32_t w = 0; w < delivery->workers; w++) {
-        tally_merge(&delivery->result.tally, &delivery->outlets[w].run);
+        tally_merge(&delivery->result.tally, &tallies[w]);
         losses_merge(&lost, &delivery->outlets[w].losses);
     }
     delivery->result.skipped = lost.tally.count;
@@ -486,20 +568,20 @@ static enum status finish_run(struct delivery *delivery, uint64_t number)
 }
 
 enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*epoch)(struct outlet *outlet))
+                         enum status (*read)(struct outlet *outlet))
 {
     std::vector<std::thread> threads;
     bool started = true;
-    begin_run(delivery);
+    TRY(begin_run(delivery, number));
     try {
         for (uint32_t w = 1; w < delivery->workers; w++)
-            threads.emplace_back(work, &delivery->outlets[w], number, epoch);
+            threads.emplace_back(work, &delivery->outlets[w], read);
     } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
         started = false;
         give_up(delivery);
     }
     if (started)
-        work(&delivery->outlets[0], number, epoch);
+        work(&delivery->outlets[0], read);
     for (std::thread &thread : threads)
         thread.join();
     if (!started) {
@@ -517,40 +599,5 @@ enum status delivery_fetch(struct delivery *delivery, struct load_result *result
     delivery->result.device_known = proof_device_bytes(&delivery->proof, &delivery->result.device_bytes);
     delivery->result.threads = (int)delivery->workers;
     *result = delivery->result;
-    return STATUS_OK;
-}
-
-/* ---- Copy bandwidth ---- */
-
-#define COPIES 16
-
-enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s)
-{
-    void *from = NULL, *to = NULL;
-    cudaStream_t stream = NULL;
-    bool host = kind == cudaMemcpyHostToDevice;
-    CUDA_TRY(cudaSetDevice(device));
-    cudaError_t error = host ? cudaMallocHost(&from, bytes) : cudaMalloc(&from, bytes);
-    if (error == cudaSuccess)
-        error = cudaMalloc(&to, bytes);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess && host)
-        memset(from, 1, bytes);
-    if (error == cudaSuccess && !host)
-        error = cudaMemsetAsync(from, 1, bytes, stream);
-    double begin_s = 0;
-    for (int i = 0; error == cudaSuccess && i <= COPIES; i++) {
-        error = cudaMemcpyAsync(to, from, bytes, kind, stream);
-        if (error == cudaSuccess && (i == 0 || i == COPIES))
-            error = cudaStreamSynchronize(stream);
-        begin_s = i == 0 ? timer_now_s() : begin_s; /* the first one warms up */
-    }
-    *bytes_per_s = (host ? 1 : 2) * (double)COPIES * (double)bytes / (timer_now_s() - begin_s);
-    if (stream)
-        (void)cudaStreamDestroy(stream);
-    (void)cudaFree(to);
-    (void)(host ? cudaFreeHost(from) : cudaFree(from));
-    CUDA_TRY(error);
     return STATUS_OK;
 }

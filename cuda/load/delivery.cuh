@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "load/arrays.h"
+#include "load/device_memory.cuh"
 #include "load/load.h"
 #include "load/plain.h"
 #include "load/proof.h"
@@ -24,14 +25,16 @@ struct delivery;
 
 /* Room for a batch: `batch` slots in a row. */
 struct berth {
-    cudaEvent_t ready;    /* behind the kernel that unpacked its last sample */
-    cudaEvent_t consumed; /* behind the step on it, once it is handed over */
-    uint32_t count;       /* samples of the batch in it */
-    bool waiting; /* it has been delivered to a consumer, and must not be overwritten before `consumed` */
-    bool handed;  /* the consumer has it: `consumed` is recorded. Under the delivery's lock */
+    cudaEvent_t ready; /* behind the kernel that unpacked its last sample */
+    cudaEvent_t done;  /* the consumer's, behind the step on it, once it is handed over */
+    uint64_t step;     /* the step's number on this consumer */
+    uint32_t filled;   /* samples that have come: of a stream that is consumed */
+    uint32_t count;    /* samples of the batch in it */
+    bool waiting;      /* it has been delivered to a consumer, and must not be overwritten before `done` */
+    bool handed;       /* the consumer has it. Under the delivery's lock */
 };
 
-/* Where a worker's samples are delivered. */
+/* Where the samples of a worker's share are delivered. */
 struct outlet {
     struct delivery *delivery;
     uint32_t number;    /* of the worker on this rank */
@@ -39,7 +42,7 @@ struct outlet {
     uint64_t epoch;
     cudaStream_t stream; /* its kernels, in order */
 
-    /* On the device, by slot, and the tally of the run. */
+    /* On the device, by slot, and the tally of the run: one of the delivery's. */
     uint8_t *tensor;
     int32_t *labels;
     uint64_t *hashes;
@@ -47,10 +50,13 @@ struct outlet {
 
     uint32_t *held; /* the number of the sample in each slot */
     struct berth *berths;
-    uint32_t delivered; /* turns delivered so far */
 
-    struct tally run;     /* of the latest run: delivered */
-    struct losses losses; /* and what could not be read */
+    /* Of samples that come in a stream, in batches of the run. Berths follow each other across epochs. */
+    uint64_t base;             /* of the epochs before the one under way */
+    uint64_t delivered, freed; /* as they became whole; and those whose slots may be written again */
+    uint32_t first;            /* the slot of the epoch's first turn */
+
+    struct losses losses; /* of the run: what could not be read */
     enum status status;
     bool told_off;      /* it failed because another did */
     char failure[1024]; /* why the run failed */
@@ -71,19 +77,19 @@ struct delivery {
     struct arrays arrays;
     struct array_sample *samples; /* arrays.samples on the device */
     struct outlet *outlets;
+    struct tally *tallies; /* of the run, by worker, on the device */
     struct proof proof;
     struct load_result result;
 
     /* Batches go to the consumer in strict turns over the workers, whoever is ready first: for a seed and a
      * number of workers their order is always the same. */
     std::mutex lock;
-    std::condition_variable handed;
-    std::deque<uint32_t> *queues; /* by worker: berths that wait for their turn */
-    uint64_t *left;               /* by worker: batches that the run will still bring */
-    uint32_t next;                /* whose turn it is */
-    cudaStream_t relay;           /* waits for each step's event, which the consumer soon records anew, and
-                                   * records the berth's own: there are more berths than steps ahead */
-    std::atomic<bool> failed;     /* a worker has: the others stop */
+    std::condition_variable changed; /* what is under the lock, in a way that somebody may wait for */
+    std::deque<uint32_t> *queues;    /* by worker: berths that wait for their turn */
+    uint64_t *left;                  /* by worker: batches that the run will still bring */
+    uint32_t next;                   /* whose turn it is */
+    uint64_t steps;                  /* handed over so far */
+    std::atomic<bool> failed;        /* a worker has: the others stop */
 };
 
 /* Looks the samples up (packed: see load/arrays.h) and their slots' sizes, before anything is allocated. The
@@ -96,11 +102,17 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* Before a run, and the run: worker by worker, each in a thread of its own, `epoch` is called for every
- * epoch. STATUS_WRONG where what was delivered is not what the plain reader read. */
+/* Before a run, and the run: worker by worker, each in a thread of its own, `read` reads all epochs.
+ * STATUS_WRONG where what was delivered is not what the plain reader read. */
 enum status delivery_ready(struct delivery *delivery, uint64_t number);
 enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*epoch)(struct outlet *outlet));
+                         enum status (*read)(struct outlet *outlet));
+
+/* For `read`: calls `epoch` for one epoch after the other. */
+enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet));
+
+/* An epoch has been read, in which `lost` samples were lost. */
+void outlet_note(struct outlet *outlet, uint64_t lost);
 
 /* fetch() of the variants. */
 enum status delivery_fetch(struct delivery *delivery, struct load_result *result);
@@ -118,14 +130,41 @@ enum status outlet_reserve(struct outlet *outlet, uint32_t slot);
 /* A batch is whole once the stream comes here: `count` samples from slot number `slot` on. */
 enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count);
 
-/* For samples that come in a stream: the slot where arrival number `arrival` belongs; and that the first
- * `arrived` ones have, so that batches are delivered as they become whole. */
-uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival);
-enum status outlet_advance(struct outlet *outlet, uint32_t arrived);
+/* The lock, taken where there is a consumer: without one no worker touches what is another's. */
+static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
+{
+    std::unique_lock<std::mutex> guard(delivery->lock, std::defer_lock);
+    if (delivery->load->control->consumer)
+        guard.lock();
+    return guard;
+}
 
-/* Consecutive arrivals from a multiple of this on never share a slot with what is yet to be delivered: a
- * window, or several until `target` samples are in them. Slots that this takes of each of `workers`, one span
- * ahead of a consumer: none needs more than its share.
+/* For samples that come in a stream, in whatever order chunks of it arrive. All under delivery_guard(), but
+ * for outlet_slot(), which asks for nothing that changes within an epoch. */
+
+/* The slot where arrival number `arrival` of the epoch belongs; and the first batch of the run that it, or
+ * one of its window, may be in. Behind the last arrival: the next epoch's first. */
+uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival);
+uint64_t outlet_batch(const struct outlet *outlet, uint32_t arrival);
+
+/* `count` samples from this arrival on are there; then batches that are whole are delivered, in their order.
+ */
+void outlet_fill(struct outlet *outlet, uint32_t arrival, uint32_t count);
+enum status outlet_advance(struct outlet *outlet);
+
+/* All batches of the epoch have been delivered: berths follow on those of the next. */
+void outlet_next_epoch(struct outlet *outlet);
+
+/* Whether the slots of all turns below `turns` that have not been delivered may be written. If not, and
+ * outlet_handed() says that the consumer has the oldest batch, outlet_free() waits for its step and frees its
+ * slots: without the lock, one caller at a time. */
+bool outlet_make_room(struct outlet *outlet, uint64_t turns);
+bool outlet_handed(const struct outlet *outlet);
+enum status outlet_free(struct outlet *outlet);
+
+/* Consecutive arrivals from a multiple of this on are brought in together: a window, or several until
+ * `target` samples are in them. Slots of each of `workers`, for one batch; beside a consumer, for the next as
+ * well.
  */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
@@ -133,15 +172,5 @@ uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64
 /* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
  */
 enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status);
-
-/* Pinned copies to the device: `bytes` at a time from a buffer to another, `rounds` times. */
-enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
-
-/* Copies pageable memory to the device, where it is when this returns. cudaMemcpy() alone may return while
- * the last bytes are on their way, and streams that do not block do not wait for them. */
-enum status device_put(void *to, const void *from, uint64_t bytes);
-
-/* STATUS_USAGE where `bytes` do not fit the device's free memory: says both, and the remedy. */
-enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
 
 #endif

@@ -85,6 +85,11 @@ static enum status files_gpu_epoch(struct outlet *outlet)
     return STATUS_OK;
 }
 
+static enum status files_gpu_read(struct outlet *outlet)
+{
+    return outlet_each_epoch(outlet, files_gpu_epoch);
+}
+
 /* ---- The variant ---- */
 
 static enum status files_gpu_probe(const struct resources *resources)
@@ -138,7 +143,7 @@ static enum status files_gpu_ready(void *state, uint64_t number)
 static enum status files_gpu_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
-    return delivery_run(&static_cast<struct files_gpu *>(state)->delivery, number, files_gpu_epoch);
+    return delivery_run(&static_cast<struct files_gpu *>(state)->delivery, number, files_gpu_read);
 }
 
 static enum status files_gpu_fetch(void *state, void *result)

@@ -125,6 +125,11 @@ static enum status resident_epoch(struct outlet *outlet)
     return STATUS_OK;
 }
 
+static enum status resident_read(struct outlet *outlet)
+{
+    return outlet_each_epoch(outlet, resident_epoch);
+}
+
 /* ---- Bringing the set in ---- */
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member, int fd,
@@ -299,7 +304,7 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
 {
     (void)time;
     struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
-    TRY(delivery_run(delivery, number, resident_epoch));
+    TRY(delivery_run(delivery, number, resident_read));
     const struct tally *tally = &delivery->result.tally; /* what was read, and what was written */
     delivery->result.moved_bytes = tally->bytes + tally->count * delivery->slot_bytes;
     return STATUS_OK;

@@ -26,15 +26,15 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 /* ---- Planning a chunk ---- */
 
 /* Asks the kernel for the shards of the segments to come. */
-static void read_ahead(struct ring_worker *worker)
+static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
-    const struct load *load = worker->outlet->delivery->load;
-    const struct order *order = &worker->outlet->order;
+    const struct load *load = share->outlet->delivery->load;
+    const struct order *order = &share->outlet->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
         return; /* it is there; or it must not come by way of the page cache */
-    for (; worker->asked < order->segment_count && worker->asked <= worker->segment + load->prefetch;
-         worker->asked++) {
-        int fd = dataset_file_open(load->dataset, order->segments[worker->asked].shard, 0);
+    for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
+         share->asked++) {
+        int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
         if (fd < 0)
             continue; /* said when it is read */
         posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
@@ -42,33 +42,53 @@ static void read_ahead(struct ring_worker *worker)
     }
 }
 
+/* One user less. */
+static void leave(struct ring_worker *worker, struct opened *opened)
+{
+    if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    if (opened->handle && worker->ring->type->close)
+        worker->ring->type->close(worker, opened->handle);
+    free(opened);
+}
+
 /* Opens the shard of the segment that begins. */
-static enum status open_segment(struct ring_worker *worker, uint32_t shard)
+static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
-    read_ahead(worker);
+    read_ahead(worker, share);
     piece.shard = shard;
     enum status status = worker->ring->type->open(worker, &piece);
-    worker->handle = piece.handle;
-    worker->broken = status != STATUS_OK;
-    if (!worker->broken)
+    share->broken = status != STATUS_OK;
+    if (!share->broken && !piece.handle)
         return STATUS_OK;
-    snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
-    return worker->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    struct opened *opened = static_cast<struct opened *>(calloc(1, sizeof *opened));
+    if (!opened) {
+        if (piece.handle && worker->ring->type->close)
+            worker->ring->type->close(worker, piece.handle);
+        return status_set(STATUS_FAILED, "out of memory for an open shard");
+    }
+    opened->handle = piece.handle;
+    opened->users = 1;
+    share->opened = opened;
+    if (!share->broken)
+        return STATUS_OK;
+    snprintf(opened->failure, sizeof opened->failure, "%s", status_text());
+    return share->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* As many samples of the segment as fit behind what the chunk has: a piece. None where there is no room. */
-static void fit_piece(const struct ring_worker *worker, const struct chunk *chunk, struct piece *piece)
+static void fit_piece(const struct ring *ring, const struct ring_share *share, const struct chunk *chunk,
+                      struct piece *piece)
 {
-    const struct ring *ring = worker->ring;
-    const struct order_segment *segment = &worker->outlet->order.segments[worker->segment];
-    uint64_t begin = UINT64_MAX, end = 0, room = ring->span - worker->arrival % ring->span;
-    uint32_t left = segment->count - worker->within, table = ring->table_max - chunk->samples;
+    const struct order_segment *segment = &share->outlet->order.segments[share->segment];
+    uint64_t begin = UINT64_MAX, end = 0, room = ring->span - share->arrival % ring->span;
+    uint32_t left = segment->count - share->within, table = ring->table_max - chunk->samples;
     uint32_t most = left < table ? left : table, alignment = ring->type->alignment;
     *piece = {};
     piece->shard = segment->shard;
-    piece->first = segment->first + worker->within;
-    piece->arrival = worker->arrival;
+    piece->first = segment->first + share->within;
+    piece->arrival = share->arrival;
     piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
     for (; piece->count < most && piece->count < room; piece->count++) {
         const struct array_place *place = &ring->delivery.arrays.places[piece->first + piece->count];
@@ -85,55 +105,167 @@ static void fit_piece(const struct ring_worker *worker, const struct chunk *chun
     piece->bytes = piece->count ? end - begin : 0;
 }
 
+/* The share goes on behind the piece, which is the chunk's. */
+static void take_piece(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk,
+                       struct piece *piece)
+{
+    piece->opened = share->opened;
+    piece->handle = share->opened ? share->opened->handle : NULL;
+    piece->broken = share->broken;
+    if (piece->opened)
+        __atomic_add_fetch(&piece->opened->users, 1, __ATOMIC_RELAXED);
+    chunk->piece_count++;
+    chunk->samples += piece->count;
+    chunk->bytes = piece->at + piece->bytes;
+    share->arrival += piece->count;
+    share->within += piece->count;
+    if (share->within < share->outlet->order.segments[share->segment].count)
+        return;
+    leave(worker, share->opened);
+    share->opened = NULL;
+    share->segment++;
+    share->within = 0;
+}
+
 /* The next chunk: samples as they come, up to a buffer full and never beyond a span. */
-static enum status plan_chunk(struct ring_worker *worker, struct chunk *chunk)
+static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
-    const struct order *order = &worker->outlet->order;
-    chunk->piece_count = chunk->samples = 0;
-    chunk->bytes = 0;
-    while (worker->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
+    const struct order *order = &share->outlet->order;
+    while (share->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
         struct piece *piece = &chunk->pieces[chunk->piece_count];
-        fit_piece(worker, chunk, piece);
+        fit_piece(ring, share, chunk, piece);
         if (piece->count == 0)
             break;
-        if (worker->within == 0)
-            TRY(open_segment(worker, piece->shard));
-        piece->handle = worker->handle;
-        piece->broken = worker->broken;
-        chunk->piece_count++;
-        chunk->samples += piece->count;
-        chunk->bytes = piece->at + piece->bytes;
-        worker->arrival += piece->count;
-        worker->within += piece->count;
-        piece->ends = worker->within == order->segments[worker->segment].count;
-        if (piece->ends) {
-            worker->segment++;
-            worker->within = 0;
-            worker->handle = NULL;
-        }
-        if (worker->arrival % ring->span == 0)
+        if (share->within == 0)
+            TRY(open_segment(worker, share, piece->shard));
+        take_piece(worker, share, chunk, piece);
+        if (share->arrival % ring->span == 0)
             break;
     }
-    chunk->arrived = worker->arrival;
     return STATUS_OK;
 }
 
-/* ---- Completing one ---- */
+/* ---- Whose chunk ---- */
 
-/* Once: whoever fails behind this comes by again. */
-static void close_shard(struct ring_worker *worker, void **handle)
+static bool is_at_end(const struct ring_share *share)
 {
-    if (*handle && worker->ring->type->close)
-        worker->ring->type->close(worker, *handle);
-    *handle = NULL;
+    return share->arrival == share->outlet->order.count;
 }
 
-static enum status piece_fault(const struct ring_worker *worker, const struct piece *piece, uint32_t sample)
+static bool is_over(const struct ring_share *share)
 {
-    const struct dataset *dataset = worker->outlet->delivery->load->dataset;
+    return share->epochs == share->outlet->delivery->load->epochs && is_at_end(share);
+}
+
+/* The share whose next samples are wanted first, of those that a worker may go on with now. `*over`: nothing
+ * is left of any. */
+static struct ring_share *most_urgent(const struct ring_worker *worker, bool *over)
+{
+    const struct delivery *delivery = &worker->ring->delivery;
+    bool all = delivery->load->control->consumer;
+    uint32_t first = all ? 0 : worker->outlet->number, behind = all ? delivery->workers : first + 1;
+    struct ring_share *urgent = NULL;
+    uint64_t wanted = UINT64_MAX;
+    *over = true;
+    for (uint32_t w = first; w < behind; w++) {
+        struct ring_share *share = &worker->ring->shares[w];
+        if (!share->claimed && is_over(share))
+            continue;
+        *over = false;
+        if (share->claimed || (is_at_end(share) && share->under_way > 0))
+            continue;
+        uint64_t turn = outlet_batch(share->outlet, share->arrival) * delivery->workers + w;
+        if (turn >= wanted)
+            continue;
+        wanted = turn;
+        urgent = share;
+    }
+    return urgent;
+}
+
+static void end_epoch(struct ring_share *share)
+{
+    uint64_t lost = share->outlet->losses.tally.count;
+    if (share->epochs == 0)
+        return;
+    outlet_note(share->outlet, lost - share->lost);
+    outlet_next_epoch(share->outlet);
+    share->lost = lost;
+}
+
+static void begin_epoch(struct ring_share *share)
+{
+    struct outlet *outlet = share->outlet;
+    const struct proof *proof = &outlet->delivery->proof;
+    end_epoch(share);
+    order_make(&proof->plan, outlet->epoch + share->epochs,
+               proof->load->rank * outlet->delivery->workers + outlet->number, &outlet->order);
+    share->segment = share->within = share->arrival = share->asked = 0;
+    share->epochs++;
+}
+
+/* Whether the next chunk may be written: it ends with its span at the latest. */
+static bool has_room(const struct ring *ring, const struct ring_share *share)
+{
+    return outlet_make_room(share->outlet, (share->arrival / ring->span + 1) * ring->span);
+}
+
+/* Claims the share that the worker's next chunk comes from, once its slots may be written. NULL where nothing
+ * is left; or before a wait, where the worker has chunks that others may wait for. */
+static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
+{
+    struct delivery *delivery = &worker->ring->delivery;
+    std::unique_lock<std::mutex> guard = delivery_guard(delivery);
+    for (;;) {
+        bool over;
+        TRY(outlet_go_on(worker->outlet));
+        struct ring_share *share = most_urgent(worker, &over);
+        bool begins = share && is_at_end(share);
+        bool fits = share && (begins || has_room(worker->ring, share));
+        *claimed = NULL;
+        if (over || (!fits && worker->completed < worker->started))
+            return STATUS_OK;
+        if (!fits && !(share && outlet_handed(share->outlet))) {
+            /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it. */
+            delivery->changed.wait(guard);
+            continue;
+        }
+        share->claimed = true;
+        if (fits && !begins) {
+            share->under_way++;
+            *claimed = share;
+            return STATUS_OK;
+        }
+        bool locked = guard.owns_lock();
+        if (locked)
+            guard.unlock();
+        if (begins)
+            begin_epoch(share);
+        else
+            TRY(outlet_free(share->outlet));
+        if (locked)
+            guard.lock();
+        share->claimed = false;
+        delivery->changed.notify_all();
+    }
+}
+
+static void unclaim(struct ring_share *share)
+{
+    struct delivery *delivery = share->outlet->delivery;
+    std::unique_lock<std::mutex> guard = delivery_guard(delivery);
+    share->claimed = false;
+    delivery->changed.notify_all();
+}
+
+/* ---- Completing a chunk ---- */
+
+static enum status piece_fault(const struct outlet *outlet, const struct piece *piece, uint32_t sample)
+{
+    const struct dataset *dataset = outlet->delivery->load->dataset;
     if (piece->broken)
-        return status_set(STATUS_FAILED, "%s", worker->failure);
+        return status_set(STATUS_FAILED, "%s", piece->opened->failure);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
                       dataset->samples[sample].key,
@@ -141,21 +273,19 @@ static enum status piece_fault(const struct ring_worker *worker, const struct pi
 }
 
 /* Adds the samples of a piece to the table, but those that did not come. */
-static enum status tabulate(struct ring_worker *worker, const struct piece *piece, struct unpack_entry *table,
+static enum status tabulate(struct outlet *outlet, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
-    struct outlet *outlet = worker->outlet;
     for (uint32_t i = 0; i < piece->count; i++) {
         const struct array_place *place = &outlet->delivery->arrays.places[piece->first + i];
         uint32_t sample = piece->first + i, slot = outlet_slot(outlet, piece->arrival + i);
         uint64_t within = place->begin - piece->offset;
         bool came = !piece->broken && within + place->bytes <= piece->got;
-        TRY(outlet_reserve(outlet, slot));
         outlet->held[slot] = came ? sample : DELIVERY_LOST;
         if (came)
             table[(*count)++] = {piece->at + within, sample, slot};
         else
-            TRY(outlet_lose(outlet, sample, piece_fault(worker, piece, sample)));
+            TRY(outlet_lose(outlet, sample, piece_fault(outlet, piece, sample)));
     }
     return STATUS_OK;
 }
@@ -164,8 +294,8 @@ static enum status tabulate(struct ring_worker *worker, const struct piece *piec
 static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
 {
     const struct ring *ring = worker->ring;
-    struct outlet *outlet = worker->outlet;
     struct chunk *chunk = &worker->chunks[index];
+    struct outlet *outlet = chunk->share->outlet;
     uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
              from = ring->type->on_device ? table : 0;
     CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
@@ -183,6 +313,20 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     return STATUS_OK;
 }
 
+/* The chunk's samples are on their way: batches that are whole with them are delivered. */
+static enum status deliver(struct chunk *chunk)
+{
+    struct ring_share *share = chunk->share;
+    struct delivery *delivery = share->outlet->delivery;
+    std::unique_lock<std::mutex> guard = delivery_guard(delivery);
+    for (uint32_t p = 0; p < chunk->piece_count; p++)
+        outlet_fill(share->outlet, chunk->pieces[p].arrival, chunk->pieces[p].count);
+    TRY(outlet_advance(share->outlet));
+    if (--share->under_way == 0)
+        delivery->changed.notify_all();
+    return STATUS_OK;
+}
+
 /* The oldest chunk that was started. */
 static enum status complete(struct ring_worker *worker)
 {
@@ -192,27 +336,39 @@ static enum status complete(struct ring_worker *worker)
     struct unpack_entry *entries = reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + table);
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
-        TRY(tabulate(worker, &chunk->pieces[p], entries, &count));
-        if (chunk->pieces[p].ends)
-            close_shard(worker, &chunk->pieces[p].handle);
+        TRY(tabulate(chunk->share->outlet, &chunk->pieces[p], entries, &count));
+        leave(worker, chunk->pieces[p].opened);
+        chunk->pieces[p].opened = NULL; /* once: whoever fails behind this comes by again */
     }
     worker->completed++;
     if (count > 0)
         TRY(launch(worker, index, count));
-    return outlet_advance(worker->outlet, chunk->arrived);
+    return deliver(chunk);
 }
 
-/* Plans and starts the next chunk in the buffer that has been free for longest. The host waits until it is
- * unpacked, not only copied: then copies wait for nothing and follow each other without a gap. */
-static enum status start(struct ring_worker *worker)
+/* ---- Reading ---- */
+
+/* The host waits until the buffer that has been free for longest is unpacked, not only copied: then copies
+ * wait for nothing and follow each other without a gap. */
+static enum status await_buffer(struct ring_worker *worker)
+{
+    uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
+    if (worker->chunks[index].launched)
+        CUDA_TRY(cudaEventSynchronize(worker->unpacked[index]));
+    return STATUS_OK;
+}
+
+/* Plans the next chunk of the share, which is claimed until then, and starts to read it. */
+static enum status start(struct ring_worker *worker, struct ring_share *share)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
     struct chunk *chunk = &worker->chunks[index];
-    if (chunk->launched)
-        CUDA_TRY(cudaEventSynchronize(worker->unpacked[index]));
-    chunk->piece_count = 0;
+    chunk->share = share;
+    chunk->piece_count = chunk->samples = 0;
+    chunk->bytes = 0;
     worker->started++;
-    TRY(plan_chunk(worker, chunk));
+    TRY(plan_chunk(worker, share, chunk));
+    unclaim(share);
     return worker->ring->type->start(worker, index);
 }
 
@@ -220,12 +376,20 @@ static enum status read_all(struct ring_worker *worker)
 {
     const struct ring *ring = worker->ring;
     uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
-    while (worker->segment < worker->outlet->order.segment_count || worker->completed < worker->started) {
-        bool more = worker->segment < worker->outlet->order.segment_count;
+    for (;;) {
+        struct ring_share *share = NULL;
         TRY(outlet_go_on(worker->outlet));
-        TRY(more && worker->started - worker->completed < ahead ? start(worker) : complete(worker));
+        if (worker->started - worker->completed < ahead) {
+            TRY(await_buffer(worker));
+            TRY(claim(worker, &share));
+        }
+        if (share)
+            TRY(start(worker, share));
+        else if (worker->completed < worker->started)
+            TRY(complete(worker));
+        else
+            return STATUS_OK;
     }
-    return STATUS_OK;
 }
 
 /* After a failure: no read may be under way, and no file open. */
@@ -236,23 +400,30 @@ static void abandon(struct ring_worker *worker)
         struct chunk *chunk = &worker->chunks[index];
         (void)worker->ring->type->complete(worker, index);
         for (uint32_t p = 0; p < chunk->piece_count; p++)
-            if (chunk->pieces[p].ends)
-                close_shard(worker, &chunk->pieces[p].handle);
+            leave(worker, chunk->pieces[p].opened);
     }
-    close_shard(worker, &worker->handle);
 }
 
-static enum status ring_epoch(struct outlet *outlet)
+/* Others may still read of the worker's share when nothing is left to begin. */
+static enum status end_share(struct ring_worker *worker, struct ring_share *share)
+{
+    struct delivery *delivery = &worker->ring->delivery;
+    if (delivery->load->control->consumer) {
+        std::unique_lock<std::mutex> guard(delivery->lock);
+        delivery->changed.wait(
+            guard, [&] { return (share->under_way == 0 && !share->claimed) || delivery->failed; });
+        TRY(outlet_go_on(worker->outlet));
+    }
+    end_epoch(share);
+    return STATUS_OK;
+}
+
+static enum status ring_read(struct outlet *outlet)
 {
     struct ring_worker *worker = static_cast<struct ring_worker *>(outlet->own);
-    const struct proof *proof = &outlet->delivery->proof;
-    order_make(&proof->plan, outlet->epoch, proof->load->rank * outlet->delivery->workers + outlet->number,
-               &outlet->order);
-    worker->segment = worker->within = worker->arrival = worker->asked = 0;
-    worker->handle = NULL;
     enum status status = read_all(worker);
     if (status == STATUS_OK)
-        return STATUS_OK;
+        return end_share(worker, &worker->ring->shares[outlet->number]);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     abandon(worker);
@@ -261,7 +432,12 @@ static enum status ring_epoch(struct outlet *outlet)
 
 enum status ring_run(struct ring *ring, uint64_t number)
 {
-    return delivery_run(&ring->delivery, number, ring_epoch);
+    for (uint32_t w = 0; w < ring->delivery.workers; w++)
+        ring->shares[w] = {.outlet = &ring->delivery.outlets[w]};
+    enum status status = delivery_run(&ring->delivery, number, ring_read);
+    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure leaves some open */
+        leave(&ring->workers[w], ring->shares[w].opened);
+    return status;
 }
 
 /* ---- Opening ---- */
@@ -319,7 +495,8 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
             1e-9 * (double)bytes, 1e-9 * (double)there);
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
-    if (!ring->workers)
+    ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
+    if (!ring->workers || !ring->shares)
         return status_set(STATUS_FAILED, "out of memory");
     for (uint32_t w = 0; w < workers; w++) {
         struct ring_worker *worker = &ring->workers[w];
@@ -355,6 +532,7 @@ void ring_close(struct ring *ring)
     for (uint32_t w = 0; ring->workers && w < ring->delivery.workers; w++)
         close_worker(ring, &ring->workers[w]);
     free(ring->workers);
+    free(ring->shares);
     delivery_close(&ring->delivery);
 }
 

@@ -1,6 +1,8 @@
 /* Chunks of shards on their way to the device: each worker has a ring of buffers, reads runs of samples into
- * them, has them brought to the device and unpacked there. Reading, copies and kernels overlap; the host
- * waits for events of chunks alone. A variant adds how bytes get from a shard into a buffer. */
+ * them, has them brought to the device and unpacked there. Reading, copies and kernels overlap. Without a
+ * consumer a worker reads its own share, and waits for events of its chunks alone. Beside one all read what
+ * is wanted first, whose share it may be of, and no stream waits for a step: the host does, before it reads
+ * what would overwrite its batch. A variant adds how bytes get from a shard into a buffer. */
 #ifndef FDSL_CUDA_LOAD_RING_CUH
 #define FDSL_CUDA_LOAD_RING_CUH
 
@@ -8,26 +10,51 @@
 
 #define PIECES_MAX 256 /* of a chunk */
 
+/* A shard as a share's readers have it open, until the last one has read its piece. Where there is nothing to
+ * close, nor to complain of, there is none. */
+struct opened {
+    void *handle;       /* the variant's; or NULL */
+    uint32_t users;     /* pieces, and the share while it stands in this shard; atomic */
+    char failure[1024]; /* why it could not be opened */
+};
+
 /* Consecutive samples of one shard, and their bytes in a buffer. */
 struct piece {
     uint32_t shard, first, count; /* samples from number `first` on */
     uint32_t arrival;             /* of the first one */
     uint64_t offset, bytes;       /* in the shard */
     uint64_t at;                  /* in the buffer */
+    struct opened *opened;        /* NULL: see there */
     void *handle;                 /* the variant's, of the shard */
     bool broken;                  /* the shard could not be opened */
-    bool ends;                    /* nothing more is read from it */
     bool read;                    /* its bytes have been asked for */
     uint64_t got;                 /* bytes that came */
     int error;                    /* errno, where fewer came than were asked for; 0: the file ends */
 };
 
 struct chunk {
+    struct ring_share *share; /* of whose epoch it is */
     struct piece *pieces;
     uint32_t piece_count, samples;
-    uint64_t bytes;   /* up to the end of the last piece */
-    uint32_t arrived; /* arrivals up to its end */
-    bool launched;    /* its events have been recorded */
+    uint64_t bytes; /* up to the end of the last piece */
+    bool launched;  /* its events have been recorded */
+};
+
+/* How far a share has been read. One worker at a time changes it: who has claimed it. */
+struct ring_share {
+    struct outlet *outlet;
+    struct opened *opened; /* the shard of the segment at hand */
+    bool broken;           /* it could not be opened */
+    uint32_t epochs;       /* begun */
+    uint64_t lost;         /* samples, in the epochs before */
+
+    /* Where the next chunk begins. */
+    uint32_t segment, within, arrival;
+    uint32_t asked; /* segments that the kernel was asked to read ahead */
+
+    /* Under delivery_guard(). */
+    bool claimed;
+    uint32_t under_way; /* chunks that have been planned, and not launched */
 };
 
 struct ring_worker;
@@ -38,7 +65,7 @@ struct ring_type {
     uint32_t pieces_max; /* of a chunk */
     uint32_t alignment;  /* of what is read, its begin and its end in the shard; 1: any */
     enum status (*open)(struct ring_worker *worker,
-                        struct piece *piece);                /* its shard is open as `fd`; or NULL */
+                        struct piece *piece);                /* its shard is open as `handle`; or NULL */
     void (*close)(struct ring_worker *worker, void *handle); /* or NULL */
     /* Begins to read a chunk, whose buffer is number `index`, and ends it: then `got` is known of all pieces.
      */
@@ -54,15 +81,7 @@ struct ring_worker {
     cudaEvent_t *copied, *unpacked;
     struct chunk *chunks; /* by buffer */
     uint64_t started, completed;
-
-    /* Where the next chunk begins. */
-    uint32_t segment, within, arrival;
-    void *handle;
-    bool broken;
-    uint32_t asked; /* segments that the kernel was asked to read ahead */
-
-    char failure[1024]; /* why the shard at hand could not be opened */
-    void *own;          /* the variant's */
+    void *own; /* the variant's */
 };
 
 struct ring {
@@ -74,6 +93,7 @@ struct ring {
     uint64_t buffer_bytes; /* with it */
     uint64_t span;         /* see delivery_span() */
     struct ring_worker *workers;
+    struct ring_share *shares; /* by worker */
 };
 
 /* Makes the rings and all that is behind them. STATUS_USAGE where they do not fit. On failure the caller
