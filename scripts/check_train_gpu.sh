@@ -130,6 +130,28 @@ same_weights() { # two runs of three epochs, and one that stops after the first 
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+latest() { # of the checkpoints in a folder; where there is none, always the same word
+    local all=("$1"/*.ckpt)
+    echo "${all[-1]}"
+}
+killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s behind the first checkpoint since the last
+    local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
+        --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
+    "${run[@]}" --export "$folder-whole" || return
+    while ((kills-- > 0)); do
+        before=$(latest "$folder")
+        "${run[@]}" --checkpoint "$folder" --resume &
+        pid=$! status=0
+        while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
+        sleep "0.$(printf %03d $((RANDOM % 200)))"
+        kill -KILL $pid && wait $pid || status=$?
+        ((status == 137)) || { echo "ended with status $status, and was to be killed" && return 1; }
+        echo "killed behind $(latest "$folder")"
+    done
+    "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
+}
+check "train-$engine, killed five times while it trains, comes to the same weights" \
+    killed_at_any_moment "train-$engine" lenet 300 5
 synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
 same_images() { # live, stored, and stored that goes on live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
@@ -174,6 +196,8 @@ same_graph_weights() { # two runs of three epochs, and one that stops after the 
         cmp "$work/seven" "$work/eight" && cmp "$work/seven" "$work/nine"
 }
 check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+check 'train-graph, killed five times while it trains, comes to the same weights' \
+    killed_at_any_moment train-graph cnn 150 5
 wait # for that checkpoint
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0

@@ -8,9 +8,9 @@
 
 All other options go to fdsl-bench as they are. The first two forms run the variants, one behind the other, then PyTorch in each
 of the modes (scripts/torch_training.py says what they are), and print one table; the rows of PyTorch (torch-cpu and torch-cuda,
-which is resident; torch-loader, torch-graph, torch-best) have our columns and go into the same --out. Set-up is what comes
-before the first epoch, whose time is without it: of PyTorch, from the samples in host memory on; of ours, all but the
-epochs: the start of the program, the reading of the samples and the tests too.
+which is resident; of other modes torch- and the mode) have our columns and go into the same --out. Set-up is what comes before
+the first epoch, whose time is without it: of PyTorch, from the samples in host memory on; of ours, all but the epochs: the
+start of the program, the reading of the samples and the tests too.
 
 The third compares loss, gradients and the parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients
 within 1e-5 of its norm, and the way that each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of
@@ -35,7 +35,7 @@ try:
     import numpy
     import torch
     from torch.nn import functional
-    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
+    from torch_training import MODES, PRECISIONS, Net, optimizer_of, training_of
 except ImportError as error:
     print(f"compare_pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
@@ -215,8 +215,7 @@ def run_torch(mode, options, data, ours, device, threads):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     print(f"compare_pytorch.py: {mode} ...", file=sys.stderr)
-    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers,
-                           options.compile)
+    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers)
     return training.setup_s, [torch_row(training, name_of(mode, device), row, number + 1, threads)
                               for number, row in enumerate(ours)]
 
@@ -268,8 +267,7 @@ def main():
     parser.add_argument("--device", default="cpu", help="PyTorch's: cpu or cuda")
     parser.add_argument("--modes", type=modes_of, default=["resident"], help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
     parser.add_argument("--precision", choices=PRECISIONS, help="PyTorch's; by default fp32 with TF32 in convolutions, "
-                                                                "as it comes, and bf16 of graph and best")
-    parser.add_argument("--compile", choices=EFFORTS, default=EFFORTS[0], help=f"torch.compile's mode, of best ({EFFORTS[0]})")
+                                                                "as it comes, and bf16 of graph, best and autotuned")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of both; 0, the default, is all that this "
                                                                "process may use, as of fdsl-bench")

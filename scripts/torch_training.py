@@ -6,10 +6,10 @@ Ways to train, by the names of MODES:
   resident  eager, all samples on the device as bytes; a permutation there, normalised there
   graph     that in bf16 (autocast), channels-last, with the fastest of cuDNN's algorithms and a fused optimizer; all steps of
             an epoch are one CUDA graph
-  best      that with forward, backward and optimizer compiled, in one of the modes of torch.compile (EFFORTS): by default
-            each kernel is the fastest of all that it can try, which is a minute of set-up
+  best      that with forward, backward and optimizer compiled by torch.compile: half a minute of set-up
+  autotuned that, where each kernel is the fastest of all that torch.compile can try (max-autotune): a minute or more
 
-The first two are PyTorch with its own defaults. On a CPU, best is compiled alone: no graph, no bf16.
+The first two are PyTorch with its own defaults. On a CPU, best and autotuned are compiled alone: no graph, no bf16.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ import numpy  # noqa: F401  of a torch without it, tensors cannot be read
 import torch
 from torch.nn import functional
 
-MODES = ("loader", "resident", "graph", "best")
+MODES = ("loader", "resident", "graph", "best", "autotuned")
 PRECISIONS = ("fp32", "tf32", "bf16")
-EFFORTS = ("max-autotune-no-cudagraphs", "default")  # no graphs of its own: ours holds the whole epoch
+EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no graphs of its own: ours holds the whole epoch
 # The layers of src/train/model.c by their names; what follows a colon is padding, the rate of dropout, or how many layers
 # before an addition the other output is.
 MODELS = {
@@ -277,16 +277,16 @@ class Replayed(Training):
         return self.sums
 
 
-def training_of(mode, row, data, before, device, precision, workers, effort):
-    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where the mode is
-    graph or best, on a GPU. `workers` is of loader and `effort` of best."""
+def training_of(mode, row, data, before, device, precision, workers):
+    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where all
+    steps are one graph. `workers` is of loader."""
     synchronise(device)
     begin = time.perf_counter()
     if mode in ("loader", "resident"):
         training = Eager(row, data, before, device, precision, workers if mode == "loader" else 0)
     else:
         training = Replayed(row, data, before, device, precision or ("bf16" if device.type == "cuda" else "fp32"),
-                            effort if mode == "best" else None)
+                            EFFORTS.get(mode))
     synchronise(device)
     training.setup_s = time.perf_counter() - begin
     return training

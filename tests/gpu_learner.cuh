@@ -1,5 +1,6 @@
 /* What programs share that hold engines against each other on a GPU: an engine in a place of its training,
- * and how far what it computes is off. Whatever fails ends the program with status 1. */
+ * and how far what it computes is off, also with a fault in it. Whatever fails ends the program with
+ * status 1. */
 #ifndef FDSL_TESTS_GPU_LEARNER_CUH
 #define FDSL_TESTS_GPU_LEARNER_CUH
 
@@ -10,6 +11,9 @@
 
 #include "common/check.cuh"
 #include "train/engine.h"
+
+#define STRETCH 5  /* steps that are compared from one state on, as --verify does: docs/train.md says why */
+#define TRIES   32 /* of a step that is skipped: a loss scale is halved fewer times */
 
 static inline void must(enum status status)
 {
@@ -58,6 +62,19 @@ static inline struct train_state state_of(const struct learner *learner, size_t 
     return state;
 }
 
+/* The caller frees. */
+static inline struct train_state copy_of(const struct train_state *state, size_t values)
+{
+    struct train_state copy;
+    if (!train_state_new(values, &copy))
+        must_have(NULL);
+    memcpy(copy.parameters, state->parameters, values * sizeof(float));
+    memcpy(copy.first, state->first, values * sizeof(float));
+    memcpy(copy.second, state->second, values * sizeof(float));
+    copy.scale = state->scale;
+    return copy;
+}
+
 /* Bit for bit. */
 static inline bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
 {
@@ -102,6 +119,26 @@ static inline double compare_gradients(const struct learner *mine, const struct 
     return worst;
 }
 
+/* By how much our parameters went another way from `from` than the oracle's from `begin`, over its way, of
+ * the worst tensor. */
+static inline double compare_ways(const struct train_state *mine, const struct train_state *from,
+                                  const struct train_state *right, const struct train_state *begin,
+                                  const struct model *model)
+{
+    double worst = 0;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        double off = 0, all = 0;
+        for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values;
+             i++) {
+            double way = (double)right->parameters[i] - begin->parameters[i];
+            off += pow((double)mine->parameters[i] - from->parameters[i] - way, 2);
+            all += way * way;
+        }
+        worst = worst_of(off == 0 ? 0 : sqrt(off / all), worst);
+    }
+    return worst;
+}
+
 /* How far off a loss is; `floor` is a sample's: below, it is what is left of logits that are not small. */
 static inline double compare_losses(const struct train_totals *mine, const struct train_totals *right,
                                     double floor)
@@ -110,6 +147,144 @@ static inline double compare_losses(const struct train_totals *mine, const struc
     if (mine->samples != right->samples)
         return INFINITY;
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
+}
+
+/* A step that is skipped is made again, with the scale that it was halved to. */
+static inline struct train_totals take_step(const struct learner *learner, const struct train *train,
+                                            uint32_t i)
+{
+    struct train_totals totals = {};
+    uint32_t steps = train_steps(train);
+    for (int tries = 0; tries < TRIES; tries++) {
+        must(learner->engine->steps(learner->state, i / steps, i % steps, 1));
+        must(learner->engine->totals(learner->state, &totals));
+        if (totals.skipped == 0)
+            break;
+    }
+    return totals;
+}
+
+/* ---- Planted faults, of networks that have two convolutions and linear layers behind ---- */
+
+enum fault {
+    FAULT_NONE,
+    FAULT_TAP,
+    FAULT_SWAP,
+    FAULT_BIAS,
+    FAULT_LAST_BIAS,
+    FAULT_CHANNEL,
+    FAULT_MOVE,
+    FAULT_LABEL,
+};
+
+static const char *const fault_names[] = {
+    "",
+    "conv2 without a tap",
+    "conv2 with two channels swapped",
+    "conv1 without its bias",
+    "the last layer without its bias",
+    "fc1 without a channel",
+    "no moves",
+    "no smoothing",
+};
+
+static inline const struct layer *layer_named(const struct model *model, const char *name)
+{
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (strcmp(model->layers[i].name, name) == 0)
+            return &model->layers[i];
+    printf("FAILED  no layer %s\n", name);
+    exit(1);
+}
+
+/* What an engine is given in place of what the oracle is, so that it computes as a kernel with this fault
+ * would: first its training, */
+static inline void plant(enum fault fault, struct train *train)
+{
+    if (fault == FAULT_MOVE)
+        train->augment = {};
+    if (fault == FAULT_LABEL)
+        train->smoothing = 0;
+}
+
+/* and then its parameters, each time. */
+static inline void plant(enum fault fault, const struct model *model, float *parameters)
+{
+    if (fault == FAULT_NONE)
+        return;
+    const struct layer *conv1 = layer_named(model, "conv1"), *conv2 = layer_named(model, "conv2"),
+                       *fc1 = layer_named(model, "fc1"), *last = &model->layers[model->layer_count - 1];
+    size_t taps = conv2->weight_values / ((size_t)conv2->in.channels * conv2->out.channels);
+    float *weights = parameters + conv2->weight;
+    if (fault == FAULT_TAP)
+        for (size_t i = taps - 1; i < conv2->weight_values; i += taps)
+            weights[i] = 0;
+    if (fault == FAULT_SWAP)
+        for (size_t i = 0; i < conv2->weight_values; i += taps * conv2->in.channels)
+            for (size_t tap = 0; tap < taps; tap++) {
+                float first = weights[i + tap];
+                weights[i + tap] = weights[i + taps + tap];
+                weights[i + taps + tap] = first;
+            }
+    if (fault == FAULT_BIAS)
+        memset(parameters + conv1->bias, 0, conv1->bias_values * sizeof(float));
+    if (fault == FAULT_LAST_BIAS)
+        memset(parameters + last->bias, 0, last->bias_values * sizeof(float));
+    if (fault == FAULT_CHANNEL)
+        for (size_t o = 0; o < fc1->bias_values; o++)
+            memset(parameters + fc1->weight + o * fc1->in_values, 0,
+                   fc1->in_values / conv2->out.channels * sizeof(float));
+}
+
+/* ---- Steps of both, in stretches ---- */
+
+/* How far off an engine is, at worst: gradients of the first step, norm by norm, of each tensor and of the
+ * worst; losses; the ways that tensors went in a stretch. */
+struct distance {
+    double tensors[MODEL_TENSORS_MAX], gradients, losses, ways;
+};
+
+/* Steps from `first` on by both from where the oracle is, `begin`, but for what is planted; returns where the
+ * oracle comes to, which the caller frees. */
+static inline struct train_state compare_stretch(const struct learner *mine, const struct learner *oracle,
+                                                 const struct train *train, enum fault fault, uint32_t first,
+                                                 uint32_t count, const struct train_state *begin,
+                                                 struct distance *distance)
+{
+    size_t values = train->model->arena_values;
+    struct train_state from = copy_of(begin, values);
+    plant(fault, train->model, from.parameters);
+    must(mine->engine->set(mine->state, &from));
+    must(oracle->engine->set(oracle->state, begin));
+    for (uint32_t i = first; i < first + count; i++) {
+        struct train_totals own = take_step(mine, train, i), right = take_step(oracle, train, i);
+        double off = compare_losses(&own, &right, mine->engine->bounds.floor);
+        distance->losses = worst_of(off, distance->losses);
+        if (i == 0)
+            distance->gradients = compare_gradients(mine, oracle, train->model, distance->tensors);
+    }
+    struct train_state went = state_of(mine, values), end = state_of(oracle, values);
+    distance->ways = worst_of(compare_ways(&went, &from, &end, begin, train->model), distance->ways);
+    train_state_free(&from);
+    train_state_free(&went);
+    return end;
+}
+
+/* So many steps, begun anew at the oracle's state behind each stretch. */
+static inline struct distance compare_steps(const struct learner *mine, const struct learner *oracle,
+                                            const struct train *train, enum fault fault, uint32_t steps,
+                                            const struct train_state *begin)
+{
+    struct distance distance = {};
+    struct train_state now = copy_of(begin, train->model->arena_values);
+    for (uint32_t first = 0; first < steps; first += STRETCH) {
+        uint32_t count = steps - first < STRETCH ? steps - first : STRETCH;
+        struct train_state end = compare_stretch(mine, oracle, train, fault, first, count, &now, &distance);
+        train_state_free(&now);
+        now = end;
+    }
+    train_state_free(&now);
+    return distance;
 }
 
 #endif

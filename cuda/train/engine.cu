@@ -537,16 +537,16 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
 extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
-    engine_of<OWN_CONV, PRECISION_TF32>("tf32", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
+    engine_of<OWN_CONV, PRECISION_TF32>("tf32", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
 const struct engine engine_bf16 =
-    engine_of<OWN_CONV, PRECISION_BF16>("bf16", {.loss = 0.15, .drift = 0.5, .logits = 5e-2});
+    engine_of<OWN_CONV, PRECISION_BF16>("bf16", {.loss = 5e-2, .floor = 1, .drift = 0.5, .logits = 5e-2});
 const struct engine engine_amp =
-    engine_of<OWN_CONV, PRECISION_FP16>("amp", {.loss = 0.1, .drift = 0.3, .logits = 1e-2});
+    engine_of<OWN_CONV, PRECISION_FP16>("amp", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
 /* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
-const struct engine engine_cudnn_tf32 =
-    engine_of<&cudnn_conv_tf32, PRECISION_FP32>("cudnn-tf32", {.loss = 1e-2, .drift = 0.2, .logits = 1e-2});
+const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32>(
+    "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif
 }

@@ -265,18 +265,36 @@ struct channel_out {
         uint32_t sample = places.quotient(column);
         return (size_t)(sample * (channels - 1) + channel) * places.by + column;
     }
-    __device__ float finished(uint32_t channel, uint32_t, float sum, size_t at) const
-    {
-        return finish(sum, bias, channel, relu, above, at);
-    }
     __device__ void put_one(uint32_t channel, uint32_t column, float sum) const
     {
         size_t at = place(channel, column);
-        values[at] = finished(channel, column, sum, at);
+        values[at] = finish(sum, bias, channel, relu, above, at);
     }
+    /* In few instructions, as they stand behind a short loop for each of a thread's sums: what four have in
+     * common is read once, and where they do not lie together the loop over them stays one. */
     __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
     {
-        put_four(*this, places.by % 4 == 0, channel, column, columns, sums);
+        if (places.by % 4 == 0) {
+            if (column < columns) /* columns are a multiple of 4 too */
+                put_together(channel, column, sums);
+            return;
+        }
+#pragma unroll 1
+        for (uint32_t j = 0; j < 4 && column + j < columns; j++)
+            put_one(channel, column + j, j == 0 ? sums[0] : j == 1 ? sums[1] : j == 2 ? sums[2] : sums[3]);
+    }
+    __device__ void put_together(uint32_t channel, uint32_t column, const float sums[4]) const
+    {
+        size_t at = place(channel, column);
+        float own = bias ? __ldg(bias + channel) : 0;
+        float4 gate = above ? *reinterpret_cast<const float4 *>(above + at) : make_float4(1, 1, 1, 1);
+        *reinterpret_cast<float4 *>(values + at) =
+            make_float4(gated(sums[0] + own, gate.x), gated(sums[1] + own, gate.y),
+                        gated(sums[2] + own, gate.z), gated(sums[3] + own, gate.w));
+    }
+    __device__ float gated(float value, float gate) const
+    {
+        return (relu && value <= 0) || gate <= 0 ? 0 : value;
     }
 };
 

@@ -26,35 +26,42 @@ enum status packed_prepare(struct device_layer *layer, enum precision precision,
 
 /* ---- Packing ---- */
 
+#define PACKED_PLACES 16 /* neighbours that are packed by neighbouring threads: 64 bytes that they read */
+
 struct pack_plan {
-    uint32_t count;               /* units of the batch */
-    struct divider places, units; /* of a sample; units: of a place */
+    uint32_t count;               /* threads with work */
+    uint32_t places;              /* of a sample */
+    struct divider units, groups; /* units of a place; PACKED_PLACES places of a sample, rounded up */
 };
 
-/* Thread i packs eight channels of a place; its neighbours those of the next places. */
+/* A thread packs eight channels of a place; then come those of the next places, then the next channels: so
+ * both what is read and what is written are whole sectors. */
 template <class Format>
 static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
 {
-    uint32_t i = own_element();
-    if (i >= plan.count)
+    uint32_t i = own_element(), rest = i / PACKED_PLACES;
+    uint32_t outer = plan.units.quotient(rest), unit = rest - outer * plan.units.by;
+    uint32_t sample = plan.groups.quotient(outer);
+    uint32_t place = (outer - sample * plan.groups.by) * PACKED_PLACES + i % PACKED_PLACES;
+    if (i >= plan.count || place >= plan.places)
         return;
-    uint32_t rest = plan.places.quotient(i), place = i - rest * plan.places.by;
-    uint32_t sample = plan.units.quotient(rest), unit = rest - sample * plan.units.by;
-    const float *first = from + (size_t)rest * PACKED_UNIT * plan.places.by + place;
+    const float *first = from + (size_t)(sample * plan.units.by + unit) * PACKED_UNIT * plan.places + place;
     float values[PACKED_UNIT];
 #pragma unroll
     for (int j = 0; j < PACKED_UNIT; j++)
-        values[j] = __ldg(first + j * plan.places.by);
-    to[((size_t)sample * plan.places.by + place) * plan.units.by + unit] = Format::pack(values);
+        values[j] = __ldg(first + j * plan.places);
+    to[((size_t)sample * plan.places + place) * plan.units.by + unit] = Format::pack(values);
 }
 
 template <class Format>
 static enum status pack(const struct pass *pass, const struct shape *shape, const float *from, uint16_t *to)
 {
     uint32_t places = (uint32_t)(shape_values(shape) / shape->channels);
-    const struct pack_plan plan = {.count = pass->count * places * (shape->channels / PACKED_UNIT),
-                                   .places = divider_of(places),
-                                   .units = divider_of(shape->channels / PACKED_UNIT)};
+    uint32_t units = shape->channels / PACKED_UNIT, groups = (places - 1) / PACKED_PLACES + 1;
+    const struct pack_plan plan = {.count = pass->count * units * groups * PACKED_PLACES,
+                                   .places = places,
+                                   .units = divider_of(units),
+                                   .groups = divider_of(groups)};
     pack_kernel<Format>
         <<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, from, reinterpret_cast<uint4 *>(to));
     CUDA_TRY_LAUNCH("pack_kernel");

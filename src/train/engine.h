@@ -103,14 +103,15 @@ struct train_totals {
 /* How far from the oracle an engine may be and count as right: what rounding explains in its number formats,
  * and a wrong kernel does not. */
 struct engine_bounds {
-    double loss;   /* of the oracle's loss of a step */
+    double loss;   /* of the oracle's loss of a step, */
+    double floor;  /* but of this much a sample where that is less: then it is what is left of large logits */
     double drift;  /* of the way that a tensor of parameters went, in Euclidean norm */
     double logits; /* of the largest of a batch's */
 };
 
-#define ENGINE_BOUNDS_FLOAT                         \
-    {                                               \
-        .loss = 1e-4, .drift = 1e-2, .logits = 1e-4 \
+#define ENGINE_BOUNDS_FLOAT                                        \
+    {                                                              \
+        .loss = 1e-4, .floor = 1e-2, .drift = 1e-2, .logits = 1e-4 \
     }
 
 struct engine {

@@ -10,7 +10,6 @@
 #include "train/export.h"
 
 #define PROGRESS_S   0.25 /* of work at a time where somebody is looking on */
-#define LOSS_FLOOR   0.01 /* a sample: below, a loss is what rounding leaves of logits that are far apart */
 #define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
 #define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
 
@@ -433,6 +432,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
                                    struct train_state *theirs, bool *astray)
 {
     const struct train *train = &trainer->job->train;
+    const struct engine_bounds *bounds = &trainer->engine->bounds;
     uint32_t steps = train_steps(train), epoch = trainer->now.history.epochs;
     TRY(engine_oracle.set(oracle, begin));
     TRY(trainer->engine->set(trainer->state, begin));
@@ -447,14 +447,14 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
                               " is no finite number, so nothing can be compared; lower --lr, or take fewer "
                               "--verify-steps",
                               i + 1);
-        double scale = fmax(exact.loss, LOSS_FLOOR * (double)exact.samples);
-        trainer->wrong_losses += own.samples != exact.samples ||
-                                 !(fabs(own.loss - exact.loss) <= trainer->engine->bounds.loss * scale);
+        double scale = fmax(exact.loss, bounds->floor * (double)exact.samples);
+        trainer->wrong_losses +=
+            own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= bounds->loss * scale);
     }
     TRY(trainer->engine->get(trainer->state, mine));
     TRY(engine_oracle.get(oracle, theirs));
     for (uint32_t t = 0; t < train->model->tensor_count; t++)
-        astray[t] |= went_astray(&train->model->tensors[t], trainer->engine->bounds.drift, begin->parameters,
+        astray[t] |= went_astray(&train->model->tensors[t], bounds->drift, begin->parameters,
                                  mine->parameters, theirs->parameters);
     return STATUS_OK;
 }
