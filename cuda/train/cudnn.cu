@@ -89,10 +89,10 @@ struct convolution {
     cudnnConvolutionFwdAlgo_t forward;
     cudnnConvolutionBwdDataAlgo_t data;
     cudnnConvolutionBwdFilterAlgo_t filter;
-    struct holding memory; /* of the device: the scratch */
+    struct holding *holding; /* the engine's, for the scratch, which may have to grow */
     void *scratch;
-    size_t scratch_bytes;
-    uint32_t count; /* samples of the batch that tensors and algorithms are for */
+    size_t scratch_bytes, held_bytes; /* what is asked for, and what is there */
+    uint32_t count;                   /* samples of the batch that tensors and algorithms are for */
 };
 
 static void release(struct device_layer *layer)
@@ -111,7 +111,6 @@ static void release(struct device_layer *layer)
         (void)cudnn.DestroyTensorDescriptor(self->in);
     if (self->handle)
         (void)cudnn.Destroy(self->handle);
-    holding_free(&self->memory);
     free(self);
     layer->library = nullptr;
 }
@@ -219,9 +218,10 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
     TRY(choose_all(layer, self));
-    if (self->scratch_bytes > self->memory.bytes) {
-        holding_free(&self->memory); /* waits for what still uses it */
-        TRY(hold_bytes(&self->memory, &self->scratch, self->scratch_bytes));
+    if (self->scratch_bytes >
+        self->held_bytes) { /* what was there stays to the end, as all that an engine holds */
+        TRY(hold_bytes(self->holding, &self->scratch, self->scratch_bytes));
+        self->held_bytes = self->scratch_bytes;
     }
     self->count = count;
     return STATUS_OK;
@@ -231,11 +231,11 @@ template <cudnnMathType_t MATH>
 static enum status prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
                            cudaStream_t stream)
 {
-    (void)holding; /* the scratch may have to grow, so it has its own */
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     if (!self)
         return status_set(STATUS_FAILED, "cudnn: out of memory");
     layer->library = self;
+    self->holding = holding;
     TRY(create(self, stream));
     TRY(describe_plan(layer->layer, self, MATH));
     return plan_batch(layer, batch);
