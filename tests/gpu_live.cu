@@ -129,10 +129,10 @@ static uint64_t step_ns(uint32_t i)
     return block.word[0] % 3 == 0 ? 0 : block.word[1] % (block.word[0] % 3 == 1 ? 300000 : 3000000);
 }
 
-enum fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
+enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
 
 /* Copies of the batches that `steps` steps found. */
-static void run_steps(struct device_feed *feed, uint32_t steps, enum fault fault, uint8_t *copies)
+static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint8_t *copies)
 {
     const struct train *train = feed->train;
     size_t bytes = train->batch * train->data->sample_bytes;
@@ -186,7 +186,7 @@ static uint32_t count_wrong(const struct train *train, uint32_t steps, const uin
     return wrong;
 }
 
-static void provoke(const struct set *set, enum fault fault)
+static void provoke(const struct set *set, enum order_fault fault)
 {
     static const char *const names[] = {"", ", planted fault: released early",
                                         ", planted fault: not waited for"};
@@ -316,7 +316,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < some; i++)
         provoke(&ordered[i], NO_FAULT);
     for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
-        provoke(&ordered[2], (enum fault)fault);
+        provoke(&ordered[2], (enum order_fault)fault);
     for (size_t i = 0; i < some; i++)
         compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
     return failures ? 3 : 0;
