@@ -1,7 +1,6 @@
 /* fdsl-bench: parse, select, run, report. */
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "comm.h"
 #include "core/file.h"
@@ -59,9 +58,6 @@ int main(int argc, char *argv[])
     struct settings settings = {0};
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error of write(), which is reported */
     file_remove_on_signals();
-    /* Streams on one connection to the GPU wait for each other. CUDA makes 8 unless told so before it starts;
-     * loaders alone have two streams a thread. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     struct launcher launcher;
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
