@@ -243,6 +243,30 @@ Test(compute, augmented_arrays_are_floats)
                   1.0 / 255);
 }
 
+/* A valid array that is no picture: only the first one was looked at before. */
+Test(compute, an_array_that_is_no_picture_ends_the_run)
+{
+    static const struct {
+        const char *type, *shape;
+        size_t values;
+    } arrays[] = {
+        {"<i4", "3, 8, 8", 3 * SIDE * SIDE}, {"|u1", "64", 64}, {"|u1", "1, 3, 8, 8", 3 * SIDE * SIDE}};
+    make_arrays("|u1");
+    for (size_t i = 0; i < COUNT_OF(arrays); i++) {
+        struct job job;
+        struct run_time unused;
+        void *state;
+        put_array(5, arrays[i].type, arrays[i].shape, arrays[i].values);
+        cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, "files", &state);
+        cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", arrays[i].type);
+        cr_expect(strstr(status_text(), "sample '000005': its array is no picture"), "%s", status_text());
+        variant->teardown(state);
+        close_job(&job);
+    }
+    remove_folder();
+}
+
 #ifdef HAVE_PNG
 Test(compute, pictures_come_pixel_by_pixel)
 {
