@@ -16,9 +16,14 @@ SHOWN = ("variant", "compute", "steps", "loss", "bus_share", "bus_slowdown")
 WELL_BELOW = 0.8  # of the loss of guessing
 
 
+def number(text):
+    """NaN, which no comparison holds for, where a column is empty."""
+    return float(text) if text else math.nan
+
+
 def has_learnt(row, classes):
-    return (row["compute"].startswith("train:") and float(row["loss"]) < WELL_BELOW * math.log(classes)
-            and 0.3 < float(row["bus_share"]) < 1.1 and 0.9 < float(row["bus_slowdown"]) < 3)
+    return (row["compute"].startswith("train:") and number(row["loss"]) < WELL_BELOW * math.log(classes)
+            and 0.3 < number(row["bus_share"]) < 1.1 and 0.9 < number(row["bus_slowdown"]) < 3)
 
 
 def main(classes, *command):

@@ -82,6 +82,7 @@ make_sets() {
     # Pictures in classes, to be learnt from
     for layout in files shards; do
         make_set $layout taught 8 --from synth --classes 4 --res 64 --samples 2048 --encode npy
+        make_set $layout digits 8 --from synth --classes 4 --res 28 --samples 2048 --encode npy
         make_set $layout few 2 --from synth --classes 4 --res 16 --samples 100 --encode npy
     done
     make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
@@ -150,6 +151,7 @@ else
         for tensor in raw bf16; do
             learn "$variant" taught --tensor $tensor
         done
+        learn "$variant" digits # by cnn, the network of 1x28x28
         alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
         if [[ $variant != files-gpu ]]; then
             for threads in 1 16; do

@@ -363,9 +363,12 @@ def columns_of(path):
         reader = csv.DictReader(stream)
         first = next(reader, {})
         header = list(reader.fieldnames)
-    if set(COLUMNS) - set(header) or not first.get("schema", "load/").startswith("load/"):
+    lacking, schema = set(COLUMNS) - set(header), first.get("schema")
+    if schema and schema.startswith("load/") and lacking:
+        sys.exit("compare_loading: %s is of an older schema, %s; name another file" % (path, schema))
+    if lacking or not (schema or "load/").startswith("load/"):
         sys.exit("compare_loading: %s is no table of the workload load; name another file" % path)
-    return header, first.get("schema", "load/5")
+    return header, schema or "load/5"
 
 
 def append(path, rows):

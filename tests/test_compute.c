@@ -72,15 +72,15 @@ static void expect_untaught(struct lesson lesson, const char *words)
 
 Test(compute, the_network_follows_from_the_pictures)
 {
-    expect_taught((struct lesson){"", 1, 28, 28, 10, 256}, "train:cnn");
-    expect_taught((struct lesson){"", 3, 28, 28, 10, 256}, "train:cnn-fdsl");
-    expect_taught((struct lesson){"", 3, 224, 224, 1000, 256}, "train:cnn-fdsl");
-    expect_taught((struct lesson){"lenet", 1, 28, 28, 10, 256}, "train:lenet");
-    expect_untaught((struct lesson){"resnet", 1, 28, 28, 10, 256}, "logreg, lenet, cnn, cnn-fdsl");
-    expect_untaught((struct lesson){"cnn3d", 1, 28, 28, 10, 256}, "no network of pictures");
-    expect_untaught((struct lesson){"", 1, 28, 28, 1, 256}, "nothing to tell apart");
-    expect_untaught((struct lesson){"", 17, 28, 28, 2, 256}, "at most 16");
-    expect_untaught((struct lesson){"", 1, 4, 4, 2, 256}, "too small");
+    expect_taught((struct lesson){"", 1, 28, 28, 10, 256, 256}, "train:cnn");
+    expect_taught((struct lesson){"", 3, 28, 28, 10, 256, 256}, "train:cnn-fdsl");
+    expect_taught((struct lesson){"", 3, 224, 224, 1000, 256, 256}, "train:cnn-fdsl");
+    expect_taught((struct lesson){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
+    expect_untaught((struct lesson){"resnet", 1, 28, 28, 10, 256, 256}, "logreg, lenet, cnn, cnn-fdsl");
+    expect_untaught((struct lesson){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network of pictures");
+    expect_untaught((struct lesson){"", 1, 28, 28, 1, 256, 256}, "nothing to tell apart");
+    expect_untaught((struct lesson){"", 17, 28, 28, 2, 256, 256}, "at most 16");
+    expect_untaught((struct lesson){"", 1, 4, 4, 2, 256, 256}, "too small");
 }
 
 /* ---- A set that is learnt from ---- */
@@ -243,6 +243,30 @@ Test(compute, augmented_arrays_are_floats)
                   1.0 / 255);
 }
 
+/* A valid array that is no picture: only the first one was looked at before. */
+Test(compute, an_array_that_is_no_picture_ends_the_run)
+{
+    static const struct {
+        const char *type, *shape;
+        size_t values;
+    } arrays[] = {
+        {"<i4", "3, 8, 8", 3 * SIDE * SIDE}, {"|u1", "64", 64}, {"|u1", "1, 3, 8, 8", 3 * SIDE * SIDE}};
+    make_arrays("|u1");
+    for (size_t i = 0; i < COUNT_OF(arrays); i++) {
+        struct job job;
+        struct run_time unused;
+        void *state;
+        put_array(5, arrays[i].type, arrays[i].shape, arrays[i].values);
+        cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, "files", &state);
+        cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", arrays[i].type);
+        cr_expect(strstr(status_text(), "sample '000005': its array is no picture"), "%s", status_text());
+        variant->teardown(state);
+        close_job(&job);
+    }
+    remove_folder();
+}
+
 #ifdef HAVE_PNG
 Test(compute, pictures_come_pixel_by_pixel)
 {
@@ -329,6 +353,39 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     free(parameters);
 }
 
+/* Ranks that share a batch out make parts of it, which are what their steps are measured on; rank 0 also
+ * makes all of it. */
+Test(compute, a_lesson_knows_the_share_of_a_rank)
+{
+    static const struct {
+        struct place place;
+        uint32_t share;
+    } cases[] = {{{0, 1, false}, 5}, {{1, 2, false}, 5}, {{0, 2, true}, 3}, {{1, 2, true}, 2}};
+    const struct workload *workload = workload_find("synth");
+    const char classes[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
+                           "0,100,10,1,1,2,3,1,5,0.002\n1,100,10,1,1,2,3,1,6,0.002\n";
+    make_folder();
+    put("csv", 0, classes, sizeof classes - 1);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct options options = {.table_count = 1};
+        void *parameters = calloc(1, workload->parameters_bytes), *input;
+        char *argv[] = {"test",    "--class",   (char *)in_folder("000000.csv"),
+                        "--batch", "5",         "--res",
+                        "16",      "--compute", "train"};
+        options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
+        cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
+        cr_assert_eq(workload->open(&options, parameters, &cases[i].place, &input), STATUS_OK, "%s",
+                     status_text());
+        const struct lesson *lesson = &workload->compute(parameters)->lesson;
+        cr_expect_eq(lesson->batch, 5);
+        cr_expect_eq(lesson->share, cases[i].share, "%u", lesson->share);
+        workload->close(input);
+        options_free(&options);
+        free(parameters);
+    }
+    remove_folder();
+}
+
 #ifdef HAVE_XXHASH
 /* ---- Refused when the input is opened ---- */
 
@@ -370,6 +427,7 @@ Test(compute, files_as_they_are_are_no_pictures)
     const struct compute *compute = job.workload->compute(job.parameters);
     cr_expect_str_eq(compute->text, "train:logreg");
     cr_expect_eq(compute->lesson.classes, CLASSES);
+    cr_expect(compute->lesson.batch == 32 && compute->lesson.share == 32);
     cr_expect(compute->lesson.channels == 3 && compute->lesson.height == 8 && compute->lesson.width == 8);
     cr_expect_eq(job.workload->accepts(job.input, variant_find("files")->variant), STATUS_USAGE);
     cr_expect(strstr(status_text(), "add --decode"), "%s", status_text());
@@ -411,4 +469,29 @@ Test(compute, break_even_takes_steps_of_a_given_length_alone)
         cr_expect_eq(system(command) == 0, cases[i].same, "%s", cases[i].step);
     }
     remove_folder();
+}
+
+/* A column that is empty is no sign of learning, nor is a loss near that of guessing (1.39 among four). */
+Test(compute, rows_that_learnt_nothing_are_told)
+{
+    static const struct {
+        const char *columns; /* loss, bus_share, bus_slowdown */
+        bool learnt;
+    } cases[] = {{"0.5,0.99,1.01", true}, {"1.3,0.99,1.01", false}, {",0.99,1.01", false},
+                 {"0.5,,1.01", false},    {"0.5,0.99,", false},     {"nan,0.99,1.01", false}};
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char command[512];
+        snprintf(command, sizeof command,
+                 "scripts/check_learning.py 4 sh -c 'echo variant,compute,steps,loss,bus_share,bus_slowdown; "
+                 "echo files,train:cnn,9,%s' >/dev/null 2>&1",
+                 cases[i].columns);
+        cr_expect_eq(system(command) == 0, cases[i].learnt, "%s", cases[i].columns);
+        snprintf(command, sizeof command,
+                 "scripts/check_learning.py 4 sh -c 'echo variant,compute,steps,loss,bus_share,bus_slowdown; "
+                 "echo files,train:cnn,9,%s' 2>&1 | grep -q '^variant files'",
+                 cases[i].columns);
+        cr_expect_eq(system(command), 0, "%s: its line is missing", cases[i].columns);
+    }
 }

@@ -254,8 +254,14 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
     run(state, 3);
     phase_enter(PHASE_MEASURE);
     expect_heard("ready 1:2 begin run 1:2 take 2 ready 2:3 wait 1 run 2:3 take 3 ");
-    consumer.times = (struct consumer_times){
-        .steps = 2, .first_wait_s = 0.2, .wait_s = 0.1, .step_s = 0.35, .span_s = 1.0, .loss = 1.5};
+    consumer.times = (struct consumer_times){.steps = 2,
+                                             .whole_steps = 2,
+                                             .first_wait_s = 0.2,
+                                             .wait_s = 0.1,
+                                             .busy_s = 0.7,
+                                             .whole_s = 0.7,
+                                             .span_s = 1.0,
+                                             .loss = 1.5};
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     expect_heard("finish 2 ");
     cr_expect_str_eq(texts[1], "2");
@@ -307,16 +313,19 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_eq(states_left, 1, "variants have buffers of their own");
     cr_expect_eq(told, &consumer.consumer);
     expect_heard("renew begin consumer ");
-    consumer.times = (struct consumer_times){.steps = 1000, .step_s = 9, .span_s = 9000};
+    consumer.times = (struct consumer_times){
+        .steps = 1000, .whole_steps = 1000, .busy_s = 9000, .whole_s = 9000, .span_s = 9000};
     phase_enter(PHASE_WARM_UP);
     run(state, 1);
     expect_heard("ready 1:1 begin run 1:1 finish 0 ");
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
-        consumer.times = (struct consumer_times){.steps = 5 * number - 5, /* 5, then 10 */
+        consumer.times = (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10: */
+                                                 .whole_steps = 4 * number - 4, /* a fifth is short */
                                                  .first_wait_s = 0.1 * (double)number,
                                                  .wait_s = 0.05,
-                                                 .step_s = 0.1,
+                                                 .busy_s = 0.5 * (double)(number - 1),
+                                                 .whole_s = 0.44 * (double)(number - 1),
                                                  .span_s = 1,
                                                  .loss = 1.0 / (double)number};
         run(state, number);
@@ -328,9 +337,9 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_str_eq(texts[1], "15");
     cr_expect_str_eq(texts[2], "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", texts[2]);
     cr_expect_str_eq(texts[3], "0.2", "of the first run alone: %s", texts[3]);
-    cr_expect_str_eq(texts[4], "0.1");
-    cr_expect_str_eq(texts[5], "0.75");
-    cr_expect_float_eq(strtod(texts[6], NULL), 0.1 / 0.28, 1e-6);
+    cr_expect_str_eq(texts[4], "0.11", "of whole batches alone: %s", texts[4]);
+    cr_expect_str_eq(texts[5], "0.75", "of all steps: %s", texts[5]);
+    cr_expect_float_eq(strtod(texts[6], NULL), 0.11 / 0.28, 1e-6);
     cr_expect_str_eq(texts[9], "0.333333", "behind the last run: %s", texts[9]);
     consumed_variant.teardown(state);
     cr_expect_null(told);
@@ -347,14 +356,16 @@ Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_TIMED);
     consumer.times = (struct consumer_times){
-        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .step_s = 0.025, .span_s = 1, .loss = NAN};
+        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .busy_s = 0.1, .span_s = 1, .loss = NAN};
     for (uint64_t number = 1; number <= 10; number++)
         run(state, number);
     phase_enter(PHASE_MEASURE);
     cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
     cr_expect_float_eq(wait_share, 9 * 0.9 / (10 - 0.9), 1e-12);
     cr_expect_str_eq(texts[3], "0.9");
+    cr_expect_str_eq(texts[4], "", "no batch was whole");
     cr_expect_str_eq(texts[5], "0.1");
+    cr_expect_str_eq(texts[6], "", "nor is there a step to hold against the one alone");
     cr_expect_str_eq(texts[9], "", "nobody learnt");
     consumed_variant.teardown(state);
 }

@@ -167,6 +167,29 @@ Test(load_others, the_comparison_tells_workers_apart)
         0);
 }
 
+/* Rows are appended to a table of today's columns alone. */
+Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder, .fini = remove_folder)
+{
+    static const struct {
+        const char *table, *words;
+    } cases[] = {{"schema,workload\nload/4,load\n", "of an older schema, load/4"},
+                 {"schema,workload\nsynth/5,synth\n", "no table of the workload load"},
+                 {"a,b\n1,2\n", "no table of the workload load"}};
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char command[3 * PATH_MAX];
+        FILE *stream = fopen(in_folder("rows.csv"), "w");
+        fputs(cases[i].table, stream);
+        fclose(stream);
+        snprintf(command, sizeof command,
+                 "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, compare_loading as c\n"
+                 "c.columns_of(sys.argv[1])' '%s/rows.csv' 2>&1 | grep -qF '%s'",
+                 folder, cases[i].words);
+        cr_expect_eq(system(command), 0, "%s", cases[i].words);
+    }
+}
+
 /* With --gpu it is held against what delivers the same bytes on the GPU, with as many threads as workers. */
 Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
 {

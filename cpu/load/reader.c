@@ -246,12 +246,21 @@ static enum status finish_image(struct worker *worker, const struct image *image
     return STATUS_OK;
 }
 
-/* Decodes and augments one sample. */
+static enum status at_member(const struct dataset *dataset, const struct dataset_sample *sample,
+                             const struct dataset_member *member, enum status status)
+{
+    return status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path,
+                         dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
+}
+
+/* Decodes and augments one sample. Where pictures are learnt from, each has one: a batch is as many pictures
+ * as labels. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
     const struct dataset_sample *sample = &load->dataset->samples[number];
     const struct dataset_member *members = &load->dataset->members[sample->member];
+    uint64_t images = worker->image_count;
     for (uint32_t m = 0; m < sample->members; data += members[m++].size) {
         struct image image;
         bool is_image;
@@ -265,10 +274,11 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
             status =
                 pictures_label(load->pictures, data, members[m].size, &worker->labels[worker->label_count++]);
         if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s: offset %llu: sample '%s'", load->dataset->path,
-                                 load->dataset->files[members[m].file].name,
-                                 (unsigned long long)members[m].offset, sample->key);
+            return at_member(load->dataset, sample, &members[m], status);
     }
+    if (load->pictures && worker->image_count != images + 1)
+        return at_member(load->dataset, sample, members,
+                         status_set(STATUS_FAILED, "its array is no picture, as the others are"));
     return STATUS_OK;
 }
 

@@ -30,8 +30,14 @@ static enum status count_step(struct cuda_consumer *self)
     CUDA_TRY(cudaEventSynchronize(self->ends[at]));
     CUDA_TRY(cudaEventElapsedTime(&wait_ms, first ? self->origin : self->last_end, self->begins[at]));
     CUDA_TRY(cudaEventElapsedTime(&step_ms, self->begins[at], self->ends[at]));
-    *(first ? &self->first_wait_s : &self->wait_s) += 1e-3 * wait_ms;
-    self->busy_s += 1e-3 * step_ms;
+    struct consumer_times *span = &self->span;
+    *(first ? &span->first_wait_s : &span->wait_s) += 1e-3 * wait_ms;
+    span->busy_s += 1e-3 * step_ms;
+    span->steps++;
+    if (self->whole[at]) {
+        span->whole_s += 1e-3 * step_ms;
+        span->whole_steps++;
+    }
     cudaEvent_t spare = self->last_end;
     self->last_end = self->ends[at];
     self->ends[at] = spare;
@@ -58,6 +64,7 @@ static enum status enqueue(struct cuda_consumer *self, const struct batch *batch
     CUDA_TRY(cudaEventRecord(self->begins[at], self->steps));
     TRY(make_step(self, batch));
     CUDA_TRY(cudaEventRecord(self->ends[at], self->steps));
+    self->whole[at] = self->share == 0 || batch->count == self->share;
     self->enqueued++;
     *done = self->ends[at];
     return STATUS_OK;
@@ -67,7 +74,7 @@ static enum status begin_span(struct cuda_consumer *self)
 {
     TRY(count_all(self));
     self->span_first = self->counted;
-    self->wait_s = self->first_wait_s = self->busy_s = 0;
+    self->span = {};
     CUDA_TRY(cudaEventRecord(self->origin, self->steps));
     return STATUS_OK;
 }
@@ -101,16 +108,11 @@ static enum status cuda_finish(struct consumer *consumer, struct consumer_times 
     CUDA_TRY(cudaSetDevice(self->device));
     pthread_mutex_lock(&self->lock);
     enum status status = count_all(self);
-    times->steps = self->counted - self->span_first;
+    *times = self->span;
+    times->span_s = times->first_wait_s + times->wait_s + times->busy_s;
     times->loss = NAN;
     if (status == STATUS_OK && self->learner)
         status = learner_loss(self->learner, &times->loss);
-    if (times->steps) {
-        times->first_wait_s = self->first_wait_s;
-        times->wait_s = self->wait_s;
-        times->step_s = self->busy_s / (double)times->steps;
-        times->span_s = self->first_wait_s + self->wait_s + self->busy_s;
-    }
     pthread_mutex_unlock(&self->lock);
     return status;
 }
@@ -298,6 +300,7 @@ static enum status make(struct cuda_consumer *self, double step_s, const struct 
     TRY(device_probe(self->device));
     CUDA_TRY(cudaSetDevice(self->device));
     self->ahead = lesson ? LESSONS_AHEAD : CONSUMER_STEPS_AHEAD;
+    self->share = lesson ? lesson->share : 0;
     if (lesson)
         TRY(learner_open(self->device, lesson, &self->learner));
     TRY(make_streams(self));

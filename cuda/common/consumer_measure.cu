@@ -111,7 +111,7 @@ struct bus {
     cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
     int steps, groups;                                              /* of a group; groups of steps */
     int copies;                                                     /* of a group; there are BUS_GROUPS */
-    double copies_s;                                                /* a group of them alone */
+    double copies_s, steps_s;                                       /* a group of each alone */
 };
 
 static enum status make_copies(struct cuda_consumer *self, const struct bus *bus, int group)
@@ -168,6 +168,17 @@ static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, doubl
     return STATUS_OK;
 }
 
+/* Steps alone, in the groups that they will run in beside copies: what a group costs, and clocks that have
+ * fallen since a step was measured, are in both. */
+static enum status step_alone(struct cuda_consumer *self, const struct batch *batch, struct bus *bus)
+{
+    for (int group = 0; group < bus->groups; group++)
+        TRY(make_steps(self, batch, bus, group));
+    CUDA_TRY(cudaStreamSynchronize(self->steps));
+    return mean_between(bus->step_begins, bus->step_ends, bus->groups, bus->step_begins[0],
+                        bus->step_ends[bus->groups - 1], &bus->steps_s);
+}
+
 static enum status run_bus(struct cuda_consumer *self, const struct batch *batch, struct bus *bus)
 {
     struct consumer_facts *facts = &self->consumer.facts;
@@ -175,6 +186,7 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     bus->groups = (int)fmin(BUS_GROUPS, ceil(wanted_s / facts->alone_s));
     bus->steps = (int)ceil(wanted_s / (bus->groups * facts->alone_s));
     TRY(copy_alone(self, bus, bus->groups * bus->steps * facts->alone_s));
+    TRY(step_alone(self, batch, bus));
     for (int group = 0; group < BUS_GROUPS; group++) { /* in turns, as a full queue would hold up the other */
         if (group < bus->groups)
             TRY(make_steps(self, batch, bus, group));
@@ -187,7 +199,7 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     TRY(mean_between(bus->copy_begins, bus->copy_ends, BUS_GROUPS, bus->step_begins[0],
                      bus->step_ends[bus->groups - 1], &copies_s));
     facts->bus_share = bus->copies_s / copies_s;
-    facts->bus_slowdown = steps_s / (bus->steps * facts->alone_s);
+    facts->bus_slowdown = steps_s / bus->steps_s;
     return STATUS_OK;
 }
 
@@ -215,23 +227,45 @@ static enum status measure_bus(struct cuda_consumer *self, const struct batch *b
 
 /* ---- All of it ---- */
 
-/* Random pixels, before there are others: what of a step's length depends on them is little. */
+#define FILL_BLOCK 256
+
+/* Each gray about as often: the top bits of a hash of the number, by the last mixing of MurmurHash3. */
+static __global__ void fill_kernel(uint8_t *pixels, size_t count)
+{
+    size_t i = (size_t)blockIdx.x * FILL_BLOCK + threadIdx.x;
+    if (i >= count)
+        return;
+    uint32_t hash = (uint32_t)i;
+    hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+    hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+    pixels[i] = (uint8_t)(hash >> 24);
+}
+
+static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t stream)
+{
+    fill_kernel<<<(unsigned)((count + FILL_BLOCK - 1) / FILL_BLOCK), FILL_BLOCK, 0, stream>>>(pixels, count);
+    CUDA_TRY_LAUNCH("fill_kernel");
+    return STATUS_OK;
+}
+
+/* Random pixels, before there are others: what of a step's length depends on them is little. They are bytes;
+ * wider types take longer on their way into the step. */
 enum status measure_lesson(struct cuda_consumer *self, const struct lesson *lesson)
 {
     size_t sample_bytes = (size_t)lesson->channels * lesson->height * lesson->width;
-    size_t floats = (lesson->batch * sample_bytes + sizeof(float) - 1) / sizeof(float);
-    float *pixels;
-    if (cudaMalloc(&pixels, floats * sizeof *pixels) != cudaSuccess) {
+    size_t bytes = lesson->share * sample_bytes;
+    uint8_t *pixels;
+    if (cudaMalloc(&pixels, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         return status_set(STATUS_USAGE, "no memory is left on GPU %d for a batch of %.1f MB; lower --batch",
-                          self->device, 1e-6 * (double)(lesson->batch * sample_bytes));
+                          self->device, 1e-6 * (double)bytes);
     }
     struct batch batch = {};
     batch.values = pixels;
     batch.stride = sample_bytes;
-    batch.bytes = lesson->batch * sample_bytes;
-    batch.count = lesson->batch;
-    enum status status = fill_noise(pixels, floats, self->steps);
+    batch.bytes = bytes;
+    batch.count = lesson->share;
+    enum status status = fill_pixels(pixels, bytes, self->steps);
     if (status == STATUS_OK)
         status = measure_alone(self, &batch);
     if (status == STATUS_OK)

@@ -28,14 +28,16 @@ struct cuda_consumer {
     struct product product;
     struct learner *learner; /* makes the steps; NULL: `product` does */
     unsigned ahead;          /* steps under way, at most */
+    uint32_t share;          /* samples of a whole batch; 0: a step takes as long on any */
     cudaStream_t steps, copies;
     cudaEvent_t origin; /* where the span begins */
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
-    cudaEvent_t last_end;                /* of the latest step that was counted */
-    uint64_t enqueued, counted;          /* steps since the opening */
-    uint64_t span_first;                 /* the first step of the span */
-    double wait_s, first_wait_s, busy_s; /* of its steps that were counted */
-    uint64_t tickets;                    /* host batches so far */
+    bool whole[CONSUMER_STEPS_AHEAD]; /* the step between these events is on a whole batch */
+    cudaEvent_t last_end;             /* of the latest step that was counted */
+    uint64_t enqueued, counted;       /* steps since the opening */
+    uint64_t span_first;              /* the first step of the span */
+    struct consumer_times span;       /* of its steps that were counted; without span_s and loss */
+    uint64_t tickets;                 /* host batches so far */
     struct slot ring[RING];
 };
 

@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_
         values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
 }
 
-enum status fill_noise(float *values, size_t count, cudaStream_t stream)
+static enum status fill_noise(float *values, size_t count, cudaStream_t stream)
 {
     fill_kernel<<<(unsigned)((count + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(values, count);
     CUDA_TRY_LAUNCH("fill_kernel");

@@ -21,7 +21,4 @@ void product_close(struct product *product);
 /* Enqueues one. */
 enum status product_launch(const struct product *product, cudaStream_t stream);
 
-/* Fills memory on the device with bits that switch as those of weights do, enqueued on `stream`. */
-enum status fill_noise(float *values, size_t count, cudaStream_t stream);
-
 #endif

@@ -14,7 +14,7 @@ extern "C" const struct engine engine_cudnn, engine_cudnn_tf32; /* where HAVE_CU
  * stream and between steps, decides what is learnt. Values and labels are those of data->sets[DATA_TRAIN],
  * `totals` the sums of engine->totals() as they stand on the stream. */
 struct engine_batch {
-    cudaStream_t stream; /* of the lowest priority */
+    cudaStream_t stream; /* of the default priority, which is the lowest */
     void *values;
     uint32_t *labels;
     const struct train_totals *totals;

@@ -16,11 +16,17 @@
 #define ENGINE       (&engine_bf16)
 #define LOOKS        (LEARNER_RECENT + 1) /* sums behind the latest steps, and before the first of these */
 #define RATE         0.001                /* of Adam, whose other values are PyTorch's defaults */
-#define MOMENT_BLOCK 1024
+#define MOMENT_BLOCK 256
+#define MOMENT_PARTS 256 /* blocks a channel */
 
 /* (v - mean) / deviation of a channel, as v * scale + offset. */
 struct normal {
     float scale, offset;
+};
+
+/* Sums over some of a channel's values, and of their squares. */
+struct moment {
+    double sum, square;
 };
 
 struct cuda_learner {
@@ -34,6 +40,7 @@ struct cuda_learner {
     struct engine_batch batch;
     struct holding holding;
     struct normal *normals;     /* by channel, on the device */
+    struct moment *moments;     /* (channel, part), on the device: what `normals` come from */
     struct train_totals *looks; /* step % LOOKS: the engine's sums behind it, on the device */
     bool normalised;            /* `normals` are known: from the first batch */
     uint64_t steps;
@@ -79,15 +86,14 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     }
 }
 
-/* A block a channel: mean and deviation over the batch. Of what is alike everywhere only the mean is taken.
- */
+/* Block (part, channel): sums over every MOMENT_PARTS-th sample, in an order that is always the same. */
 static __global__ void __launch_bounds__(MOMENT_BLOCK)
-    normal_kernel(const struct intake intake, struct normal *normals)
+    moment_kernel(const struct intake intake, struct moment *moments)
 {
     __shared__ double sums[MOMENT_BLOCK], squares[MOMENT_BLOCK];
-    uint32_t channel = blockIdx.x;
-    double sum = 0, square = 0, count = (double)intake.batch.count * intake.plane;
-    for (uint32_t j = 0; j < intake.batch.count; j++)
+    uint32_t channel = blockIdx.y;
+    double sum = 0, square = 0;
+    for (uint32_t j = blockIdx.x; j < intake.batch.count; j += MOMENT_PARTS)
         for (uint32_t place = threadIdx.x; place < intake.plane; place += MOMENT_BLOCK) {
             float value = value_at(intake, j, channel, place);
             sum += value;
@@ -102,11 +108,36 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
             squares[threadIdx.x] += squares[threadIdx.x + half];
         }
     }
-    if (threadIdx.x > 0)
-        return;
-    double mean = sums[0] / count, variance = squares[0] / count - mean * mean;
+    if (threadIdx.x == 0)
+        moments[channel * MOMENT_PARTS + blockIdx.x] = {sums[0], squares[0]};
+}
+
+/* A thread a channel: mean and deviation over the batch. Of what is alike everywhere only the mean is taken.
+ */
+static __global__ void normal_kernel(const struct moment *moments, double count, struct normal *normals)
+{
+    uint32_t channel = threadIdx.x;
+    double sum = 0, square = 0;
+    for (uint32_t part = 0; part < MOMENT_PARTS; part++) {
+        struct moment moment = moments[channel * MOMENT_PARTS + part];
+        sum += moment.sum;
+        square += moment.square;
+    }
+    double mean = sum / count, variance = square / count - mean * mean;
     double deviation = variance > 0 ? sqrt(variance) : 1;
     normals[channel] = {(float)(1 / deviation), (float)(-mean / deviation)};
+}
+
+static enum status find_normals(struct cuda_learner *self, const struct intake &intake)
+{
+    cudaStream_t stream = self->batch.stream;
+    double count = (double)intake.batch.count * intake.plane;
+    moment_kernel<<<dim3(MOMENT_PARTS, intake.channels), MOMENT_BLOCK, 0, stream>>>(intake, self->moments);
+    CUDA_TRY_LAUNCH("moment_kernel");
+    normal_kernel<<<1, intake.channels, 0, stream>>>(self->moments, count, self->normals);
+    CUDA_TRY_LAUNCH("normal_kernel");
+    self->normalised = true;
+    return STATUS_OK;
 }
 
 /* The batch as the engine stores one: normalised halves, and labels. A label out of range is a file that
@@ -133,11 +164,8 @@ static enum status take_in(struct cuda_learner *self, const struct batch *batch)
 {
     struct intake intake = intake_of(self, batch);
     cudaStream_t stream = self->batch.stream;
-    if (!self->normalised) {
-        normal_kernel<<<intake.channels, MOMENT_BLOCK, 0, stream>>>(intake, self->normals);
-        CUDA_TRY_LAUNCH("normal_kernel");
-        self->normalised = true;
-    }
+    if (!self->normalised)
+        TRY(find_normals(self, intake));
     intake_kernel<<<blocks_for((size_t)batch->count * self->data.sample_values), BLOCK, 0, stream>>>(
         intake, self->normals, static_cast<uint16_t *>(self->batch.values), self->batch.labels);
     CUDA_TRY_LAUNCH("intake_kernel");
@@ -229,6 +257,15 @@ static enum status make_sets(struct cuda_learner *self, uint32_t batch)
     return STATUS_OK;
 }
 
+/* The engine has its own: batches go there. The counts stay. */
+static void forget_values(struct cuda_learner *self)
+{
+    for (int part = 0; part < DATA_PARTS; part++) {
+        free(self->data.sets[part].values);
+        self->data.sets[part].values = nullptr;
+    }
+}
+
 static void fill_train(struct cuda_learner *self, const struct lesson *lesson)
 {
     struct data *data = &self->data;
@@ -264,7 +301,9 @@ static enum status make(struct cuda_learner *self, const struct lesson *lesson)
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
     self->batch = engine_batch(self->engine);
     self->learner.stream = self->batch.stream;
+    forget_values(self);
     TRY(hold(&self->holding, &self->normals, lesson->channels));
+    TRY(hold(&self->holding, &self->moments, (size_t)lesson->channels * MOMENT_PARTS));
     TRY(hold(&self->holding, &self->looks, LOOKS));
     return cuda_begin(&self->learner);
 }

@@ -16,8 +16,7 @@ struct consumed {
     void *done[STATES_MAX];    /* the event behind the step on each state's batch; NULL: none to wait for */
     bool timed;                /* a timed run has begun */
     struct consumer_times sum; /* over spans, one a run or one over all runs: first_wait_s is that of the
-                                * first, those of later ones are in wait_s; step_s is that of all steps
-                                * together, loss that of the last */
+                                * first, those of later ones are in wait_s; loss is that of the last */
 };
 
 void *consumed_latest(void *state)
@@ -91,7 +90,9 @@ static enum status add_span(struct consumed *self)
     *(sum->steps == 0 ? &sum->first_wait_s : &sum->wait_s) += times.first_wait_s;
     sum->steps += times.steps;
     sum->wait_s += times.wait_s;
-    sum->step_s += times.step_s * (double)times.steps;
+    sum->busy_s += times.busy_s;
+    sum->whole_steps += times.whole_steps;
+    sum->whole_s += times.whole_s;
     sum->span_s += times.span_s;
     sum->loss = times.loss;
     return STATUS_OK;
@@ -158,14 +159,15 @@ enum status consumed_end(void *state, char texts[][64], double *wait_share)
     set_consumer(self, NULL);
     if (sum->steps == 0)
         return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
-    double step_s = sum->step_s / (double)sum->steps, after_first_s = sum->span_s - sum->first_wait_s;
+    double step_s = sum->whole_steps ? sum->whole_s / (double)sum->whole_steps : NAN;
+    double after_first_s = sum->span_s - sum->first_wait_s;
     *wait_share = sum->wait_s / after_first_s;
     put(texts[0], 1e3 * facts->length_s, 9);
     snprintf(texts[1], 64, "%llu", (unsigned long long)sum->steps);
     put(texts[2], *wait_share, 6);
     put(texts[3], sum->first_wait_s, 9);
     put(texts[4], step_s, 9);
-    put(texts[5], sum->step_s / sum->span_s, 6);
+    put(texts[5], sum->busy_s / sum->span_s, 6);
     put(texts[6], step_s / facts->alone_s, 6);
     put(texts[7], facts->bus_share, 6);
     put(texts[8], facts->bus_slowdown, 6);

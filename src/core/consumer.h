@@ -19,21 +19,25 @@ FDSL_C_BEGIN
 /* What was measured when it was opened, with no loader beside it. */
 struct consumer_facts {
     double length_s; /* of a step: as asked for, or of the trainer's own as measured */
-    double alone_s;  /* the median time of a step with nothing beside it */
+    double alone_s;  /* the median time of a step on a whole batch, with nothing beside it */
 
     /* Steps without a gap beside pinned copies to the device without a gap: the rate of those copies over
-     * what it is alone, and the time of a step over alone_s. NaN where the two were never side by side. */
+     * what it is alone, and the time of those steps over what it is alone. NaN where the two were never side
+     * by side. */
     double bus_share, bus_slowdown;
 };
 
-/* What was measured from consumer_begin() to consumer_finish(). Without a step all is 0, and no loss. */
+/* What was measured from consumer_begin() to consumer_finish(). Without a step all is 0, and no loss. A batch
+ * is whole where the step on it can be held against alone_s: of a lesson those of `share` samples, else all.
+ */
 struct consumer_times {
-    uint64_t steps;
-    double first_wait_s; /* from consumer_begin() until the first step began */
-    double wait_s;       /* the sum of the gaps: from the end of each step until the next one began */
-    double step_s;       /* the mean time of a step, as it ran */
-    double span_s;       /* from consumer_begin() until the last step ended */
-    double loss;         /* learner_loss() behind the last step; NaN where nobody learns */
+    uint64_t steps, whole_steps; /* all, and those on whole batches */
+    double first_wait_s;         /* from consumer_begin() until the first step began */
+    double wait_s;               /* the sum of the gaps: from the end of each step until the next one began */
+    double busy_s;               /* the sum of the times of steps, as they ran */
+    double whole_s;              /* the same of those on whole batches */
+    double span_s;               /* from consumer_begin() until the last step ended */
+    double loss;                 /* learner_loss() behind the last step; NaN where nobody learns */
 };
 
 struct consumer;
@@ -56,10 +60,11 @@ struct consumer {
 };
 
 /* Makes a consumer on CUDA device `device`, whose step is the trainer's on a lesson that was chosen, or where
- * `lesson` is NULL takes `step_s` seconds, within 2 %, while the device does nothing else. It is calibrated
- * and measured here, which takes a second or so, so nothing else should run. STATUS_UNAVAILABLE without a
- * GPU, STATUS_USAGE where what the trainer needs does not fit its memory, STATUS_FAILED where that runs out
- * or the step cannot be calibrated; then nothing is left allocated. The caller closes it. */
+ * `lesson` is NULL takes `step_s` seconds while the device does nothing else: within 2 %, or within 10 % with
+ * a warning. It is calibrated and measured here, which takes a second or so, so nothing else should run.
+ * STATUS_UNAVAILABLE without a GPU, STATUS_USAGE where what the trainer needs does not fit its memory,
+ * STATUS_FAILED where that runs out or the step cannot be calibrated; then nothing is left allocated. The
+ * caller closes it. */
 enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer);
 
 /* Another variant's batches come: what was learnt is forgotten. Waits for all steps. */

@@ -18,6 +18,7 @@ struct lesson {
     char model[16]; /* the network's name; "" until lesson_choose() */
     uint32_t channels, height, width, classes;
     uint32_t batch; /* samples of a step, at most */
+    uint32_t share; /* of a whole batch of this rank: fewer where the ranks share one out */
 };
 
 /* Chooses a network where none is named: cnn for 1 x 28 x 28, else cnn-fdsl. STATUS_USAGE where the name is
@@ -36,7 +37,7 @@ struct learner_type {
 /* The first member of each implementation's own struct. */
 struct learner {
     const struct learner_type *type;
-    void *stream; /* of its steps: a cudaStream_t of the lowest priority, the learner's */
+    void *stream; /* of its steps: a cudaStream_t of the default priority, the lowest; the learner's */
 };
 
 /* Makes a learner of a lesson that was chosen, on CUDA device `device`, as learner_begin() leaves it. The

@@ -205,7 +205,7 @@ static enum status teach(struct parameters *parameters, struct load_job *job)
     lesson->height = job->pictures.height;
     lesson->width = job->pictures.width;
     lesson->classes = job->pictures.classes;
-    lesson->batch = (uint32_t)parameters->batch;
+    lesson->batch = lesson->share = (uint32_t)parameters->batch;
     job->load.pictures = &job->pictures;
     return compute_teach(&parameters->compute);
 }

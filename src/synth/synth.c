@@ -345,7 +345,8 @@ static enum status teach(struct parameters *parameters, const struct synth *synt
     lesson->channels = synth->output.channels;
     lesson->height = lesson->width = synth->output.res;
     lesson->classes = synth->class_count;
-    lesson->batch = (uint32_t)parameters->batch;
+    lesson->batch = (uint32_t)parameters->batch; /* also of a share: rank 0 makes all for the efficiency */
+    lesson->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
 }
 
