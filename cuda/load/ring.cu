@@ -227,7 +227,8 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
         if (!fits && !(share && outlet_handed(share->outlet))) {
-            /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it. */
+            /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it.
+             */
             delivery->changed.wait(guard);
             continue;
         }
