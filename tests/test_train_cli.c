@@ -165,7 +165,15 @@ Test(train_cli, other_trainings_are_not_resumed)
     expect_refusal(2, "--model lenet --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
                    "are of another model: logreg");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
-                   "other options: batch=16 there, batch=17 here");
+                   "other options: batch=16 there, 17 here");
+    expect_refusal(2,
+                   "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
+                   "--lr-schedule cosine",
+                   "other options: lr-schedule=constant there, cosine here");
+    expect_refusal(2,
+                   "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
+                   "--optimizer sgd",
+                   "other options: optimizer=adam there, sgd here");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "other options: train-samples=");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
