@@ -8,8 +8,10 @@ Exit status: 0 done, 2 a file that cannot be used, or rows that do not compare.
 """
 
 import collections
+import glob
 import math
 import os
+import socket
 import sys
 
 sys.dont_write_bytecode = True
@@ -185,18 +187,43 @@ def allocated_bytes(folder):
                for root, _, names in os.walk(folder) for name in names)
 
 
+def indexed(folder):
+    """(samples, their bytes) by the index that fdsl-bench --prepare wrote into a folder; of several or none, (0, 0)."""
+    paths = glob.glob(os.path.join(glob.escape(folder), "*.index"))
+    if len(paths) != 1:
+        return 0, 0
+    with open(paths[0], encoding="utf-8", errors="replace") as lines:
+        # sample KEY, then EXTENSION OFFSET SIZE HASH of each member
+        sizes = [sum(map(int, line.split("\t")[4::4])) for line in lines if line.startswith("sample\t")]
+    return len(sizes), sum(sizes)
+
+
+def is_the_set(folder, row, images):
+    """Whether the set that a row read lies there still: on another host, or made anew, the folder may hold another."""
+    if row["host"] != socket.gethostname():
+        return False
+    try:
+        count, total = indexed(folder)
+    except (OSError, ValueError):
+        return False
+    return count == images and math.isclose(total, images * row["sample_bytes"], rel_tol=1e-3)
+
+
 def print_disk(found):
     """Generated images take none."""
     seen = {}
     for points in found.values():
         row = next(iter(points.values()))
-        if row.is_load and row["data"] not in seen and os.path.isdir(row["data"]):
-            seen[row["data"]] = allocated_bytes(row["data"]), row["items"] / float(row["epochs"])
+        if row.is_load and row["data"] not in seen:
+            images = row["items"] / float(row["epochs"])
+            there = is_the_set(row["data"], row, images)
+            seen[row["data"]] = allocated_bytes(row["data"]) if there else images * row["sample_bytes"], images, there
     if seen:
         print("\nDisk that generating saves:")
-    for folder, (total, images) in seen.items():
+    for folder, (total, images, there) in seen.items():
         print(f"  {os.path.basename(folder):10} {1e-9 * total:.3g} GB of these {images:,.0f} images; "
-              f"{1e-6 * total / images * 1e3:.3g} GB a million")
+              f"{1e-6 * total / images * 1e3:.3g} GB a million"
+              + ("" if there else " (of the samples: their folder is not here, or holds others)"))
 
 
 def say(paths):

@@ -7,6 +7,7 @@
 #
 # Prints a line a configuration and a last line "N passed, N failed". Exit status 1 when one failed.
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
 
 bench=${FDSL_BENCH:-./fdsl-bench}
@@ -21,8 +22,11 @@ sanitize=0
 while (($#)); do
     case $1 in
     --sanitize) sanitize=1 ;;
-    --variant) variants=${2:?--variant needs names} && shift ;;
-    *) echo "check_gpu.sh: unknown option '$1'; see the head of this script" >&2 && exit 2 ;;
+    --variant)
+        [[ -n ${2:-} ]] || { echo 'check_gpu.sh: --variant: give names, as in bat,fused' >&2 && exit 2; }
+        variants=$2 && shift
+        ;;
+    *) echo "check_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
     esac
     shift
 done

@@ -7,7 +7,9 @@
 #
 # DIR: where small sets are made (default: a temporary folder), some 300 MB. Prints a line a check and a last line
 # "N passed, N failed". Exit status 1 when one failed, 4 where no GPU variant runs.
+# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
 
 bench=${FDSL_BENCH:-./fdsl-bench}
@@ -17,8 +19,11 @@ variants=$(awk '$1 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $2 == "avail
 while (($#)); do
     case $1 in
     --sanitize) sanitize=1 ;;
-    --variant) variants=$(tr , '\n' <<<"${2:?--variant needs names}") && shift ;;
-    -*) echo "check_load_gpu.sh: unknown option '$1'; see the head of this script" >&2 && exit 2 ;;
+    --variant)
+        [[ -n ${2:-} ]] || { echo 'check_load_gpu.sh: --variant: give names, as in shards-gpu,files-gpu' >&2 && exit 2; }
+        variants=$(tr , '\n' <<<"$2") && shift
+        ;;
+    -*) echo "check_load_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
     *) dir=$1 ;;
     esac
     shift

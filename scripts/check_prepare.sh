@@ -8,6 +8,7 @@
 # where a byte differs or a kill came too late, 4 without mpirun. A few minutes.
 # SAMPLES, SHARDS, RES, KILLS, RANKS (4): other sizes; SEED: of the moments (it is printed).
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
 
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")

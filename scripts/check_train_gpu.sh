@@ -7,7 +7,9 @@
 #   scripts/check_train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
 # Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed.
+# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
 
 bench=${FDSL_BENCH:-./fdsl-bench}
@@ -19,9 +21,14 @@ graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
 sanitize=0
 while (($#)); do
     case $1 in
-    --engine) engine=${2:?--engine: which?} && shift ;;
+    --engine)
+        engine=${2:-}
+        [[ $engine =~ ^(cuda|tf32|bf16|amp)$ ]] ||
+            { echo "check_train_gpu.sh: --engine '$engine': the engines are cuda, tf32, bf16 and amp" >&2 && exit 2; }
+        shift
+        ;;
     --sanitize) sanitize=1 ;;
-    *) echo "check_train_gpu.sh: unknown option '$1'; see the head of this script" >&2 && exit 2 ;;
+    *) echo "check_train_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
     esac
     shift
 done

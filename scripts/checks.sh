@@ -1,8 +1,17 @@
 # shellcheck shell=bash
 # Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
-# output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors.
-# ONLY=REGEX leaves out checks whose names do not match.
+# output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors, at
+# most 8. ONLY=REGEX leaves out checks whose names do not match.
 
+refuse() { # what is wrong with how the script was started
+    echo "${0##*/}: $1" >&2
+    exit 2
+}
+
+[[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
+matches=0 # what =~ returns: 2 is no regular expression
+[[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
+((matches < 2)) || refuse "ONLY=$ONLY is no regular expression"
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 checks_log=$(mktemp)
 
@@ -27,12 +36,13 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
-conclude() { # status 1 where one failed, or none was made
+conclude() { # status 1 where one failed or there are none, 2 where ONLY left out all
     local passed failed
     wait
     passed=$(grep -c '^ok ' "$checks_log") || true
     failed=$(grep -c '^FAILED ' "$checks_log") || true
     rm -f "$checks_log"
+    ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches the name of no check"
     echo "$passed passed, $failed failed"
     ((failed == 0 && passed > 0))
 }

@@ -20,6 +20,7 @@ difference, 2 usage, 4 no PyTorch, none with CUDA, or a variant that cannot run 
 
 import argparse
 import csv
+import errno
 import json
 import math
 import os
@@ -35,7 +36,7 @@ try:
     import numpy
     import torch
     from torch.nn import functional
-    from torch_training import MODES, PRECISIONS, Net, optimizer_of, training_of
+    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
 except ImportError as error:
     print(f"compare_pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
@@ -221,7 +222,7 @@ def run_torch(mode, options, data, ours, device, threads):
 
 
 def compare(options, arguments):
-    device = torch.device(options.device)
+    device = options.device
     threads = options.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     variants = options.variant.split(",")
@@ -258,6 +259,59 @@ def modes_of(text):
     return modes
 
 
+def device_of(name):
+    """PyTorch's device, where it is one that it knows and has."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # whose message lists dozens
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        fail(f"--device {name}: give cpu, cuda, or a GPU as cuda:1", 2)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        fail(f"--device {name}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; take --device cpu", 4)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        fail(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs, from cuda:0 on", 4)
+    return device
+
+
+def can_compile():
+    try:
+        import torch._inductor.config  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def passes_on(arguments, name, shortest):
+    """Whether an option is among those for fdsl-bench, which takes a beginning too, of at least so many letters."""
+    words = [word.split("=")[0][2:] for word in arguments if word.startswith("--")]
+    return any(name.startswith(word) and len(word) >= shortest for word in words)
+
+
+def refuse_what_cannot_work(options, arguments):
+    """Before anything is run for minutes."""
+    variants = options.variant.split(",")
+    of_cuda = "graph" in (options.modes or []) or options.precision not in (None, "fp32")
+    compiled = [mode for mode in options.modes or [] if mode in EFFORTS]
+    faults = {
+        f"--variant {options.variant}: name variants of training, as in train-omp":
+            not all(name.startswith("train-") for name in variants),
+        "--checkpoint is for one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
+        "--format is set here; --out takes the rows": passes_on(arguments, "format", 2),
+        "--gradients compares one step, without --out, --modes and --precision":
+            options.gradients and (options.out or options.modes or options.precision),
+        f"--workers {options.workers}: give at least 1; resident has none": options.workers < 1,
+        f"--threads {options.threads}: give at least 1, or leave it out for all":
+            options.threads is not None and options.threads < 1,
+        "graph and lower precisions need --device cuda": options.device.type == "cpu" and of_cuda,
+        f"--modes {','.join(compiled)}: PyTorch {torch.__version__} has no Inductor here, which compiles":
+            compiled and not can_compile(),
+    }
+    for words, is_so in faults.items():
+        if is_so:
+            fail(words, 2)
+
+
 def main():
     global PROGRAM
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,23 +319,37 @@ def main():
     parser.add_argument("--bench", default=PROGRAM, help="the program")
     parser.add_argument("--gradients", action="store_true", help="compare one step instead")
     parser.add_argument("--device", default="cpu", help="PyTorch's: cpu or cuda")
-    parser.add_argument("--modes", type=modes_of, default=["resident"], help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
+    parser.add_argument("--modes", type=modes_of, help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
     parser.add_argument("--precision", choices=PRECISIONS, help="PyTorch's; by default fp32 with TF32 in convolutions, "
                                                                 "as it comes, and bf16 of graph, best and autotuned")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of both; 0, the default, is all that this "
-                                                               "process may use, as of fdsl-bench")
+    parser.add_argument("--threads", type=int, help="CPU threads of both; by default all that this process may use")
     parser.add_argument("--out", help="CSV file to append all rows to")
     options, arguments = parser.parse_known_args()
     PROGRAM = options.bench
-    if options.device == "cpu" and ("graph" in options.modes or options.precision not in (None, "fp32")):
-        parser.error("graph and lower precisions need --device cuda")
-    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
-        fail(f"--device {options.device}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; take --device cpu", 4)
-    if options.gradients:
-        return check_gradients(options.variant, arguments, torch.device(options.device))
-    return compare(options, arguments)
+    options.device = device_of(options.device)
+    refuse_what_cannot_work(options, arguments)
+    options.modes = options.modes or ["resident"]
+    return (check_gradients(options.variant, arguments, options.device) if options.gradients else
+            compare(options, arguments))
+
+
+def program():
+    """main(), with one line where stdout, or the file of rows, takes no more."""
+    try:
+        try:
+            status = main()
+        except SystemExit as leaving:
+            status = leaving.code
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"compare_pytorch.py: what is written has no room: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is tried once more at the end
+        return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -51,17 +51,18 @@ def device_of(row):
 
 class Devices:
     """The devices of a figure: the user's first, then the reference's; GPUs and CPUs apart, as their variants are.
-    Each has a group of line styles of its own; of more than `most` of a kind the oldest are left
-    out, but never all of the reference."""
+    Each has a group of line styles of its own; of more than `most` of a kind the oldest are left out, but never all of the
+    reference, of which those go first that the user has rows of too: they are there to be compared."""
 
     def __init__(self, rows, most=DEVICES_MAX, item="images"):
         self.item = item
         self.rows = collections.defaultdict(list)
         for row in rows:
             self.rows[device_of(row)].append(row)
+        names = {device[2] for device in self.rows if device[0] == "yours"}
         def order(device):
             newest = max(row["time_utc"] for row in self.rows[device])
-            return device[0] == "yours", newest
+            return device[0] == "yours", device[2] in names, newest
         ranked = sorted(self.rows, key=order, reverse=True)
         self.groups, self.dropped = {}, 0
         for on_gpu in (True, False):

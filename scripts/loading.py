@@ -124,9 +124,12 @@ def add_lines(plot, devices, lines, x, point, copied, note):
     """Series and legend, device by device: the copies, then what is in order, then what is shuffled. `point` makes
     (median, low, high) of a row and `copied` the same measure of its copies; `note` ends the line below the device's
     name, of a row."""
+    both = len({device[0] for device in devices.groups}) > 1
     for device, name, whose in devices.names():
+        crossed = int(both and device[0] == "yours")  # to tell points apart that have no line
+        before = len(plot.blocks)
         mine = [points for points in lines if device_of(points[0]) == device]
-        plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))]
+        plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))] + [(0.5, "points with a cross")] * crossed
         copies = collections.defaultdict(list)
         for row in (row for points in mine for row in points if row["copy_bytes_per_s"]):
             copies[x(row)].append(copied(row))
@@ -140,23 +143,34 @@ def add_lines(plot, devices, lines, x, point, copied, note):
             for points in of_order:
                 plot.add_series(style_of(devices, points[0]), points[0]["variant"],
                                 [(x(row), *point(row)) for row in points])
+        plot.crossed += [crossed] * (len(plot.blocks) - before)
 
 
 def lines_plot(plot, devices, lines, candidates, words, axis):
     """Fills in what the figures of lines share; `words` name the ticks of y, `axis` makes the x axis of all x."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, words),
-                      **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **({"series_crossed": plot.crossed} if plot.crossed else {}),
+                      **log_ticks(low, high, words), **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
     plot.caption += devices.caption()
     plot.notes += about_yours(candidates, shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
     return plot
 
 
 def powers_axis(xs):
-    """Ticks at powers of two; where there is none between the sizes, at these."""
-    low, high = min(xs) / 1.3, max(xs) * 1.3
-    return x_axis(low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high] or xs)
+    """Ticks at powers of two, two at least."""
+    def ticks(margin):
+        low, high = min(xs) / margin, max(xs) * margin
+        return low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high]
+    low, high, at = ticks(1.3)
+    return x_axis(low, high, at) if at[1:] else x_axis(*ticks(2.2))
+
+
+def threads_axis(xs):
+    """Ticks at what was measured; of one number at its double too."""
+    at = xs if xs[1:] else [xs[0], 2 * xs[0]]
+    return x_axis(min(at) / 1.3, max(at) * 1.3, at)
 
 
 def sizes(measured):
@@ -188,8 +202,7 @@ def threads(measured):
     plot.caption = [f"All in the page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers from "
                     "the 95th percentile of their times to the least. Copying: memcpy of the same bytes by as many "
                     "threads, measured turn by turn with the runs, the median over variants."]
-    return lines_plot(plot, devices, lines, rows, count_words,
-                      lambda xs: x_axis(min(xs) / 1.3, max(xs) * 1.3, xs))
+    return lines_plot(plot, devices, lines, rows, count_words, threads_axis)
 
 
 def rates(row):

@@ -158,6 +158,7 @@ class Plot:
         self.axis_px = 58  # tick labels and the axis label
         self.caption, self.legend, self.blocks, self.styles, self.variables = [], [], [], [], {}
         self.notes = []
+        self.crossed = []  # a series: whether its points have a cross (plots/lines.gp)
 
     def add_series(self, style, label, points):
         """A block of data, its line style and its row of the legend: a point alone has no line."""

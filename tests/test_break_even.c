@@ -61,6 +61,7 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
     expect(0, "Break-even of generating with naive against reading:\n  files, warm ");
     expect(0, "Disk that generating saves:\n  files ");
+    cr_expect(!says("of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* naive without a step */
     expect(0, "files ");
@@ -78,6 +79,14 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     shell(BREAK_EVEN);
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
+
+    /* Of a set that is no longer there, what its samples hold: 24 x 24 bytes, the head of .npy and a label.
+     */
+    shell("scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
+          "${FDSL_BENCH:-./fdsl-bench} "
+          "--prepare $D/data/files --layout files --from synth --samples 7 --res 64 >&2; "
+          "scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv");
+    cr_expect(says("; 0.705 GB a million (of the samples: "), "%s", out);
 }
 #endif
 #endif

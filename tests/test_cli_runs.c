@@ -21,6 +21,17 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
         {"--compute", "--compute needs a value"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    static const struct refusal of_training[] = {
+        {"--compute train", "--compute is an option of synth and load; --list shows their variants"},
+        {"--vertices=7", "--vertices is an option of synth; --list"},
+        {"--vertice 7", "unknown option '--vertice'; did you mean '--verify'?"},
+    };
+    expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
+    /* What no machine would mend is said first. */
+    run("--variant fused --device 1023 --out nowhere/rows.csv");
+    expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
+    run("--variant fused --best-gpu");
+    cr_expect(status == 0 || strstr(err, "--best-gpu: "), "%s", err);
     run(NAIVE " --compute 5 --device 1023"); /* here there are not so many */
     expect_error(4, "--compute: no", "--compute 5");
     run(NAIVE " --compute 5 --device 1023 --dry-run");

@@ -47,6 +47,8 @@ Test(compute, anything_else_is_refused)
         {"trainer", "'trainer' is neither a number of milliseconds nor train[:MODEL]"},
         {"train:", "name a network"},
         {"train:a-name-that-is-too-long", "name a network"},
+        {"train:lenett", "named 'lenett'; there are logreg, lenet, cnn, cnn-fdsl; did you mean train:lenet?"},
+        {"train:cnn3d", "no network of pictures"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         struct compute compute = {.text = refused[i].text};
@@ -81,6 +83,8 @@ Test(compute, the_network_follows_from_the_pictures)
     expect_untaught((struct lesson){"", 1, 28, 28, 1, 256, 256}, "nothing to tell apart");
     expect_untaught((struct lesson){"", 17, 28, 28, 2, 256, 256}, "at most 16");
     expect_untaught((struct lesson){"", 1, 4, 4, 2, 256, 256}, "too small");
+    expect_untaught((struct lesson){"lenet", 1, 4, 4, 2, 256, 256},
+                    "train:MODEL names one, as in train:logreg");
 }
 
 /* ---- A set that is learnt from ---- */

@@ -33,6 +33,29 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
     cr_assert(says("'unnamed device'") && says("revision not named"), "%s", out);
 }
 
+/* A row of one's own beside the reference of a device of its name, which is not the newest there. */
+Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
+{
+    shell("cp " FIXTURES
+          "/load.csv $D/reference && sed '1!{s/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/}' " FIXTURES
+          "/load.csv > $D/reference/newer.csv; grep -m 2 '^schema\\|,shards-mmap,.*,warm,' " FIXTURES
+          "/load.csv > "
+          "$D/results/a.csv; " SELECT
+          "--reference $D/reference loading && cat $D/work/loading.vars && " FIGURES
+          "--reference $D/reference loading");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("'yours', 'points with a cross', 'copying alone'") ||
+                  says("'yours, node01', 'points with a cross'"),
+              "%s", out);
+    cr_assert(says("'shards-mmap', 'shards-uring'") && !says("'Newer'"), "%s", out);
+    cr_assert(says("array series_crossed[") && says("] = [1, 1, 0, 0"), "%s", out);
+    cr_assert(says("drawn   "), "%s", out);
+    shell("rm $D/reference/*load.csv $D/reference/newer.csv; " SELECT
+          "--reference $D/reference loading && cat "
+          "$D/work/loading.vars");
+    cr_assert(says("x_tick_text[3] = ['1', '2', '4']"), "ticks of one size: %s", out);
+}
+
 Test(figures_load, other_loading_does_not_count)
 {
     /* Files that were decoded; shards with samples left out, or wrong. Columns: variant, decode, skipped,

@@ -165,7 +165,15 @@ Test(train_cli, other_trainings_are_not_resumed)
     expect_refusal(2, "--model lenet --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
                    "are of another model: logreg");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
-                   "other options: batch=16 there, batch=17 here");
+                   "other options: batch=16 there, 17 here");
+    expect_refusal(2,
+                   "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
+                   "--lr-schedule cosine",
+                   "other options: lr-schedule=constant there, cosine here");
+    expect_refusal(2,
+                   "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
+                   "--optimizer sgd",
+                   "other options: optimizer=adam there, sgd here");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "other options: train-samples=");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
@@ -482,13 +490,43 @@ Test(train_cli, comparisons_that_cannot_be_made)
         "def no_grad(): return lambda call: call\n"
         "def set_num_threads(threads): pass\n"
         "class device:\n"
-        "    def __init__(self, name): self.type = name\n"
+        "    def __init__(self, name):\n"
+        "        self.type = name.split(':')[0]\n"
+        "        if self.type not in ('cpu', 'cuda', 'meta'): raise RuntimeError('many words')\n"
         "class cuda:\n"
         "    is_available = staticmethod(lambda: False)\n"
         "END\n");
 #define COMPARE "PYTHONPATH=s %s/scripts/compare_pytorch.py --bench $P "
     EXPECT(4, COMPARE "--device cuda", root);
     cr_expect_not_null(strstr(out, "compare_pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--device foo", "--device foo: give cpu, cuda, or a GPU as cuda:1"},
+        {"--device meta", "--device meta: give cpu"},
+        {"--variant train-naive,all", "--variant train-naive,all: name variants of training"},
+        {"--variant infer-omp", "name variants of training"},
+        {"--variant train-naive,train-omp --checkpoint k", "--checkpoint is for one variant at a time"},
+        {"--format json", "--format is set here"},
+        {"--form=csv", "--format is set here"},
+        {"--gradients --out r.csv", "--gradients compares one step, without --out"},
+        {"--gradients --modes resident", "--gradients compares one step, without --out, --modes"},
+        {"--workers -1", "--workers -1: give at least 1"},
+        {"--threads -2", "--threads -2: give at least 1"},
+        {"--threads 0", "--threads 0: give at least 1"},
+        {"--device cpu:0 --modes graph", "graph and lower precisions need --device cuda"},
+        {"--device cpu:0 --precision bf16", "graph and lower precisions need --device cuda"},
+        {"--modes resident,best", "--modes best: PyTorch 0 has no Inductor here"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        run(COMPARE "%s", root, refused[i].options);
+        expect_line(2, refused[i].words);
+    }
+    run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=s:%s/scripts python3 -c 'import compare_pytorch as c, sys; "
+        "c.main = lambda: print(1); "
+        "sys.exit(c.program())' > /dev/full",
+        root);
+    expect_line(1, "compare_pytorch.py: what is written has no room: No space left on device");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(
         out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "

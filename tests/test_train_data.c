@@ -117,13 +117,13 @@ Test(train_data, idx_and_its_faults)
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     cr_expect(number(out, 1, "train_samples") == 20 && number(out, 1, "test_samples") == 10);
     expect_refusal(2, ON "--train-size 21", "--train-size 21: there are 20");
-    expect_refusal(1, ON "--classes 9", "its label 9 is out of range: there are 9 classes");
+    expect_refusal(
+        2, ON "--classes 4",
+        "--data m: its largest label is 9, and there are 4 classes; give --classes N, at least 10\n");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
     expect_refusal(1, ON, "does not hold a label for each of the 20 pictures");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
-    expect_refusal(
-        1, ON,
-        "sample 10: its label 10 is out of range: there are 10 classes; give --classes N, at least 11");
+    expect_refusal(2, ON, "its largest label is 11, and there are 10 classes; give --classes N, at least 12");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
     expect_refusal(1, ON, "no IDX file");

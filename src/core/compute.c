@@ -18,7 +18,8 @@ enum status compute_read(struct compute *compute)
             return status_set(STATUS_USAGE,
                               "--compute %.40s: name a network behind the colon, as in train:cnn", text);
         snprintf(compute->lesson.model, sizeof compute->lesson.model, "%s", model);
-        return STATUS_OK;
+        enum status status = *model ? lesson_check_name(model) : STATUS_OK;
+        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--compute");
     }
     if (!strchr("+-.0123456789", *text))
         return status_set(STATUS_USAGE,

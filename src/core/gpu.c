@@ -32,7 +32,7 @@ enum status gpu_best(uint64_t *device)
     int64_t free_bytes[DEVICES_MAX];
     int count = device_count();
     if (count == 0)
-        return device_probe(0); /* which knows the reason */
+        return status_prefix(device_probe(0), "--best-gpu"); /* which knows the reason */
     count = count < DEVICES_MAX ? count : DEVICES_MAX;
     for (int i = 0; i < count; i++)
         if (free_memory(i, &free_bytes[i]) != STATUS_OK)

@@ -21,6 +21,10 @@ struct lesson {
     uint32_t share; /* of a whole batch of this rank: fewer where the ranks share one out */
 };
 
+/* Whether there is a network of that name that takes pictures: STATUS_USAGE, with the nearest one suggested,
+ * where there is none. */
+enum status lesson_check_name(const char *model);
+
 /* Chooses a network where none is named: cnn for 1 x 28 x 28, else cnn-fdsl. STATUS_USAGE where the name is
  * unknown, or the network does not fit the pictures. */
 enum status lesson_choose(struct lesson *lesson);

@@ -286,6 +286,8 @@ static enum status explain_unknown(const struct options *options, const char *ar
     char name[WORD_MAX + 2]; /* a name that is cut is too long for any suggestion */
     option_name(argument, name, sizeof name);
     int shown = (int)smaller(strcspn(argument, "="), NAME_BYTES);
+    if (options->explain)
+        TRY(options->explain(name));
 
     size_t count = spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);

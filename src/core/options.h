@@ -45,6 +45,8 @@ struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* the core's, then those of what runs */
     size_t table_count;
     bool *given; /* a flag a spec, tables in order: was it on the command line? */
+    /* STATUS_USAGE, with where it belongs, of a name that no table has; STATUS_OK: nobody knows. Or NULL. */
+    enum status (*explain)(const char *name);
 };
 
 /* Writes every default into the structs of options->tables, then the command line's values. `--name value`

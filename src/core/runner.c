@@ -406,6 +406,15 @@ static enum status keep_runnable(struct runner *runner)
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
 
+/* A variant of the workload that this build has, as the columns of all are the same; NULL: none. */
+static const struct variant_entry *built_variant(const struct settings *settings)
+{
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, settings->workload->name) == 0 && variant_table[i].variant)
+            return &variant_table[i];
+    return NULL;
+}
+
 /* Finds out before anything is measured whether the rows can be written where the user wants them. */
 static enum status check_outputs(struct runner *runner)
 {
@@ -413,7 +422,9 @@ static enum status check_outputs(struct runner *runner)
     const struct result none = {.work.items = 1, .bench.time.median = 1};
     const struct sample no_sample = {0};
     struct row row = {0}, sample_row = {0};
-    runner->entry = settings->variants[0];
+    runner->entry = built_variant(settings);
+    if (!runner->entry)
+        return STATUS_OK;
     enum status status = runner_row(runner, &none, NULL, &row);
     if (status == STATUS_OK)
         status = runner_sample_row(&row, &no_sample, 0, &sample_row);
@@ -519,10 +530,10 @@ static enum status run_watched(struct runner *runner)
 /* What is found out before anything is measured. */
 static enum status prepare(struct runner *runner)
 {
-    TRY(keep_runnable(runner));
     env_capture(&runner->env);
-    TRY(describe_device(runner));
-    return runner_leads(runner) ? check_outputs(runner) : STATUS_OK;
+    TRY(comm_agree(runner_leads(runner) ? check_outputs(runner) : STATUS_OK));
+    TRY(keep_runnable(runner));
+    return describe_device(runner);
 }
 
 /* What needs an agreement before the first variant; runner->input is to be closed, also after a failure. */

@@ -136,6 +136,22 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
+/* An option of workloads other than the chosen one. */
+static enum status explain_elsewhere(const char *name)
+{
+    char owners[128] = "";
+    for (size_t i = 0; workload_table[i]; i++)
+        for (size_t j = 0; j < workload_table[i]->option_count; j++)
+            if (strcmp(workload_table[i]->options[j].name, name) == 0) {
+                size_t used = strlen(owners);
+                snprintf(owners + used, sizeof owners - used, "%s%s", used ? " and " : "",
+                         workload_table[i]->name);
+            }
+    return *owners ? status_set(STATUS_USAGE, "--%s is an option of %s; --list shows their variants", name,
+                                owners)
+                   : STATUS_OK;
+}
+
 bool settings_informational(const struct settings *settings)
 {
     return settings->help || settings->version || settings->list || settings->environment;
@@ -352,7 +368,8 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
     settings->options = (struct options){
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
-        .table_count = 2};
+        .table_count = 2,
+        .explain = explain_elsewhere};
     if (found != STATUS_OK)
         return found;
     TRY(options_parse(&settings->options, argc, argv));

@@ -155,12 +155,11 @@ static enum status fill_synth(const struct data_request *request, struct origin_
         held = request->batch > measured ? request->batch : measured;
         held = held < train ? held : train;
     }
-    TRY(data_fill(reader, (struct data_range){0, held, -1}, held, data->classes, data, DATA_TRAIN));
+    TRY(data_fill(reader, (struct data_range){0, held, -1}, held, data, DATA_TRAIN));
     TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
     data->held = (uint32_t)held;
     data->measured = (uint32_t)measured;
-    return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data->classes, data,
-                     DATA_TEST);
+    return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data, DATA_TEST);
 }
 
 static enum status open_synth(const struct data_request *request, struct data *data)
@@ -338,15 +337,22 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-/* Of datasets there are as many classes as the largest label says. */
-static void count_classes(struct data *data)
+/* Of datasets there are as many classes as the largest label says; elsewhere it must be among them. */
+static enum status count_classes(const struct data_request *request, struct data *data)
 {
-    if (data->classes > 0)
-        return;
+    uint32_t largest = 0;
     for (int part = 0; part < DATA_PARTS; part++)
         for (uint32_t i = 0; i < data->sets[part].count; i++)
-            if (data->sets[part].labels[i] >= data->classes)
-                data->classes = data->sets[part].labels[i] + 1;
+            if (data->sets[part].labels[i] > largest)
+                largest = data->sets[part].labels[i];
+    if (data->classes == 0)
+        data->classes = largest + 1;
+    return largest < data->classes
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--data %s: its largest label is %" PRIu32 ", and there are %" PRIu32
+                            " classes; give --classes N, at least %" PRIu32,
+                            request->name, largest, data->classes, largest + 1);
 }
 
 static void identify(struct data *data)
@@ -369,7 +375,7 @@ enum status data_open(const struct data_request *request, struct data *data)
     *data = (struct data){.feed = request->feed == DATA_CONSTANT ? DATA_CONSTANT : DATA_STORED};
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
-    count_classes(data);
+    TRY(count_classes(request, data));
     identify(data);
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;

@@ -77,7 +77,7 @@ static enum status decode(const struct origin_sample *sample, struct stored *sto
     return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
 }
 
-static enum status read_label(const struct origin_sample *sample, uint64_t classes, uint32_t *label)
+static enum status read_label(const struct origin_sample *sample, uint32_t *label)
 {
     const struct origin_member *member = origin_member(sample, "cls");
     char text[24];
@@ -88,11 +88,6 @@ static enum status read_label(const struct origin_sample *sample, uint64_t class
              (const char *)member->bytes);
     text[strcspn(text, "\r\n")] = '\0';
     TRY(parse_count("its label", text, 0, CLASSES_MAX - 1, &value));
-    if (value >= classes)
-        return status_set(STATUS_FAILED,
-                          "its label %" PRIu64 " is out of range: there are %" PRIu64
-                          " classes; give --classes N, at least %" PRIu64,
-                          value, classes, value + 1);
     *label = (uint32_t)value;
     return STATUS_OK;
 }
@@ -161,7 +156,7 @@ static enum status make_room(const struct data *data, struct data_set *set, bool
 
 /* Adds a sample; pixels become channel by channel. */
 static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
-                              const struct origin_sample *sample, uint64_t classes)
+                              const struct origin_sample *sample)
 {
     struct stored stored;
     uint32_t label = 0;
@@ -169,7 +164,7 @@ static enum status add_sample(struct data *data, struct data_set *set, bool know
     if (status == STATUS_OK)
         status = fit(data, &stored);
     if (status == STATUS_OK)
-        status = read_label(sample, classes, &label);
+        status = read_label(sample, &label);
     if (status == STATUS_OK)
         status = make_room(data, set, known, room);
     if (status == STATUS_OK) {
@@ -216,7 +211,7 @@ static void end_progress(void)
         fputs("\r\033[K", stderr);
 }
 
-enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit, uint64_t classes,
+enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part)
 {
     struct data_set *set = &data->sets[part];
@@ -231,7 +226,7 @@ enum status data_fill(struct origin_reader *reader, struct data_range range, uin
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, set, range.held < 0, &room, &samples[i], classes);
+                status = add_sample(data, set, range.held < 0, &room, &samples[i]);
                 if (status != STATUS_OK)
                     status_prefix(status, "sample %" PRIu64, range.first + at + i);
             }
@@ -247,14 +242,13 @@ enum status data_read(const struct data_request *request, const char *origin, co
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct origin_reader reader;
-    uint64_t classes = data->classes ? data->classes : CLASSES_MAX;
     enum status status = origin_open(origin, words, &request->resources, &reader);
     if (status == STATUS_OK && range.count == 0)
         range.count = reader.facts.samples;
     if (status == STATUS_OK && limit > DATA_SAMPLES_MAX)
         limit = DATA_SAMPLES_MAX;
     if (status == STATUS_OK)
-        status = data_fill(&reader, range, limit, classes, data, part);
+        status = data_fill(&reader, range, limit, data, part);
     origin_close(&reader);
     if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
         return status;

@@ -26,10 +26,10 @@ struct data_range {
  * memory than there is, and end the program when it is used. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Adds to set `part` the samples of an open origin that are in `range`, `limit` of them at most, whose labels
- * must be below `classes`. The first sample of all decides shape and type. STATUS_FAILED, with the sample's
+/* Adds to set `part` the samples of an open origin that are in `range`, `limit` of them at most.
+ * The first sample of all decides shape and type. STATUS_FAILED, with the sample's
  * number, where one is broken, differs from the others or does not fit into memory. */
-enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit, uint64_t classes,
+enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);
 
 /* The same from an origin that is opened with `words` for it and closed again; a range of no samples means

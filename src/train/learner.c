@@ -9,17 +9,6 @@
 #include "train/data.h"
 #include "train/learner.h"
 
-/* The names of the networks that take pictures, as a list for messages. */
-static void list_models(char *names, size_t size)
-{
-    names[0] = '\0';
-    for (const struct model_table *table = model_tables; table->name; table++) {
-        size_t used = strlen(names);
-        if (!table->volumetric)
-            snprintf(names + used, size - used, "%s%s", used ? ", " : "", table->name);
-    }
-}
-
 static const struct model_table *find_model(const char *name)
 {
     const struct model_table *table = model_tables;
@@ -28,16 +17,37 @@ static const struct model_table *find_model(const char *name)
     return table->name ? table : NULL;
 }
 
+enum status lesson_check_name(const char *model)
+{
+    char list[128] = "";
+    const char *names[16];
+    size_t count = 0;
+    if (find_model(model))
+        return STATUS_OK;
+    for (const struct model_table *table = model_tables; table->name && count < COUNT_OF(names); table++) {
+        size_t used = strlen(list);
+        if (table->volumetric)
+            continue;
+        names[count++] = table->name;
+        snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", table->name);
+    }
+    const char *nearest = nearest_word(model, names, count);
+    return status_set(STATUS_USAGE, "no network of pictures is named '%.40s'; there are %s%s%s%s", model,
+                      list, nearest ? "; did you mean train:" : "", nearest ? nearest : "",
+                      nearest ? "?" : "");
+}
+
 enum status lesson_build(const struct lesson *lesson, struct model *model)
 {
-    const struct model_table *table = find_model(lesson->model);
-    char names[128];
-    if (table)
-        return model_build(table, (struct shape){lesson->channels, 1, lesson->height, lesson->width},
-                           lesson->classes, model);
-    list_models(names, sizeof names);
-    return status_set(STATUS_USAGE, "no network of pictures is named '%s'; there are %s", lesson->model,
-                      names);
+    TRY(lesson_check_name(lesson->model));
+    enum status status = model_build(find_model(lesson->model),
+                                     (struct shape){lesson->channels, 1, lesson->height, lesson->width},
+                                     lesson->classes, model);
+    if (status != STATUS_USAGE)
+        return status;
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", status_text());
+    return status_set(status, "%s; train:MODEL names one, as in train:logreg", reason);
 }
 
 enum status lesson_choose(struct lesson *lesson)

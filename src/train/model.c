@@ -106,7 +106,7 @@ static enum status too_small(const struct layer *layer)
         STATUS_USAGE,
         "its %s gets %" PRIu32 " x %" PRIu32 " x %" PRIu32
         " (depth, height, width), too small for it; take larger samples (of synth, with --res) or "
-        "another --model",
+        "another network",
         layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
 

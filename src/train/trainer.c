@@ -50,18 +50,30 @@ static const char *word_of(const char *text, const char *word, size_t name_lengt
     return NULL;
 }
 
-/* The first word of `mine` that `theirs`, in whatever order, has not; false where it has all. */
-static bool find_difference(const char *mine, const char *theirs, const char *there, const char *here,
-                            char *words, size_t size)
+/* The first option that both have, with another value; false where all are alike. */
+static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {
         size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
         const char *found = word_of(theirs, mine, name, &other);
-        if (!found || other != length || strncmp(mine, found, length) != 0) {
-            if (found)
-                snprintf(words, size, "%.*s %s, %.*s %s", (int)other, found, there, (int)length, mine, here);
-            else
-                snprintf(words, size, "no %.*s %s, %.*s %s", (int)name, mine, there, (int)length, mine, here);
+        if (found && (other != length || strncmp(mine, found, length) != 0)) {
+            snprintf(words, size, "%.*s there, %.*s here", (int)other, found, (int)(length - name - 1),
+                     mine + name + 1);
+            return true;
+        }
+        mine += length + (mine[length] == ' ');
+    }
+    return false;
+}
+
+/* The first option of `mine` that `theirs` has not; false where it has all. */
+static bool find_lacking(const char *mine, const char *theirs, const char *there, const char *here,
+                         char *words, size_t size)
+{
+    while (*mine) {
+        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
+        if (!word_of(theirs, mine, name, &other)) {
+            snprintf(words, size, "no %.*s %s, %.*s %s", (int)name, mine, there, (int)length, mine, here);
             return true;
         }
         mine += length + (mine[length] == ' ');
@@ -82,8 +94,10 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
             "--resume: the checkpoints in %s are of another model: %s for %ux%ux%ux%u and %u classes",
             job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
             checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
-    if (!find_difference(job->identity, checkpoint->identity, "there", "here", words, sizeof words) &&
-        !find_difference(checkpoint->identity, job->identity, "here", "there", words, sizeof words))
+    /* An option that one of them lacks mostly follows from another's value, so what differs comes first. */
+    if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
+        !find_lacking(job->identity, checkpoint->identity, "there", "here", words, sizeof words) &&
+        !find_lacking(checkpoint->identity, job->identity, "here", "there", words, sizeof words))
         return STATUS_OK;
     return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
                       job->checkpoints, words);

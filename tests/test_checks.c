@@ -1,0 +1,63 @@
+/* What the scripts of GPU checks say of options and variables that they cannot use, which takes no GPU.
+ *
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+
+TestSuite(checks, .timeout = 60);
+
+/* A script of two checks, one of which fails. */
+#define SCRIPT                                                                                              \
+    "timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" true; check \"a bad " \
+    "one\" "                                                                                                \
+    "false; conclude' two.sh"
+
+Test(checks, all_or_those_of_a_name_are_made)
+{
+    shell(SCRIPT);
+    expect(1, "1 passed, 1 failed");
+    shell("ONLY='go+d' JOBS=1 " SCRIPT);
+    expect(0, "1 passed, 0 failed");
+}
+
+Test(checks, a_number_that_is_none_is_refused)
+{
+    static const char *const numbers[] = {"0", "-2", "abc", "2x", "1.5", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        shell("JOBS=%s " SCRIPT, numbers[i]);
+        expect(2, "two.sh: JOBS=");
+        expect(2, ": give a whole number from 1 to 9999");
+        cr_expect_eq(strchr(out, '\n'), strrchr(out, '\n'), "%s", out);
+    }
+}
+
+Test(checks, a_name_that_none_has_is_refused)
+{
+    shell("ONLY=neither " SCRIPT);
+    expect(2, "two.sh: ONLY=neither matches the name of no check\n");
+    shell("ONLY='(' " SCRIPT);
+    expect(2, "two.sh: ONLY=( is no regular expression\n");
+}
+
+Test(checks, options_are_looked_at_first)
+{
+    static const char *const scripts[] = {"check_gpu", "check_load_gpu", "check_train_gpu", "check_prepare"};
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        shell("scripts/%s.sh --help", scripts[i]);
+        expect(0, "\n  scripts/check_");
+        expect(0, "xit status");
+        cr_expect_null(strstr(out, "set -euo"), "%s", out);
+    }
+    shell("scripts/check_train_gpu.sh --engine foo");
+    expect(2, "--engine 'foo': the engines are cuda, tf32, bf16 and amp\n");
+    shell("scripts/check_train_gpu.sh --engine");
+    expect(2, "the engines are cuda");
+}
