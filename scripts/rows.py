@@ -262,11 +262,15 @@ def identity(row):
 
 
 def name_devices(loads):
-    """Loaders that are not ours name no device: theirs is that of the newest row of the same host."""
-    devices = {(row.source, row["host"]): row["device"]
-               for row in sorted(loads, key=lambda row: row["time_utc"]) if row["device"]}
+    """Loaders that are not ours name no device: theirs is that of the newest row of the same file, or, where none there has
+    one, of the same host (machines of different makers may share the name of a host)."""
+    devices = {}
+    for row in sorted(loads, key=lambda row: row["time_utc"]):
+        if row["device"]:
+            devices[row.source, row.file] = devices[row.source, row["host"]] = row["device"]
     for row in loads:
-        row["device"] = row["device"] or devices.get((row.source, row["host"]), "")
+        row["device"] = (row["device"] or devices.get((row.source, row.file))
+                         or devices.get((row.source, row["host"]), ""))
 
 
 def newest(rows):

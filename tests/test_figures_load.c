@@ -31,6 +31,11 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
     shell(LOADING("grep '^schema\\|,torch-'", "loading"));
     cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
     cr_assert(says("'unnamed device'") && says("revision not named"), "%s", out);
+    shell("sed 's/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/; /,torch-/d' " FIXTURES
+          "/load.csv > $D/results/newer.csv; " LOADING(
+              "cat", "loading") " > /dev/null; grep -o \"legend_text.*\" $D/work/loading.vars");
+    cr_assert(says("'Newer'") && strstr(out, "'torch-shards'") > strstr(out, "'Made-up"),
+              "on the machine of their file, not on another of that name: %s", out);
 }
 
 /* A row of one's own beside the reference of a device of its name, which is not the newest there. */
