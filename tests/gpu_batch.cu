@@ -1,9 +1,10 @@
 /* The trainer's step on batches that others made (core/learner.h): of one and the same pictures the losses
  * have the same bits, whatever the type, the layout and the room of the batch, and wherever labels come from;
- * and they are those of the trainer on the same pictures, within the rounding of their halves. make check-gpu
- * runs it.
+ * and they are those of the trainer on the same pictures, within the rounding of their halves. Then the step
+ * of a given length (common/product.cuh), which multiplies what it says; with --product that alone:
+ * sanitizers slow it down so that no run can calibrate it. make check-gpu runs it.
  *
- * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+ * A line a case; exit status 2 for any other option, 3 when a case finds a difference, 4 without a GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "common/product.cuh"
 #include "core/half.h"
 #include "core/learner.h"
 #include "train/engine.cuh"
@@ -241,15 +243,71 @@ static void compare(const struct lesson *lesson)
     tell(right[STEPS - 1] < right[0], what, "the loss falls", right[STEPS - 1] / right[0] - 1);
 }
 
-int main(void)
+/* ---- The step of a given length ---- */
+
+#define PRODUCT_ROUNDING 4.0 /* of a sum of products below one, in units of 2^-24 a product */
+
+/* How far a tile is off, in these units: that of one block of the first wave. */
+static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 {
+    const size_t values = (size_t)PRODUCT_SIDE * PRODUCT_SIDE, tiles = PRODUCT_SIDE / PRODUCT_TILE;
+    size_t row = tile / tiles * PRODUCT_TILE, column = tile % tiles * PRODUCT_TILE;
+    double worst = 0;
+    for (size_t y = row; y < row + PRODUCT_TILE; y++)
+        for (size_t x = column; x < column + PRODUCT_TILE; x++) {
+            double sum = 0;
+            for (size_t d = 0; d < depth; d++)
+                sum += (double)matrices[y * PRODUCT_SIDE + d] * matrices[values + d * PRODUCT_SIDE + x];
+            double off = fabs(matrices[2 * values + y * PRODUCT_SIDE + x] - sum);
+            worst = off <= worst ? worst : off; /* a NaN is kept */
+        }
+    return worst / (depth * 0x1p-24);
+}
+
+/* The last tile of the first wave's blocks: no other block makes it too, on devices with less than two waves
+ * of tiles. */
+static void multiply(struct product *product, unsigned units)
+{
+    const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);
+    const unsigned tiles = PRODUCT_SIDE / PRODUCT_TILE * (PRODUCT_SIDE / PRODUCT_TILE);
+    unsigned tile = (product->wave < tiles ? product->wave : tiles) - 1;
+    float *matrices = static_cast<float *>(malloc(bytes));
+    char more[32];
+    if (!matrices)
+        must(status_set(STATUS_FAILED, "out of memory"));
+    product->units = units;
+    must(product_launch(product, nullptr));
+    must(cudaMemcpy(matrices, product->matrices, bytes, cudaMemcpyDeviceToHost));
+    double off = tile_off(matrices, tile, units * PRODUCT_DEPTH);
+    snprintf(more, sizeof more, ", %u units", units);
+    tell(off <= PRODUCT_ROUNDING, "a step of a given length", more, off);
+    free(matrices);
+}
+
+static void check_product(void)
+{
+    struct product product = {};
+    must(product_open(0, nullptr, &product));
+    for (unsigned units : {1, 3, 24})
+        multiply(&product, units);
+    product_close(&product);
+}
+
+int main(int argc, char **argv)
+{
+    bool product_alone = argc == 2 && strcmp(argv[1], "--product") == 0;
+    if (argc > 1 && !product_alone) {
+        fprintf(stderr, "usage: gpu_batch [--product]\n");
+        return 2;
+    }
     setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_batch: %s\n", status_text());
         return 4;
     }
     must(cudaSetDevice(0));
-    for (size_t i = 0; i < COUNT_OF(lessons); i++)
+    for (size_t i = 0; !product_alone && i < COUNT_OF(lessons); i++)
         compare(&lessons[i]);
+    check_product();
     return failures ? 3 : 0;
 }

@@ -8,9 +8,9 @@
  * B, of a part of their depth, into a tile of C. Strips are short, so that a block takes some tens of
  * microseconds and blocks of other kernels get in between, as they do between the kernels of a network. The
  * length of a step is a number of units, each a wave of blocks going DEPTH deeper. */
-#define SIDE       2048
-#define TILE       64
-#define DEPTH      8
+#define SIDE       PRODUCT_SIDE
+#define TILE       PRODUCT_TILE
+#define DEPTH      PRODUCT_DEPTH
 #define BLOCK      256 /* threads: 16 x 16, each 4 x 4 values of the tile */
 #define WAVE_UNITS 24  /* of a block, about */
 #define TILES      (SIDE / TILE * (SIDE / TILE))

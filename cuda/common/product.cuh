@@ -7,6 +7,13 @@
 
 #include "core/status.h"
 
+/* Matrices are square. Block i makes tile i of C, in rows of tiles, and from the first tile on again behind
+ * the last; in a unit it goes so many columns of A and rows of B on, those of the first round from the first.
+ */
+#define PRODUCT_SIDE  2048
+#define PRODUCT_TILE  64
+#define PRODUCT_DEPTH 8
+
 struct product {
     float *matrices; /* A, B, C */
     unsigned wave;   /* blocks that the device runs at a time */
