@@ -8,6 +8,7 @@
 # DIR: where small sets are made (default: a temporary folder), some 300 MB. Prints a line a check and a last line
 # "N passed, N failed". Exit status 1 when one failed, 4 where no GPU variant runs.
 # ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
+# LIMIT=N: a check that takes longer than so many seconds has failed (600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."

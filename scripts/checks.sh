@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
 # output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors, at
-# most 8. ONLY=REGEX leaves out checks whose names do not match.
+# most 8. ONLY=REGEX leaves out checks whose names do not match. One that takes longer than LIMIT seconds, or 600, has
+# failed: a program that hangs is told by its name, and the others go on.
 
 refuse() { # what is wrong with how the script was started
     echo "${0##*/}: $1" >&2
@@ -9,11 +10,30 @@ refuse() { # what is wrong with how the script was started
 }
 
 [[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
+[[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, of seconds a check"
 matches=0 # what =~ returns: 2 is no regular expression
 [[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
 ((matches < 2)) || refuse "ONLY=$ONLY is no regular expression"
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
+check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
+
+kill_tree() { # a process and all below it: a process group of its own would outlive the script that is interrupted
+    local children=() child
+    read -ra children <"/proc/$1/task/$1/children" || true # no end of line
+    for child in "${children[@]}"; do kill_tree "$child"; done
+    kill -KILL "$1" || true # it may have ended
+}
+
+limited() { # command ...
+    local pid status=0
+    "$@" &
+    pid=$!
+    timeout "$check_limit_s" tail -s 0.05 -f /dev/null --pid="$pid" ||
+        { kill_tree "$pid" 2>/dev/null && echo "did not end within $check_limit_s s"; }
+    wait "$pid" || status=$?
+    return "$status"
+}
 
 check() { # name, command ...
     [[ $1 =~ ${ONLY:-} ]] || return 0
@@ -21,7 +41,7 @@ check() { # name, command ...
     (
         name=$1 begin=$SECONDS verdict=ok
         shift
-        output=$("$@" 2>&1) || verdict=FAILED
+        output=$(limited "$@" 2>&1) || verdict=FAILED
         [[ $verdict == ok ]] && output=
         printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$checks_log"
     ) &

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "command.h"
 
@@ -28,12 +29,29 @@ Test(checks, all_or_those_of_a_name_are_made)
     expect(0, "1 passed, 0 failed");
 }
 
+/* With what it started; and what it had said is told. */
+Test(checks, what_hangs_has_failed)
+{
+    shell("LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; hang() { echo began; sleep "
+          "9.%d & "
+          "sleep 108.%d; }; check \"a good one\" sleep 0.1; check \"a bad one\" hang; conclude' two.sh",
+          getpid(), getpid());
+    expect(1, "1 passed, 1 failed");
+    expect(1, "a bad one\nbegan\n");
+    expect(1, "did not end within 1 s\n");
+    shell("for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done 2>/dev/null | grep '^sleep "
+          "[89][.]%d'",
+          getpid());
+    cr_expect_str_eq(out, "", "%s", out);
+}
+
 Test(checks, a_number_that_is_none_is_refused)
 {
     static const char *const numbers[] = {"0", "-2", "abc", "2x", "1.5", "99999999999999999999"};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        shell("JOBS=%s " SCRIPT, numbers[i]);
-        expect(2, "two.sh: JOBS=");
+    static const char *const names[] = {"JOBS", "LIMIT"};
+    for (size_t i = 0; i < 2 * sizeof numbers / sizeof *numbers; i++) {
+        shell("%s=%s " SCRIPT, names[i % 2], numbers[i / 2]);
+        expect(2, i % 2 ? "two.sh: LIMIT=" : "two.sh: JOBS=");
         expect(2, ": give a whole number from 1 to 9999");
         cr_expect_eq(strchr(out, '\n'), strrchr(out, '\n'), "%s", out);
     }
