@@ -92,9 +92,17 @@ def sources(rows):
 # ---- Which wins ------------------------------------------------------------------------------------------------
 
 
+def rate(row):
+    """Images a second. Beside a step those of all runs together, first waits and all: the median run may return before
+    its step has ended, and a rate of such would be above what steps let through."""
+    if not row["utilisation"] or not row["step_s"]:
+        return row["items_per_s"]
+    return row["utilisation"] * row["batch"] / row["step_s"]
+
+
 def winners(found, step):
     """The sources whose rate at this step is the best, or as near as to be equal, the best first."""
-    rates = {source: points[step]["items_per_s"] for source, points in found.items() if step in points}
+    rates = {source: rate(points[step]) for source, points in found.items() if step in points}
     best = max(rates.values(), default=0)
     return sorted((source for source, rate in rates.items() if rate >= best * (1 - TIE)), key=lambda source: -rates[source])
 
@@ -110,11 +118,11 @@ def crossing(points, level):
 
 def verdict(generating, reading):
     """In words, whether to generate or to read, by the step; both are {step: row}."""
-    ratios = [(step, generating[step]["items_per_s"] / reading[step]["items_per_s"])
+    ratios = [(step, rate(generating[step]) / rate(reading[step]))
               for step in sorted(generating) if step > 0 and step in reading]
     if not ratios:
         if 0 in generating and 0 in reading:
-            ratio = generating[0]["items_per_s"] / reading[0]["items_per_s"]
+            ratio = rate(generating[0]) / rate(reading[0])
             return f"without a step {'generating' if ratio >= 1 else 'reading'} is {max(ratio, 1 / ratio):.3g} times as fast"
         return "no step in common"
     first, last = ratios[0][1], ratios[-1][1]
@@ -135,7 +143,7 @@ def verdict(generating, reading):
 def generator_against(found):
     """The generator to hold against readers: the fastest without a step, or at the shortest."""
     generators = {source: points for source, points in found.items() if source.group == GENERATED}
-    return max(generators, key=lambda source: generators[source][min(generators[source])]["items_per_s"], default=None)
+    return max(generators, key=lambda source: rate(generators[source][min(generators[source])]), default=None)
 
 
 # ---- The table -------------------------------------------------------------------------------------------------
@@ -146,9 +154,9 @@ def cell(row):
         return "-"
     wait, used = row["wait_share"], row["utilisation"]
     if wait is None:
-        return f"{row['items_per_s']:,.0f}"
+        return f"{rate(row):,.0f}"
     idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # by the wait for the very first batch
-    return f"{row['items_per_s']:,.0f} {100 * wait:4.1f} %" + ("" if idle is None else f" ({100 * idle:.0f})")
+    return f"{rate(row):,.0f} {100 * wait:4.1f} %" + ("" if idle is None else f" ({100 * idle:.0f})")
 
 
 def print_table(found):
@@ -278,15 +286,14 @@ def figure(measured):
     for group in GROUPS:
         mine = {source: points for source, points in found.items() if source.group == group and source.name in SLOTS}
         plot.legend += [(0, group)] * bool(mine)
-        for source, points in sorted(mine.items(), key=lambda item: -max(row["items_per_s"] for row in item[1].values())):
-            plot.add_series(style_of(source), source.name,
-                            [(step, points[step]["items_per_s"]) for step in sorted(points)])
+        for source, points in sorted(mine.items(), key=lambda item: -max(map(rate, item[1].values()))):
+            plot.add_series(style_of(source), source.name, [(step, rate(points[step])) for step in sorted(points)])
     low, high = log_range([y for points in plot.blocks for _, y in points])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, count_words),
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
     unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
     plot.caption = [f"Batches of {batch:.0f}. A batch is consumed by a step of calibrated length on the GPU while the next "
-                    "ones are made or read; medians. On the gray line the accelerator never waits. "
+                    "ones are made or read; means. On the gray line the accelerator never waits. "
                     f"{device_words(shown)} ({'rows of yours' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
                     + (f" Not verified: {', '.join(unverified)}." if unverified else "")]
