@@ -130,6 +130,10 @@ enum status outlet_reserve(struct outlet *outlet, uint32_t slot);
 /* A batch is whole once the stream comes here: `count` samples from slot number `slot` on. */
 enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count);
 
+/* With --verify: waits until the batch of `count` slots from `slot` on is ready, and looks at its bytes,
+ * labels and values, sample by sample; `seen` of the load counts those that are right. */
+enum status outlet_check(struct outlet *outlet, uint32_t slot, uint32_t count);
+
 /* The lock, taken where there is a consumer: without one no worker touches what is another's. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
 {
