@@ -97,7 +97,7 @@ def rate(row):
     its step has ended, and a rate of such would be above what steps let through."""
     if not row["utilisation"] or not row["step_s"]:
         return row["items_per_s"]
-    return row["utilisation"] * row["batch"] / row["step_s"]
+    return row["utilisation"] * images_a_step(row) / row["step_s"]
 
 
 def winners(found, step):

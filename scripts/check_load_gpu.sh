@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte that arrived on the device,
 # every value of the tensors and every label, each sample once; also while a training step consumes the batches. With
-# --sanitize, under compute-sanitizer.
+# --sanitize, under compute-sanitizer, for which `make tests` makes build/tests/gpu_batch too.
 #
 #   scripts/check_load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #

@@ -18,11 +18,11 @@ checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
 
-kill_tree() { # a process and all below it: a process group of its own would outlive the script that is interrupted
+kill_tree() { # a process, then all below it: a process group of its own would outlive a script that is interrupted
     local children=() child
-    read -ra children <"/proc/$1/task/$1/children" || true # no end of line
+    read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
+    kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
     for child in "${children[@]}"; do kill_tree "$child"; done
-    kill -KILL "$1" || true # it may have ended
 }
 
 limited() { # command ...
@@ -30,7 +30,7 @@ limited() { # command ...
     "$@" &
     pid=$!
     timeout "$check_limit_s" tail -s 0.05 -f /dev/null --pid="$pid" ||
-        { kill_tree "$pid" 2>/dev/null && echo "did not end within $check_limit_s s"; }
+        { kill_tree "$pid" && echo "did not end within $check_limit_s s"; }
     wait "$pid" || status=$?
     return "$status"
 }
@@ -39,10 +39,11 @@ check() { # name, command ...
     [[ $1 =~ ${ONLY:-} ]] || return 0
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
-        name=$1 begin=$SECONDS verdict=ok
+        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: what a command leaves behind may hold it
         shift
-        output=$(limited "$@" 2>&1) || verdict=FAILED
-        [[ $verdict == ok ]] && output=
+        limited "$@" >"$said" 2>&1 || verdict=FAILED
+        [[ $verdict == ok ]] || output=$(<"$said")
+        rm -f "$said"
         printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$checks_log"
     ) &
 }

@@ -7,13 +7,13 @@ from plot import HEIGHT, short_device, wrap
 # Slots of plots/common.gp: the colour and point of a variant. Loaders are in other figures than images, and one that
 # reads by all threads looks like the same reading by one. What is not ours of them is gray or has slot 4. Of training, a
 # GPU's lines take the slots that only a CPU's have else (1 and 2, and 0, which is 2 with an open point); eager PyTorch looks
-# the same however it is fed, and what was tuned has cuDNN's slot.
+# the same however it is fed, and what it tuned has the slot of cuDNN's TF32.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
          "shards-uring": 7, "torch-files": 8,
          "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
-         "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 2,
+         "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
          "torch-shards": 8, "webdataset": 4}
 DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
 NO_SLOT = 8  # gray, of a variant that is not in the table

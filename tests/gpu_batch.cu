@@ -259,13 +259,16 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
             for (size_t d = 0; d < depth; d++)
                 sum += (double)matrices[y * PRODUCT_SIDE + d] * matrices[values + d * PRODUCT_SIDE + x];
             double off = fabs(matrices[2 * values + y * PRODUCT_SIDE + x] - sum);
-            worst = off <= worst ? worst : off; /* a NaN is kept */
+            if (isnan(off))
+                return NAN;
+            worst = fmax(worst, off);
         }
     return worst / (depth * 0x1p-24);
 }
 
 /* The last tile of the first wave's blocks: no other block makes it too, on devices with less than two waves
- * of tiles. */
+ * of tiles, and up to 24 units. With more, several blocks make a tile from other parts of the depth, and
+ * which of them is last is chance. */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

@@ -29,20 +29,30 @@ Test(checks, all_or_those_of_a_name_are_made)
     expect(0, "1 passed, 0 failed");
 }
 
-/* With what it started; and what it had said is told. */
+/* With what it started, and what that started; and what it had said is told. */
 Test(checks, what_hangs_has_failed)
 {
-    shell("LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; hang() { echo began; sleep "
-          "9.%d & "
-          "sleep 108.%d; }; check \"a good one\" sleep 0.1; check \"a bad one\" hang; conclude' two.sh",
-          getpid(), getpid());
+    shell(
+        "LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; hang() { echo began; (sleep "
+        "109.%d; "
+        "true) & sleep 108.%d; }; check \"a good one\" sleep 0.1; check \"a bad one\" hang; conclude' two.sh",
+        getpid(), getpid());
     expect(1, "1 passed, 1 failed");
     expect(1, "a bad one\nbegan\n");
     expect(1, "did not end within 1 s\n");
     shell("for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done 2>/dev/null | grep '^sleep "
-          "[89][.]%d'",
+          "10[89][.]%d'",
           getpid());
     cr_expect_str_eq(out, "", "%s", out);
+}
+
+/* What a command leaves behind holds up nothing. */
+Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
+{
+    shell("LIMIT=30 timeout 9 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" bash -c "
+          "\"(sleep "
+          "11 &)\"; conclude' two.sh");
+    expect(0, "1 passed, 0 failed");
 }
 
 Test(checks, a_number_that_is_none_is_refused)
