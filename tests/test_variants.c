@@ -13,7 +13,7 @@
 #include "../cpu/synth/omp_kernel.h"
 #endif
 
-TestSuite(variants, .timeout = 120);
+TestSuite(variants, .timeout = 300);
 
 static const uint64_t run_0[] = {0};
 
