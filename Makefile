@@ -38,28 +38,31 @@ found = $(shell printf '\043include <stddef.h>\n\043include <stdio.h>\n\043inclu
           $(CC) -x c - -o /dev/null $(3) $(2) 2>/dev/null && echo 1)
 
 ifneq ($(filter clean format plots report,$(MAKECMDGOALS)),$(or $(MAKECMDGOALS),all))
-CUDA    ?= $(if $(NVCC),1)
-OMP     ?= $(call found,omp.h,,-fopenmp)
-PNG     ?= $(call found,png.h,-lpng)
-JANSSON ?= $(call found,jansson.h,-ljansson)
-XXHASH  ?= $(call found,xxhash.h,-lxxhash)
-ZLIB    ?= $(call found,zlib.h,-lz)
-CRYPTO  ?= $(call found,openssl/evp.h,-lcrypto)
-URING   ?= $(call found,liburing.h,-luring)
-INIH    ?= $(call found,ini.h,-linih)
-HWLOC   ?= $(call found,hwloc.h,-lhwloc)
+# $(call part,NAME,value): the value unless NAME= was given; expanded once, as every use would probe again
+part = $(if $(filter undefined,$(origin $(1))),$(eval $(1) := $(2)))
+
+$(call part,CUDA,$(if $(NVCC),1))
+$(call part,OMP,$(call found,omp.h,,-fopenmp))
+$(call part,PNG,$(call found,png.h,-lpng))
+$(call part,JANSSON,$(call found,jansson.h,-ljansson))
+$(call part,XXHASH,$(call found,xxhash.h,-lxxhash))
+$(call part,ZLIB,$(call found,zlib.h,-lz))
+$(call part,CRYPTO,$(call found,openssl/evp.h,-lcrypto))
+$(call part,URING,$(call found,liburing.h,-luring))
+$(call part,INIH,$(call found,ini.h,-linih))
+$(call part,HWLOC,$(call found,hwloc.h,-lhwloc))
 # "gcc -I... -L... -lmpi" of Open MPI and of MPICH alike
 MPICC   ?= mpicc
 MPI_FLAGS := $(shell $(MPICC) -show 2>/dev/null)
 MPI_CFLAGS := $(filter -I% -D%,$(MPI_FLAGS))
 MPI_LIBS   := $(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS))
-MPI     ?= $(call found,mpi.h,$(MPI_LIBS),$(MPI_CFLAGS))
-CRITERION ?= $(call found,criterion/criterion.h,-lcriterion)
+$(call part,MPI,$(call found,mpi.h,$(MPI_LIBS),$(MPI_CFLAGS)))
+$(call part,CRITERION,$(call found,criterion/criterion.h,-lcriterion))
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
-NVTX    ?= $(if $(NVTX_INCLUDE),1)
-ARCHIVE ?= $(call found,archive.h,-larchive)
+$(call part,NVTX,$(if $(NVTX_INCLUDE),1))
+$(call part,ARCHIVE,$(call found,archive.h,-larchive))
 # Its header alone: the library is opened at run time.
-CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
+$(call part,CUDNN,$(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1))
 endif
 on = $(filter 1,$($(1)))
 
@@ -83,7 +86,7 @@ ifneq ($(call on,CUDA),)
 OUR_ARCHS  := 80 86 89 90 100 120
 NVCC_ARCHS := $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_//p')
 GPU_ARCHS  := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9.]+$$')))
-CUDA_ARCHS ?= $(or $(filter $(NVCC_ARCHS),$(GPU_ARCHS)),$(filter $(NVCC_ARCHS),$(OUR_ARCHS)))
+$(call part,CUDA_ARCHS,$(or $(filter $(NVCC_ARCHS),$(GPU_ARCHS)),$(filter $(NVCC_ARCHS),$(OUR_ARCHS))))
 GENCODE    := $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
 # --fmad=false: where the images want a fused multiply-add they say fmaf.
 NVCCFLAGS  ?= -O3 -lineinfo
