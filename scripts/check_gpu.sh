@@ -6,6 +6,8 @@
 #   scripts/check_gpu.sh [--sanitize] [--variant NAMES]
 #
 # Prints a line a configuration and a last line "N passed, N failed". Exit status 1 when one failed.
+# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
+# LIMIT=N: a check that takes longer than so many seconds has failed (600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -95,17 +97,12 @@ outputs='--output f16 --channels 3
 --output u8 --res 4500 --out-res 301 --orbits 40
 --output bf16 --res 1000 --out-res 7 --channels 3'
 
-passed=0 failed=0
-check() { # name, command ...
-    local name=$1 begin=$SECONDS output
-    shift
-    if output=$("$@" 2>&1); then
-        passed=$((passed + 1))
-        printf 'ok      %3d s  %s\n' $((SECONDS - begin)) "$name"
-    else
-        failed=$((failed + 1))
-        printf 'FAILED  %3d s  %s\n%s\n' $((SECONDS - begin)) "$name" "$output"
-    fi
+# shellcheck source=scripts/checks.sh
+source scripts/checks.sh
+alone() { # command: nothing runs beside it while a step is calibrated
+    wait
+    "$@"
+    wait
 }
 
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
@@ -128,7 +125,7 @@ if ((sanitize)); then
         # down so that none can be calibrated.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
-        check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 "${consumed[@]}"
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --output f16 --channels 3
@@ -172,7 +169,7 @@ END
     check 'closed forms' build/tests/gpu_exact
     check 'batches that are learnt from' build/tests/gpu_batch
     for step_ms in 0.1 0.5 5 100; do
-        check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
+        alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done
     for output in '--output u8' '--output f16 --channels 3' '--output f32 --channels 3 --layout nhwc' '--output bf16'; do
         # shellcheck disable=SC2086
@@ -186,5 +183,4 @@ END
     }
     check 'a batch that does not fit is refused' refuses
 fi
-echo "$passed passed, $failed failed"
-((failed == 0))
+conclude
