@@ -106,7 +106,7 @@ C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consume
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # Kernels that launch kernels: relocatable device code, linked once more by nvcc.
-RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu,$(CU_SOURCES))
+RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
 OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \

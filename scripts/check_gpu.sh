@@ -109,10 +109,10 @@ quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
     # Small sizes: the tools slow kernels down a hundredfold. Only kernels are of interest here: no CPU variant.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
-    # Kernels that launch kernels are beyond all tools but memcheck; those of bat are rng's. racecheck looks at
+    # Kernels that launch kernels are beyond all tools but memcheck; those of bat are rng's, those of gbase-device gbase's. racecheck looks at
     # shared memory, of which only fused has any.
     for tool in memcheck racecheck initcheck synccheck; do
-        [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -v '^bat' | paste -sd,)
+        [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
         [[ $tool == memcheck ]] && sizes+=('1500 3 64 2' '3 1100 64 2' '3 2 16 1100')
         for size in "${sizes[@]}"; do

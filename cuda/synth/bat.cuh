@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 
 #define BAT_SPLIT_MAX         1024 /* images a launch: more gain nothing, and their scratch grows without end */
@@ -25,26 +26,27 @@
 struct bat_scratch {
     char *base;
     size_t slot_bytes, points_offset, grays_offset; /* a slot holds noise, points, grays */
-    int *failure;                                   /* host memory that the device sees: a cudaError_t */
+    int *failure;                                   /* see device_launch.cuh */
 };
 
 /* What a launch makes. `paint_blocks`: at most so many blocks paint an image, one a multiprocessor, so that
  * the device paints several images at once. Orbits of one image write the same 32-byte sectors again and
  * again; painted all at once they queue at the L2 cache for each other (docs/ladder.md has the measurements).
  *
- * The launch makes images first .. first + gridDim.x - 1 of run `run`. */
+ * The launch makes images first .. first + gridDim.x - 1 of run `run`: `stages` of them, all but where stages
+ * are timed one by one. */
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;
     uint64_t run, first;
-    unsigned paint_blocks;
+    unsigned stages, paint_blocks;
 };
 
-static __device__ __forceinline__ void bat_check(cudaError_t error, int *failure)
-{
-    if (error != cudaSuccess)
-        atomicExch_system(failure, (int)error);
-}
+/* What the kernel of an image's noise launches after itself. */
+struct bat_rest {
+    unsigned stages, paint_blocks; /* as in bat_launch */
+    int *failure;
+};
 
 static __device__ __forceinline__ image_work<noise_half2> bat_work(const struct bat_launch &launch,
                                                                    uint64_t slot)
@@ -59,24 +61,33 @@ static __device__ __forceinline__ image_work<noise_half2> bat_work(const struct 
     return work;
 }
 
-/* Has the two stages after the noise follow the calling grid. One thread of the grid calls it. */
-static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> &work, unsigned paint_blocks,
-                                                  int *failure)
+/* Launches those of the two stages after the noise that are wanted. One thread of the grid calls it. */
+static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> &work, const bat_rest &rest,
+                                                  cudaStream_t stream)
 {
-    vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, cudaStreamTailLaunch>>>(work);
-    bat_check(cudaGetLastError(), failure);
-    unsigned grid = paint_grid(work.vertices(), work.orbits());
-    paint_kernel<<<min(grid, paint_blocks), PAINT_BLOCK, 0, cudaStreamTailLaunch>>>(work);
-    bat_check(cudaGetLastError(), failure);
+    if (rest.stages & STAGE_VERTICES) {
+        vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, stream>>>(work);
+        device_launch_check(rest.failure);
+    }
+    if (rest.stages & STAGE_PAINTING) {
+        unsigned grid = paint_grid(work.vertices(), work.orbits());
+        paint_kernel<<<min(grid, rest.paint_blocks), PAINT_BLOCK, 0, stream>>>(work);
+        device_launch_check(rest.failure);
+    }
 }
 
 /* `Step` says how the parent launches an image's noise:
- *     static __device__ void launch(const image_work<noise_half2> &work, unsigned paint_blocks,
- *                                   int *failure);  */
+ *     static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest);
+ * The first block of that kernel calls bat_follow() with cudaStreamTailLaunch. A launch without the noise has
+ * at most one stage. */
 template <class Step> static __global__ void bat_parent_kernel(struct bat_launch launch)
 {
-    Step::launch(bat_work(launch, blockIdx.x), launch.paint_blocks, launch.scratch.failure);
-    bat_check(cudaGetLastError(), launch.scratch.failure);
+    const bat_rest rest = {launch.stages, launch.paint_blocks, launch.scratch.failure};
+    if (launch.stages & STAGE_NOISE) {
+        Step::launch(bat_work(launch, blockIdx.x), rest);
+        device_launch_check(rest.failure);
+    } else
+        bat_follow(bat_work(launch, blockIdx.x), rest, cudaStreamFireAndForget);
 }
 
 template <class Step> struct bat_batch {
@@ -93,7 +104,7 @@ template <class Step> struct bat_batch {
     static void teardown(void *state)
     {
         bat_batch *self = static_cast<bat_batch *>(state);
-        (void)cudaFreeHost(self->scratch.failure);
+        device_launch_close(self->scratch.failure);
         (void)cudaFree(self->scratch.base);
         device_batch_close(&self->batch);
         free(self);
@@ -137,9 +148,7 @@ template <class Step> struct bat_batch {
         TRY(choose_split(synth));
         TRY(grow_pending_launches());
         CUDA_TRY(cudaMalloc(&scratch.base, split * scratch.slot_bytes));
-        CUDA_TRY(cudaMallocHost(&scratch.failure, sizeof *scratch.failure));
-        *scratch.failure = cudaSuccess;
-        return STATUS_OK;
+        return device_launch_open(&scratch.failure);
     }
 
     static enum status setup(const struct resources *resources, const void *input, void **state)
@@ -147,20 +156,45 @@ template <class Step> struct bat_batch {
         return device_batch_setup<bat_batch>(resources, input, state);
     }
 
+    /* Enqueues stages of images first .. first + split - 1, or as many as the batch has. */
+    enum status launch(uint64_t first, unsigned stages) const
+    {
+        uint64_t left = batch.synth->batch - first, count = left < split ? left : split;
+        struct bat_launch launch = {batch.input, scratch, batch.run,
+                                    first,       stages,  (unsigned)multiprocessors};
+        bat_parent_kernel<Step><<<(unsigned)count, 1, 0, batch.clock.stream>>>(launch);
+        CUDA_TRY_LAUNCH("bat_parent_kernel");
+        return STATUS_OK;
+    }
+
     static enum status run(void *state, uint64_t number, struct run_time *time)
     {
         bat_batch *self = static_cast<bat_batch *>(state);
-        uint64_t images = self->batch.synth->batch;
         TRY(device_batch_begin(&self->batch, number));
-        for (uint64_t first = 0; first < images; first += self->split) {
-            struct bat_launch launch = {self->batch.input, self->scratch, number, first,
-                                        (unsigned)self->multiprocessors};
-            uint64_t count = images - first < self->split ? images - first : self->split;
-            bat_parent_kernel<Step><<<(unsigned)count, 1, 0, self->batch.clock.stream>>>(launch);
-            CUDA_TRY_LAUNCH("bat_parent_kernel");
-        }
+        for (uint64_t first = 0; first < self->batch.synth->batch; first += self->split)
+            TRY(self->launch(first, STAGES_ALL));
         TRY(device_batch_end(&self->batch, time));
-        return cuda_status((cudaError_t)*self->scratch.failure, "a launch on the device", __FILE__, __LINE__);
+        return device_launch_status(self->scratch.failure);
+    }
+
+    /* Adds the time of one stage of images first .. first + split - 1. */
+    enum status time_stage(uint64_t first, unsigned stage, double *total_s) const
+    {
+        return device_clock_add(&batch.clock, total_s, [&] { return launch(first, stage); });
+    }
+
+    /* The latest run again: each stage for all images of a launch, then the next stage. */
+    static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
+    {
+        bat_batch *self = static_cast<bat_batch *>(state);
+        CUDA_TRY(cudaSetDevice(self->batch.device));
+        *noise_s = *vertices_s = *painting_s = 0;
+        for (uint64_t first = 0; first < self->batch.synth->batch; first += self->split) {
+            TRY(self->time_stage(first, STAGE_NOISE, noise_s));
+            TRY(self->time_stage(first, STAGE_VERTICES, vertices_s));
+            TRY(self->time_stage(first, STAGE_PAINTING, painting_s));
+        }
+        return device_launch_status(self->scratch.failure);
     }
 
     static enum status fetch(void *state, void *result)
@@ -170,25 +204,25 @@ template <class Step> struct bat_batch {
     }
 };
 
-#define BAT_VARIANT(symbol, step)                                                          \
-    static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER,      \
-                                                        .half = true,                      \
-                                                        .racy = true,                      \
-                                                        .outputs = false,                  \
-                                                        .timed = "clear+draw",             \
-                                                        .fetch_noise = nullptr,            \
-                                                        .images = bat_batch<step>::images, \
-                                                        .stages = nullptr};                \
-    extern "C" {                                                                           \
-    extern const struct variant symbol;                                                    \
-    const struct variant symbol = {.platform = "cuda",                                     \
-                                   .threaded = false,                                      \
-                                   .traits = &symbol##_traits,                             \
-                                   .probe = device_batch_probe,                            \
-                                   .setup = bat_batch<step>::setup,                        \
-                                   .run = bat_batch<step>::run,                            \
-                                   .fetch = bat_batch<step>::fetch,                        \
-                                   .teardown = bat_batch<step>::teardown};                 \
+#define BAT_VARIANT(symbol, step)                                                           \
+    static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER,       \
+                                                        .half = true,                       \
+                                                        .racy = true,                       \
+                                                        .outputs = false,                   \
+                                                        .timed = "clear+draw",              \
+                                                        .fetch_noise = nullptr,             \
+                                                        .images = bat_batch<step>::images,  \
+                                                        .stages = bat_batch<step>::stages}; \
+    extern "C" {                                                                            \
+    extern const struct variant symbol;                                                     \
+    const struct variant symbol = {.platform = "cuda",                                      \
+                                   .threaded = false,                                       \
+                                   .traits = &symbol##_traits,                              \
+                                   .probe = device_batch_probe,                             \
+                                   .setup = bat_batch<step>::setup,                         \
+                                   .run = bat_batch<step>::run,                             \
+                                   .fetch = bat_batch<step>::fetch,                         \
+                                   .teardown = bat_batch<step>::teardown};                  \
     }
 
 #endif

@@ -3,18 +3,18 @@
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(STREAM_BLOCK)
-    bat_reuse_noise_kernel(image_work<noise_half2> work, unsigned paint_blocks, int *failure)
+    bat_reuse_noise_kernel(image_work<noise_half2> work, bat_rest rest)
 {
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        bat_follow(work, paint_blocks, failure);
+        bat_follow(work, rest, cudaStreamTailLaunch);
     noise_by_orbit(work);
 }
 
 struct bat_reuse {
-    static __device__ void launch(const image_work<noise_half2> &work, unsigned paint_blocks, int *failure)
+    static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest)
     {
         bat_reuse_noise_kernel<<<blocks_for(work.orbits(), STREAM_BLOCK), STREAM_BLOCK, 0,
-                                 cudaStreamFireAndForget>>>(work, paint_blocks, failure);
+                                 cudaStreamFireAndForget>>>(work, rest);
     }
 };
 

@@ -72,6 +72,20 @@ enum status device_clock_begin(struct device_clock *clock);
 /* Waits for the stream and gives the device's time since begin. */
 enum status device_clock_end(struct device_clock *clock, struct run_time *time);
 
+/* Adds the device's time of what `enqueue()`, which returns a status, enqueues on the clock's stream. Waits
+ * for it. */
+template <class Enqueue>
+enum status device_clock_add(const struct device_clock *clock, double *total_s, Enqueue enqueue)
+{
+    struct run_time time;
+    struct device_clock own = *clock;
+    TRY(device_clock_begin(&own));
+    TRY(enqueue());
+    TRY(device_clock_end(&own, &time));
+    *total_s += time.device_s;
+    return STATUS_OK;
+}
+
 /* What the host keeps of a batch on the device. */
 struct device_batch {
     const struct synth *synth;

@@ -1,12 +1,14 @@
-/* The ladder's steps that the host drives: image after image, three launches each.
+/* The steps of the ladder that make a batch image after image.
  *
- * A step is a `Step`: how noise is kept, and how the noise stage is launched.
+ * A step is a `Step`: how noise is kept, and how the host launches the noise stage.
  *
  *     struct step {
  *         using noise = noise_half2;
  *         static void launch(const image_work<noise> &work, cudaStream_t stream);
  *     };
- *     LADDER_VARIANT(variant_name, step, traits);
+ *     LADDER_VARIANT(variant_name, ladder<step>, traits);
+ *
+ * ladder_by<Launcher> takes a launcher that is not host_launcher (gbase_device.cu).
  */
 #ifndef FDSL_CUDA_SYNTH_LADDER_CUH
 #define FDSL_CUDA_SYNTH_LADDER_CUH
@@ -16,25 +18,64 @@
 #include "common/check.cuh"
 #include "synth/stages.cuh"
 
-template <class Step> struct ladder {
+/* The host launches one kernel per stage. */
+template <class Step> struct host_launcher {
     using noise = typename Step::noise;
 
+    enum status open()
+    {
+        return STATUS_OK;
+    }
+    void close()
+    {
+    }
+
+    /* Enqueues these stages of an image. */
+    enum status launch(const image_work<noise> &work, unsigned stages, cudaStream_t stream) const
+    {
+        if (stages & STAGE_NOISE) {
+            Step::launch(work, stream);
+            CUDA_TRY_LAUNCH("the noise kernel");
+        }
+        if (stages & STAGE_VERTICES) {
+            vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, stream>>>(work);
+            CUDA_TRY_LAUNCH("vertex_kernel");
+        }
+        if (stages & STAGE_PAINTING) {
+            paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, stream>>>(work);
+            CUDA_TRY_LAUNCH("paint_kernel");
+        }
+        return STATUS_OK;
+    }
+
+    /* Returns the error of what was launched, if there is one; the stream has been waited for. */
+    enum status finish() const
+    {
+        return STATUS_OK;
+    }
+};
+
+template <class Launcher> struct ladder_by {
+    using noise = typename Launcher::noise;
+
     struct device_batch batch;
+    Launcher launcher;
     void *noise_memory; /* scratch for one image: images follow each other on one stream */
     int2 *points;
     uint8_t *grays;
 
     static const uint8_t *images(const void *state)
     {
-        return static_cast<const ladder *>(state)->batch.input.pixels;
+        return static_cast<const ladder_by *>(state)->batch.input.pixels;
     }
 
     static void teardown(void *state)
     {
-        ladder *self = static_cast<ladder *>(state);
+        ladder_by *self = static_cast<ladder_by *>(state);
         (void)cudaFree(self->grays);
         (void)cudaFree(self->points);
         (void)cudaFree(self->noise_memory);
+        self->launcher.close();
         device_batch_close(&self->batch);
         free(self);
     }
@@ -47,12 +88,12 @@ template <class Step> struct ladder {
         CUDA_TRY(cudaMalloc(&noise_memory, noise_bytes));
         CUDA_TRY(cudaMalloc(&points, points_bytes));
         CUDA_TRY(cudaMalloc(&grays, synth->orbits_max));
-        return STATUS_OK;
+        return launcher.open();
     }
 
     static enum status setup(const struct resources *resources, const void *input, void **state)
     {
-        return device_batch_setup<ladder>(resources, input, state);
+        return device_batch_setup<ladder_by>(resources, input, state);
     }
 
     image_work<noise> work_of(uint64_t j) const
@@ -67,53 +108,34 @@ template <class Step> struct ladder {
         return work;
     }
 
-    enum status launch_noise(const image_work<noise> &work) const
+    enum status launch(uint64_t j, unsigned stages) const
     {
-        Step::launch(work, batch.clock.stream);
-        CUDA_TRY_LAUNCH("the noise kernel");
-        return STATUS_OK;
-    }
-    enum status launch_vertices(const image_work<noise> &work) const
-    {
-        vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, batch.clock.stream>>>(
-            work);
-        CUDA_TRY_LAUNCH("vertex_kernel");
-        return STATUS_OK;
-    }
-    enum status launch_painting(const image_work<noise> &work) const
-    {
-        paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, batch.clock.stream>>>(
-            work);
-        CUDA_TRY_LAUNCH("paint_kernel");
-        return STATUS_OK;
+        return launcher.launch(work_of(j), stages, batch.clock.stream);
     }
 
     static enum status run(void *state, uint64_t number, struct run_time *time)
     {
-        ladder *self = static_cast<ladder *>(state);
+        ladder_by *self = static_cast<ladder_by *>(state);
         TRY(device_batch_begin(&self->batch, number));
-        for (uint64_t j = 0; j < self->batch.synth->batch; j++) {
-            image_work<noise> work = self->work_of(j);
-            TRY(self->launch_noise(work));
-            TRY(self->launch_vertices(work));
-            TRY(self->launch_painting(work));
-        }
-        return device_batch_end(&self->batch, time);
+        for (uint64_t j = 0; j < self->batch.synth->batch; j++)
+            TRY(self->launch(j, STAGES_ALL));
+        TRY(device_batch_end(&self->batch, time));
+        return self->launcher.finish();
     }
 
     static enum status fetch(void *state, void *result)
     {
-        ladder *self = static_cast<ladder *>(state);
+        ladder_by *self = static_cast<ladder_by *>(state);
         return device_batch_fetch(&self->batch, static_cast<struct synth_fetch *>(result));
     }
 
     /* Makes the noise of image j again, which is a function of its key, and copies it out. */
     static enum status fetch_noise(void *state, uint64_t j, float *result)
     {
-        ladder *self = static_cast<ladder *>(state);
+        ladder_by *self = static_cast<ladder_by *>(state);
         CUDA_TRY(cudaSetDevice(self->batch.device));
         image_work<noise> work = self->work_of(j);
-        TRY(self->launch_noise(work));
+        TRY(self->launch(j, STAGE_NOISE));
         void *copy = malloc(work.segments() * noise::bytes);
         if (!copy)
             return status_set(STATUS_FAILED, "out of memory for the noise of an image");
@@ -128,49 +150,45 @@ template <class Step> struct ladder {
             result[2 * i + 1] = sample.y;
         }
         free(copy);
-        return cuda_status(error, "copy of the noise", __FILE__, __LINE__);
+        TRY(cuda_status(error, "copy of the noise", __FILE__, __LINE__));
+        return self->launcher.finish();
     }
 
-    /* Times one stage of one image on the device. */
-    enum status time_stage(enum status (ladder::*launch)(const image_work<noise> &) const,
-                           const image_work<noise> &work, double *total_s) const
+    /* Adds the time of one stage of image j. */
+    enum status time_stage(uint64_t j, unsigned stage, double *total_s) const
     {
-        struct run_time time;
-        struct device_clock clock = batch.clock;
-        TRY(device_clock_begin(&clock));
-        TRY((this->*launch)(work));
-        TRY(device_clock_end(&clock, &time));
-        *total_s += time.device_s;
-        return STATUS_OK;
+        return device_clock_add(&batch.clock, total_s, [&] { return launch(j, stage); });
     }
 
-    /* One more run, a stage at a time. The images are not cleared: nobody looks at them. */
+    /* The latest run again, one stage at a time. The images are not cleared before. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
-        ladder *self = static_cast<ladder *>(state);
+        ladder_by *self = static_cast<ladder_by *>(state);
         CUDA_TRY(cudaSetDevice(self->batch.device));
         *noise_s = *vertices_s = *painting_s = 0;
         for (uint64_t j = 0; j < self->batch.synth->batch; j++) {
-            image_work<noise> work = self->work_of(j);
-            TRY(self->time_stage(&ladder::launch_noise, work, noise_s));
-            TRY(self->time_stage(&ladder::launch_vertices, work, vertices_s));
-            TRY(self->time_stage(&ladder::launch_painting, work, painting_s));
+            TRY(self->time_stage(j, STAGE_NOISE, noise_s));
+            TRY(self->time_stage(j, STAGE_VERTICES, vertices_s));
+            TRY(self->time_stage(j, STAGE_PAINTING, painting_s));
         }
-        return STATUS_OK;
+        return self->launcher.finish();
     }
 };
 
-#define LADDER_VARIANT(symbol, step, traits_)                           \
-    extern "C" {                                                        \
-    extern const struct variant symbol;                                 \
-    const struct variant symbol = {.platform = "cuda",                  \
-                                   .threaded = false,                   \
-                                   .traits = &(traits_),                \
-                                   .probe = device_batch_probe,         \
-                                   .setup = ladder<step>::setup,        \
-                                   .run = ladder<step>::run,            \
-                                   .fetch = ladder<step>::fetch,        \
-                                   .teardown = ladder<step>::teardown}; \
+template <class Step> using ladder = ladder_by<host_launcher<Step>>;
+
+/* Defines the variant whose state is a `state`, a ladder_by<>. */
+#define LADDER_VARIANT(symbol, state, traits_)                   \
+    extern "C" {                                                 \
+    extern const struct variant symbol;                          \
+    const struct variant symbol = {.platform = "cuda",           \
+                                   .threaded = false,            \
+                                   .traits = &(traits_),         \
+                                   .probe = device_batch_probe,  \
+                                   .setup = state::setup,        \
+                                   .run = state::run,            \
+                                   .fetch = state::fetch,        \
+                                   .teardown = state::teardown}; \
     }
 
 #endif

@@ -12,4 +12,4 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .images = ladder<step>::images,
                                            .stages = ladder<step>::stages};
 
-LADDER_VARIANT(variant_mem_float2, step, traits)
+LADDER_VARIANT(variant_mem_float2, ladder<step>, traits)

@@ -25,4 +25,4 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .images = ladder<rng>::images,
                                            .stages = ladder<rng>::stages};
 
-LADDER_VARIANT(variant_rng, rng, traits)
+LADDER_VARIANT(variant_rng, ladder<rng>, traits)

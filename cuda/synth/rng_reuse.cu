@@ -24,4 +24,4 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .images = ladder<rng_reuse>::images,
                                            .stages = ladder<rng_reuse>::stages};
 
-LADDER_VARIANT(variant_rng_reuse, rng_reuse, traits)
+LADDER_VARIANT(variant_rng_reuse, ladder<rng_reuse>, traits)

@@ -39,4 +39,4 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_UNIFORM4,
                                            .images = ladder<rng_uniform4>::images,
                                            .stages = ladder<rng_uniform4>::stages};
 
-LADDER_VARIANT(variant_rng_uniform4, rng_uniform4, traits)
+LADDER_VARIANT(variant_rng_uniform4, ladder<rng_uniform4>, traits)

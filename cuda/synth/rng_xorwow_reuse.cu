@@ -37,4 +37,4 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
                                            .images = ladder<rng_xorwow_reuse>::images,
                                            .stages = ladder<rng_xorwow_reuse>::stages};
 
-LADDER_VARIANT(variant_rng_xorwow_reuse, rng_xorwow_reuse, traits)
+LADDER_VARIANT(variant_rng_xorwow_reuse, ladder<rng_xorwow_reuse>, traits)

@@ -13,6 +13,14 @@
 #include "synth/batch.cuh"
 #include "synth/line.h"
 
+/* A set of stages. */
+enum : unsigned {
+    STAGE_NOISE = 1,
+    STAGE_VERTICES = 2,
+    STAGE_PAINTING = 4,
+    STAGES_ALL = STAGE_NOISE | STAGE_VERTICES | STAGE_PAINTING
+};
+
 /* ---- Where noise is kept ---- */
 
 /* x and y in arrays of their own. */

@@ -1,0 +1,36 @@
+/* Kernels that launch kernels: an error of a launch on the device reaches the host through a word of pinned
+ * memory, a cudaError_t. Only for files that are compiled with -rdc=true. */
+#ifndef FDSL_CUDA_SYNTH_DEVICE_LAUNCH_CUH
+#define FDSL_CUDA_SYNTH_DEVICE_LAUNCH_CUH
+
+#include "common/check.cuh"
+
+/* Makes the word, which says cudaSuccess. The caller closes it; a null pointer may be closed. */
+static inline enum status device_launch_open(int **failure)
+{
+    CUDA_TRY(cudaMallocHost(failure, sizeof **failure));
+    **failure = cudaSuccess;
+    return STATUS_OK;
+}
+
+static inline void device_launch_close(int *failure)
+{
+    (void)cudaFreeHost(failure); /* nothing depends on an error here */
+}
+
+/* Records the error of the calling thread's last launch, if there is one. */
+static __device__ __forceinline__ void device_launch_check(int *failure)
+{
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess)
+        atomicExch_system(failure, (int)error);
+}
+
+/* STATUS_FAILED if a launch failed on the device. Call it when the launching kernels have ended. */
+static inline enum status device_launch_status(const int *failure)
+{
+    return cuda_status((cudaError_t) * (const volatile int *)failure, "a launch on the device", __FILE__,
+                       __LINE__);
+}
+
+#endif

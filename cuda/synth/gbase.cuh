@@ -1,0 +1,27 @@
+/* The noise stage of `gbase` and `gbase-device`: one thread per sample, each of which seeks to its own XORWOW
+ * state, with x and y as separate samples. Seeking is what costs: the start of a state is found by
+ * multiplying 160 x 160 bit matrices. */
+#ifndef FDSL_CUDA_SYNTH_GBASE_CUH
+#define FDSL_CUDA_SYNTH_GBASE_CUH
+
+#include <curand_kernel.h>
+
+#include "synth/ladder.cuh"
+
+static __global__ void __launch_bounds__(NOISE_BLOCK) gbase_noise_kernel(image_work<noise_apart> work)
+{
+    uint64_t i = (uint64_t)blockIdx.x * NOISE_BLOCK + threadIdx.x;
+    if (i >= 2 * work.segments())
+        return;
+    curandStateXORWOW_t state;
+    curand_init(curand_seed(work.input.key), i, 0, &state);
+    /* All of x, then all of y: the array of y follows that of x. */
+    work.noise.x[i] = noise_of_draw(work.input.gradients, curand(&state));
+}
+
+static __host__ __device__ __forceinline__ unsigned gbase_noise_grid(const image_work<noise_apart> &work)
+{
+    return blocks_for(2 * work.segments(), NOISE_BLOCK);
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* `gbase-device`: gbase with one launch per image from the host. A parent kernel of one thread launches the
+ * three kernels of the image (dynamic parallelism). An image still waits for the one before it, as in gbase.
+ */
+#include "synth/device_launch.cuh"
+#include "synth/gbase.cuh"
+
+/* Launches `stages` of an image. Tail launches run in the order in which they are made, each after the one
+ * before it has ended; the parent is complete when all of them are. */
+static __global__ void gbase_parent_kernel(image_work<noise_apart> work, unsigned stages, int *failure)
+{
+    if (stages & STAGE_NOISE) {
+        gbase_noise_kernel<<<gbase_noise_grid(work), NOISE_BLOCK, 0, cudaStreamTailLaunch>>>(work);
+        device_launch_check(failure);
+    }
+    if (stages & STAGE_VERTICES) {
+        vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, cudaStreamTailLaunch>>>(
+            work);
+        device_launch_check(failure);
+    }
+    if (stages & STAGE_PAINTING) {
+        paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, cudaStreamTailLaunch>>>(
+            work);
+        device_launch_check(failure);
+    }
+}
+
+struct gbase_parent {
+    using noise = noise_apart;
+    int *failure;
+
+    enum status open()
+    {
+        return device_launch_open(&failure);
+    }
+    void close()
+    {
+        device_launch_close(failure);
+    }
+    enum status launch(const image_work<noise> &work, unsigned stages, cudaStream_t stream) const
+    {
+        gbase_parent_kernel<<<1, 1, 0, stream>>>(work, stages, failure);
+        CUDA_TRY_LAUNCH("gbase_parent_kernel");
+        return STATUS_OK;
+    }
+    enum status finish() const
+    {
+        return device_launch_status(failure);
+    }
+};
+
+using state = ladder_by<gbase_parent>;
+
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
+                                           .half = false,
+                                           .racy = true,
+                                           .outputs = false,
+                                           .timed = "clear+draw",
+                                           .fetch_noise = state::fetch_noise,
+                                           .images = state::images,
+                                           .stages = state::stages};
+
+LADDER_VARIANT(variant_gbase_device, state, traits)
