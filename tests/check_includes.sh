@@ -25,7 +25,7 @@ only() {
     broken=1
 }
 
-libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time|unistd)\.h'
+libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|time|unistd)\.h'
 cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 

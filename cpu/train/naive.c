@@ -10,6 +10,7 @@
 #include "core/timer.h"
 #include "train/engine.h"
 #include "train/feed.h"
+#include "train/published.h"
 #include "train/trainer.h"
 
 typedef train_real real;
@@ -35,6 +36,7 @@ struct naive {
     uint32_t *numbers, *labels;
     struct feed feed;
     struct train_totals totals;
+    struct published published; /* what `totals` were after the latest step */
     uint64_t bytes;
 };
 
@@ -289,6 +291,7 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
         naive->totals.bad_step = number;
     update_parameters(naive, number);
+    published_store(&naive->published, &naive->totals);
     return STATUS_OK;
 }
 
@@ -309,7 +312,13 @@ static enum status naive_totals(void *state, struct train_totals *totals)
     totals->generate_s = naive->feed.generate_s;
     naive->feed.generate_s = 0;
     naive->totals = (struct train_totals){.bad_step = TRAIN_FINE};
+    published_store(&naive->published, &naive->totals);
     return STATUS_OK;
+}
+
+static void naive_progress(const void *state, struct train_progress *progress)
+{
+    published_load(&((const struct naive *)state)->published, progress);
 }
 
 static enum status naive_gradients(void *state, float *gradients)
@@ -362,6 +371,7 @@ const struct engine
         .get = naive_get,
         .steps = naive_steps,
         .totals = naive_totals,
+        .progress = naive_progress,
         .gradients = naive_gradients,
         .evaluate = naive_evaluate,
         .memory_bytes = naive_memory_bytes,

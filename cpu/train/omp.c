@@ -248,6 +248,7 @@ static void add_totals(struct net *net, uint64_t number)
     net->totals.samples += net->count;
     if (!isfinite(loss) && net->totals.bad_step == TRAIN_FINE)
         net->totals.bad_step = number;
+    published_store(&net->published, &net->totals);
 }
 
 /* ---- Steps ---- */
@@ -419,6 +420,7 @@ static enum status omp_totals(void *state, struct train_totals *totals)
     struct net *net = state;
     *totals = net->totals;
     net->totals = (struct train_totals){.bad_step = TRAIN_FINE};
+    published_store(&net->published, &net->totals);
     for (int i = 0; i < net->threads; i++) {
         totals->data_s += net->workers[i].data_s / net->threads;
         net->workers[i].data_s = 0;
@@ -427,6 +429,11 @@ static enum status omp_totals(void *state, struct train_totals *totals)
     totals->data_s += net->feed.generate_s;
     net->feed.generate_s = 0;
     return STATUS_OK;
+}
+
+static void omp_progress(const void *state, struct train_progress *progress)
+{
+    published_load(&((const struct net *)state)->published, progress);
 }
 
 static enum status omp_gradients(void *state, float *gradients)
@@ -474,11 +481,11 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                            \
-    {                                                                                                   \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .open = open_, .close = omp_close, \
-        .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals,                       \
-        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes          \
+#define ENGINE(name_, open_)                                                                                \
+    {                                                                                                       \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .open = open_, .close = omp_close,     \
+        .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress, \
+        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes              \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

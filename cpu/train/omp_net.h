@@ -15,6 +15,7 @@
 #include "omp_kernel.h"
 #include "train/engine.h"
 #include "train/feed.h"
+#include "train/published.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
@@ -118,6 +119,7 @@ struct net {
     double *losses;   /* of the batch's samples */
     uint8_t *correct; /* whether they were */
     struct train_totals totals;
+    struct published published; /* what `totals` were after the latest step */
 
     void **held; /* all memory */
     uint32_t held_count, held_room;

@@ -12,6 +12,7 @@
 #include "train/feed.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
+#include "train/progress.cuh"
 
 struct network {
     const struct train *train;
@@ -25,6 +26,7 @@ struct network {
     struct device_feed feed; /* of the training set, where it is live */
     struct device_batch batch;
     struct device_losses losses;
+    struct device_progress progress;
     struct device_layer layers[MODEL_LAYERS_MAX];
     struct layer_passes passes[LAYER_KINDS];
     /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
@@ -222,6 +224,7 @@ static enum status open_all(struct network *network)
     TRY(open_data(network));
     if (!train->forward_only) {
         TRY(open_learning(network));
+        TRY(device_progress_open(&network->progress));
         TRY(clear_totals(network));
     }
     for (uint32_t i = 0; i < train->model->layer_count; i++)
@@ -247,6 +250,7 @@ static void cuda_close(void *state)
         if (network->passes[network->train->model->layers[i].spec.kind].release)
             network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
     device_feed_close(&network->feed);
+    device_progress_close(&network->progress);
     holding_free(&network->holding);
     if (network->gather_end)
         (void)cudaEventDestroy(network->gather_end);
@@ -441,6 +445,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
         TRY(learn(network, epoch, step));
+        TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     }
     network->steps += count;
     return STATUS_OK;
@@ -465,7 +470,13 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     totals->data_s = 1e-3 * gather_ms * (double)network->steps;
     if (device_feed_is_live(&network->feed))
         TRY(device_feed_totals(&network->feed, network->steps, totals));
+    device_progress_clear(&network->progress);
     return clear_totals(network);
+}
+
+static void cuda_progress(const void *state, struct train_progress *progress)
+{
+    device_progress_read(&static_cast<const struct network *>(state)->progress, progress);
 }
 
 /* ---- Inference ---- */
@@ -526,6 +537,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .get = cuda_get,
             .steps = cuda_steps,
             .totals = cuda_totals,
+            .progress = cuda_progress,
             .gradients = cuda_gradients,
             .evaluate = cuda_evaluate,
             .memory_bytes = cuda_memory_bytes};

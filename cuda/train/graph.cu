@@ -9,6 +9,7 @@
 #include "common/device.h"
 #include "train/graph.cuh"
 #include "train/network.cuh"
+#include "train/progress.cuh"
 
 #define GRAPH_STEPS 32 /* of the long graph */
 
@@ -21,6 +22,7 @@ struct graph_state {
     cudaStream_t stream;
     struct holding holding;
     struct graph_plan plan;
+    struct device_progress progress;
     cudaGraphExec_t one, many; /* a step that keeps all gradients; GRAPH_STEPS that do not */
     cudaGraphExec_t inference;
     uint32_t epoch; /* whose order lies on the device, when there is one */
@@ -275,6 +277,7 @@ static enum status open_all(struct graph_state *graph)
     TRY(open_forward(graph));
     if (!train->forward_only) {
         TRY(open_backward(graph));
+        TRY(device_progress_open(&graph->progress));
         TRY(clear_totals(graph));
     }
     TRY(open_graphs(graph));
@@ -293,6 +296,7 @@ static void graph_close(void *state)
         if (each)
             (void)cudaGraphExecDestroy(each);
     holding_free(&graph->holding);
+    device_progress_close(&graph->progress);
     if (graph->page)
         (void)cudaFreeHost(graph->page);
     if (graph->stream)
@@ -365,6 +369,12 @@ static enum status graph_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
+static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint32_t count)
+{
+    CUDA_TRY(cudaGraphLaunch(steps, graph->stream));
+    return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
+}
+
 /* The last step is never one of a long graph: its gradients may be asked for. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
@@ -379,9 +389,9 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     }
     TRY(graph_go_to(&graph->plan, &place, graph->stream));
     for (; count > GRAPH_STEPS; count -= GRAPH_STEPS)
-        CUDA_TRY(cudaGraphLaunch(graph->many, graph->stream));
+        TRY(launch(graph, graph->many, GRAPH_STEPS));
     for (; count > 0; count--)
-        CUDA_TRY(cudaGraphLaunch(graph->one, graph->stream));
+        TRY(launch(graph, graph->one, 1));
     return STATUS_OK;
 }
 
@@ -395,7 +405,13 @@ static enum status graph_totals(void *state, struct train_totals *totals)
         cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     totals->data_s = -1;
+    device_progress_clear(&graph->progress);
     return clear_totals(graph);
+}
+
+static void graph_progress(const void *state, struct train_progress *progress)
+{
+    device_progress_read(&static_cast<const struct graph_state *>(state)->progress, progress);
 }
 
 /* ---- Inference ---- */
@@ -436,6 +452,7 @@ const struct engine engine_graph = {
     .get = graph_get,
     .steps = graph_steps,
     .totals = graph_totals,
+    .progress = graph_progress,
     .gradients = graph_gradients,
     .evaluate = graph_evaluate,
     .memory_bytes = graph_memory_bytes,

@@ -100,6 +100,17 @@ struct train_totals {
     uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
 };
 
+/* Sums over the steps since the last totals(), as they were a moment ago. The fields may be from different
+ * steps. */
+struct train_progress {
+    double loss; /* as struct train_totals's */
+    uint64_t correct, samples;
+};
+
+/* Steps between two updates of train_progress by an engine on a device, where each takes microseconds of its
+ * time. */
+#define TRAIN_PROGRESS_STEPS 128
+
 /* How far from the oracle an engine may be and count as right: what rounding explains in its number formats,
  * and a wrong kernel does not. */
 struct engine_bounds {
@@ -137,6 +148,10 @@ struct engine {
      * they are done: totals(), get() and evaluate() wait. */
     enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
     enum status (*totals)(void *state, struct train_totals *totals);
+
+    /* For a display: reads memory alone, so any thread may call it while steps run, and nothing waits for it.
+     */
+    void (*progress)(const void *state, struct train_progress *progress);
 
     /* The gradients of the latest step, before the optimizer's weight decay, as an arena. For tests. */
     enum status (*gradients)(void *state, float *gradients);

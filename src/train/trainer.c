@@ -7,17 +7,18 @@
 #include <string.h>
 
 #include "core/timer.h"
+#include "train/display.h"
 #include "train/export.h"
 
-#define PROGRESS_S   0.25 /* of work at a time where somebody is looking on */
 #define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
 #define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
 
 struct trainer {
     const struct train_job *job;
     const struct engine *engine;
-    void *state;           /* the engine's */
-    struct checkpoint now; /* behind the latest epoch, or the beginning */
+    void *state;             /* the engine's */
+    struct display *display; /* NULL: nobody looks */
+    struct checkpoint now;   /* behind the latest epoch, or the beginning */
     struct train_totals totals;
     double epoch_s;
     float *logits;                        /* of the test set */
@@ -28,6 +29,7 @@ struct trainer {
 void trainer_close(void *state)
 {
     struct trainer *trainer = state;
+    display_close(trainer->display);
     if (trainer->state)
         trainer->engine->close(trainer->state);
     checkpoint_free(&trainer->now);
@@ -191,6 +193,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
         trainer_close(trainer);
         return status;
     }
+    trainer->display = display_open(engine, trainer->state, &trainer->job->train, trainer->job->epochs);
     *state = trainer;
     return STATUS_OK;
 }
@@ -238,52 +241,13 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
                       epoch + 1, step + 1, steps, found);
 }
 
-/* Adds what the engine has counted since the last look. */
-static enum status look(struct trainer *trainer)
-{
-    struct train_totals more, *totals = &trainer->totals;
-    TRY(trainer->engine->totals(trainer->state, &more));
-    totals->loss += more.loss;
-    totals->correct += more.correct;
-    totals->samples += more.samples;
-    totals->skipped += more.skipped;
-    totals->generate_s += more.generate_s;
-    totals->data_s = more.data_s < 0 || totals->data_s < 0 ? -1 : totals->data_s + more.data_s;
-    if (totals->bad_step == TRAIN_FINE)
-        totals->bad_step = more.bad_step;
-    return STATUS_OK;
-}
-
-static void show(const struct trainer *trainer, uint32_t done, uint32_t steps, double elapsed_s)
-{
-    const struct train_totals *totals = &trainer->totals;
-    fprintf(stderr,
-            "\r\033[Ktrain-%s: epoch %u of %u, step %u of %u, loss %.4f, %.2f %% right, %.0f samples/s",
-            trainer->engine->name, trainer->now.history.epochs + 1, trainer->job->epochs, done, steps,
-            totals->loss / (double)totals->samples, 100 * (double)totals->correct / (double)totals->samples,
-            (double)totals->samples / elapsed_s);
-    fflush(stderr);
-}
-
-/* All steps at once; or, where somebody is looking on, as many at a time as take a quarter of a second. */
+/* All steps of an epoch in one call. */
 static enum status make_steps(struct trainer *trainer, uint32_t steps)
 {
-    bool shown = status_shows_progress();
-    double begin_s = timer_now_s();
-    uint32_t chunk = shown ? 1 : steps;
-    for (uint32_t done = 0; done < steps;) {
-        double chunk_begin_s = timer_now_s();
-        uint32_t count = chunk < steps - done ? chunk : steps - done;
-        TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, done, count));
-        TRY(look(trainer));
-        done += count;
-        if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
-            return explain_bad_loss(trainer, trainer->totals.bad_step);
-        if (shown)
-            show(trainer, done, steps, timer_now_s() - begin_s);
-        if (timer_now_s() - chunk_begin_s < PROGRESS_S / 2 && chunk <= steps / 2)
-            chunk *= 2;
-    }
+    TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, 0, steps));
+    TRY(trainer->engine->totals(trainer->state, &trainer->totals));
+    if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
+        return explain_bad_loss(trainer, trainer->totals.bad_step);
     return STATUS_OK;
 }
 
@@ -292,10 +256,11 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct trainer *trainer = state;
     (void)number, (void)time;
     double begin_s = timer_now_s();
-    trainer->totals = (struct train_totals){.bad_step = TRAIN_FINE};
-    TRY(make_steps(trainer, train_steps(&trainer->job->train)));
+    display_begin(trainer->display, trainer->now.history.epochs);
+    enum status status = make_steps(trainer, train_steps(&trainer->job->train));
+    display_end(trainer->display);
     trainer->epoch_s = timer_now_s() - begin_s;
-    return STATUS_OK;
+    return status;
 }
 
 enum status trainer_fetch(void *state, void *result)
@@ -356,6 +321,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     struct train_history *history = &trainer->now.history;
     uint32_t steps = train_steps(&job->train);
     uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;
+    display_wait(trainer->display);
     *epoch = (struct train_epoch){.steps = steps,
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,

@@ -1,0 +1,60 @@
+/* The progress of an engine on the device: its sums, copied to pinned host memory while steps run. The same
+ * copies are enqueued whether anybody looks or not. */
+#ifndef FDSL_CUDA_TRAIN_PROGRESS_CUH
+#define FDSL_CUDA_TRAIN_PROGRESS_CUH
+
+#include <string.h>
+
+#include "common/check.cuh"
+#include "train/engine.h"
+
+/* A zeroed one may be closed, and holds no samples. */
+struct device_progress {
+    struct train_totals *seen; /* pinned: the sums as they were at the latest copy */
+    uint32_t steps;            /* enqueued since that copy */
+};
+
+static inline enum status device_progress_open(struct device_progress *progress)
+{
+    CUDA_TRY(cudaMallocHost(&progress->seen, sizeof *progress->seen));
+    memset(progress->seen, 0, sizeof *progress->seen);
+    return STATUS_OK;
+}
+
+static inline void device_progress_close(struct device_progress *progress)
+{
+    (void)cudaFreeHost(progress->seen); /* nothing depends on an error here */
+    progress->seen = nullptr;
+}
+
+/* `steps` more steps have been enqueued; every TRAIN_PROGRESS_STEPS of them are followed by a copy of
+ * `totals`, which are on the device. */
+static inline enum status device_progress_step(struct device_progress *progress,
+                                               const struct train_totals *totals, uint32_t steps,
+                                               cudaStream_t stream)
+{
+    progress->steps += steps;
+    if (progress->steps < TRAIN_PROGRESS_STEPS)
+        return STATUS_OK;
+    progress->steps = 0;
+    CUDA_TRY(cudaMemcpyAsync(progress->seen, totals, sizeof *totals, cudaMemcpyDeviceToHost, stream));
+    return STATUS_OK;
+}
+
+/* The sums are zero again, and no step is being made. */
+static inline void device_progress_clear(struct device_progress *progress)
+{
+    memset(progress->seen, 0, sizeof *progress->seen);
+    progress->steps = 0;
+}
+
+/* The device may write while this reads: each field is whole, but they may be from different copies. */
+static inline void device_progress_read(const struct device_progress *progress, struct train_progress *into)
+{
+    const volatile struct train_totals *seen = progress->seen;
+    into->loss = seen->loss;
+    into->correct = seen->correct;
+    into->samples = seen->samples;
+}
+
+#endif

@@ -1,0 +1,141 @@
+#include "train/display.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core/timer.h"
+
+#define INTERVAL_S 0.25
+
+struct display {
+    const struct engine *engine;
+    const void *state;
+    const struct train *train;
+    uint32_t epochs;
+    _Atomic uint32_t running; /* the epoch, counted from 1; 0: none */
+    _Atomic double begin_s;   /* of that epoch */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* held while a line is printed */
+    pthread_cond_t closing;
+    bool closed;
+};
+
+static void show(struct display *display)
+{
+    uint32_t epoch = atomic_load(&display->running);
+    struct train_progress now;
+    if (epoch == 0)
+        return;
+    display->engine->progress(display->state, &now);
+    double elapsed_s = timer_now_s() - atomic_load(&display->begin_s);
+    uint64_t batch = display->train->batch, step = (now.samples + batch - 1) / batch;
+    if (now.samples == 0)
+        return;
+    fprintf(stderr,
+            "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+            display->engine->name, epoch, display->epochs, (unsigned long long)step,
+            train_steps(display->train), now.loss / (double)now.samples,
+            100 * (double)now.correct / (double)now.samples, (double)now.samples / elapsed_s);
+    fflush(stderr);
+}
+
+static struct timespec next_time(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_nsec += (long)(INTERVAL_S * 1e9);
+    at.tv_sec += at.tv_nsec / 1000000000;
+    at.tv_nsec %= 1000000000;
+    return at;
+}
+
+static void *run(void *context)
+{
+    struct display *display = context;
+    pthread_mutex_lock(&display->mutex);
+    while (!display->closed) {
+        const struct timespec at = next_time();
+        pthread_cond_timedwait(&display->closing, &display->mutex, &at);
+        show(display);
+    }
+    pthread_mutex_unlock(&display->mutex);
+    return NULL;
+}
+
+/* Signals are for the main thread. */
+static int start_thread(struct display *display)
+{
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, &before);
+    int error = pthread_create(&display->thread, NULL, run, display);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+static void free_display(struct display *display)
+{
+    pthread_cond_destroy(&display->closing);
+    pthread_mutex_destroy(&display->mutex);
+    free(display);
+}
+
+struct display *display_open(const struct engine *engine, const void *state, const struct train *train,
+                             uint32_t epochs)
+{
+    struct display *display = status_shows_progress() ? calloc(1, sizeof *display) : NULL;
+    pthread_condattr_t monotonic;
+    if (!display)
+        return NULL;
+    display->engine = engine;
+    display->state = state;
+    display->train = train;
+    display->epochs = epochs;
+    pthread_mutex_init(&display->mutex, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&display->closing, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (start_thread(display) == 0)
+        return display;
+    free_display(display);
+    return NULL;
+}
+
+void display_begin(struct display *display, uint32_t epoch)
+{
+    if (!display)
+        return;
+    atomic_store(&display->begin_s, timer_now_s());
+    atomic_store(&display->running, epoch + 1);
+}
+
+void display_end(struct display *display)
+{
+    if (display)
+        atomic_store(&display->running, 0);
+}
+
+void display_wait(struct display *display)
+{
+    if (!display)
+        return;
+    pthread_mutex_lock(&display->mutex);
+    pthread_mutex_unlock(&display->mutex);
+}
+
+void display_close(struct display *display)
+{
+    if (!display)
+        return;
+    pthread_mutex_lock(&display->mutex);
+    display->closed = true;
+    pthread_cond_signal(&display->closing);
+    pthread_mutex_unlock(&display->mutex);
+    pthread_join(display->thread, NULL);
+    free_display(display);
+}
