@@ -7,6 +7,7 @@
 #include "common/stream.cuh"
 #include "synth/class.h"
 #include "synth/fused_paint.cuh"
+#include "synth/fused_reduce.cuh"
 #include "synth/fused_vertices.cuh"
 
 #define SLICE_MAX   ORDER_BLOCK
@@ -248,14 +249,11 @@ static enum status open_lanes(struct fused_plan *plan, bool reduce)
 
 /* ---- The plan ---- */
 
-typedef void fused_kernel(const struct fused_job job);
-
 static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 {
     if (plan->synth->formula == FORMULA_UJI)
-        return plan->wide ? fused_paint_kernel<true, FORMULA_UJI> : fused_paint_kernel<false, FORMULA_UJI>;
-    return plan->wide ? fused_paint_kernel<true, FORMULA_VISUALATOM>
-                      : fused_paint_kernel<false, FORMULA_VISUALATOM>;
+        return plan->wide ? fused_paint_uji_wide : fused_paint_uji;
+    return plan->wide ? fused_paint_visualatom_wide : fused_paint_visualatom;
 }
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)

@@ -75,6 +75,8 @@ struct fused_job {
     struct fused_tiling tiling;
 };
 
+typedef void fused_kernel(const struct fused_job job);
+
 static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
 {
     return job.number + (job.counter ? *job.counter : 0);

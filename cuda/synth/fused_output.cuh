@@ -1,4 +1,4 @@
-/* `fused`: from a tile's canvas to the output, and the reduction of whole canvases. */
+/* `fused`: writes the output of a tile from the tile's canvas. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
 #define FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
 
@@ -234,32 +234,6 @@ static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t
     for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP)
         for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
             write_run(sink, tile, canvas, y, x);
-}
-
-/* ---- From whole canvases: for reductions whose single pixels exceed a tile ---- */
-
-#define REDUCE_BLOCK 256
-
-/* A thread an output pixel. `canvases`: a byte of gray a pixel. */
-static __global__ void __launch_bounds__(REDUCE_BLOCK)
-    fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output,
-                        const uint8_t *canvases, uint8_t *images)
-{
-    uint64_t i = (uint64_t)blockIdx.x * REDUCE_BLOCK + threadIdx.x;
-    uint32_t res = job.input.res, pixels = output.res * output.res;
-    if (i >= (uint64_t)job.count * pixels)
-        return;
-    uint32_t image = (uint32_t)(i / pixels), y = (uint32_t)(i % pixels) / output.res,
-             x = (uint32_t)(i % pixels) % output.res;
-    const uint8_t *canvas = canvases + (size_t)image * res * res;
-    size_t bytes = (size_t)pixels * output.channels * output_value_bytes(output.type);
-    auto row_at = [&](uint32_t row) {
-        const uint8_t *first = canvas + (size_t)row * res;
-        return [first](uint32_t column) { return (uint32_t)first[column]; };
-    };
-    uint64_t sum = span_sum<uint64_t>(output.res, output_span(y, res, output.res),
-                                      output_span(x, res, output.res), row_at);
-    output_store(&output, output_area(output.fit, res), sum, y, x, images + image * bytes);
 }
 
 #endif

@@ -556,4 +556,9 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
         job.labels[place] = card.class_id;
 }
 
+/* The instantiations of this kernel. Each has a source file of its own, because each takes seconds to
+ * compile. wide: for images whose coordinates do not fit packed words. */
+extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
+extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
+
 #endif

@@ -5,7 +5,7 @@
  * - backward, in_delta[c][place]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, place + tap];
  * - gradient[o][c, tap] of the weights: over (sample, place), out_delta[o][place] * in[c, place + tap].
  */
-#include "train/product.cuh"
+#include "train/conv.cuh"
 
 /* ---- Where windows lie ---- */
 
@@ -109,84 +109,11 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct hold
     return STATUS_OK;
 }
 
-/* ---- Both ways: rows are channels, columns (sample, place) ---- */
-
-template <bool PADDED, class Weights>
-static enum status convolve(const struct pass *pass, const Weights &weights, const float *from,
-                            const struct windows &windows, const struct channel_out &into)
-{
-    const struct product size = {.rows = into.channels,
-                                 .columns = pass->count * windows.place_count.by,
-                                 .depth = windows.tap_count,
-                                 .slice = 0};
-    const window_rows<PADDED> matrix = {from, windows};
-    if (into.channels > WARP_ROWS)
-        return multiply_layer<2, 2>(pass, weights, matrix, into, size);
-    return multiply_layer<1, 2>(pass, weights, matrix, into, size);
-}
-
-enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
-{
-    if (layer->packed.in)
-        return packed_forward(layer, pass);
-    const struct layer *conv = layer->layer;
-    const struct windows &windows = layer->forward;
-    const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
-    const struct channel_out into = {.values = layer->out,
-                                     .bias = pass->parameters + conv->bias,
-                                     .channels = conv->out.channels,
-                                     .places = windows.place_count,
-                                     .relu = layer->relu,
-                                     .above = nullptr};
-    return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)
-                          : convolve<false>(pass, weights, layer->in, windows, into);
-}
-
-static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
-{
-    const struct layer *conv = layer->layer;
-    const struct windows &windows = layer->backward;
-    const struct opposite_weights weights = {.values = pass->parameters + conv->weight,
-                                             .taps = divider_of(windows.tap_count / conv->out.channels),
-                                             .in_channels = conv->in.channels};
-    const struct channel_out into = {.values = layer->in_delta,
-                                     .bias = nullptr,
-                                     .channels = conv->in.channels,
-                                     .places = windows.place_count,
-                                     .relu = false,
-                                     .above = layer->relu_before ? layer->in : nullptr};
-    return windows.padded ? convolve<true>(pass, weights, layer->out_delta, windows, into)
-                          : convolve<false>(pass, weights, layer->out_delta, windows, into);
-}
-
-/* ---- Weights: rows are output channels, columns (channel, tap); the sum is as long as the batch ---- */
-
-template <bool PADDED>
-static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
-{
-    const struct layer *conv = layer->layer;
-    const struct windows &windows = layer->forward;
-    const struct channel_lines deltas = {layer->out_delta, conv->out.channels, windows.place_count};
-    const window_columns<PADDED> matrix = {layer->in, windows};
-    const struct matrix_out into = {.values = pass->gradients + conv->weight,
-                                    .bias = nullptr,
-                                    .stride = windows.tap_count,
-                                    .relu = false,
-                                    .above = nullptr};
-    const struct product size = {.rows = conv->out.channels,
-                                 .columns = windows.tap_count,
-                                 .depth = pass->count * windows.place_count.by,
-                                 .slice = 0};
-    if (size.rows > WARP_ROWS)
-        return multiply_layer<2, 1>(pass, deltas, matrix, into, size);
-    return multiply_layer<1, 1>(pass, deltas, matrix, into, size);
-}
-
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
 {
     TRY(bias_backward(layer, pass));
     if (layer->packed.in)
         return packed_backward(layer, pass);
-    TRY(layer->forward.padded ? weights_backward<true>(layer, pass) : weights_backward<false>(layer, pass));
-    return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
+    TRY(conv_weights_backward(layer, pass));
+    return layer->in_delta ? conv_input_backward(layer, pass) : STATUS_OK;
 }
