@@ -54,6 +54,11 @@ struct multiplier omp_net_multiplier(void)
     return (struct multiplier){kernel->tiles, kernel->multiply};
 }
 
+const char *omp_net_instruction_set(void)
+{
+    return chosen_kernel()->name;
+}
+
 bool omp_net_force_isa(const char *name)
 {
     forced_kernel = NULL;
@@ -499,6 +504,7 @@ static enum status infer_setup(const struct resources *resources, const void *in
 const struct variant variant_train_omp = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_net_instruction_set,
     .traits = &engine_omp,
     .setup = train_setup,
     .run = trainer_run,
@@ -509,6 +515,7 @@ const struct variant variant_train_omp = {
 const struct variant variant_infer_omp = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_net_instruction_set,
     .traits = &engine_omp,
     .setup = infer_setup,
     .run = inferrer_run,
