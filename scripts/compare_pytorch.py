@@ -150,8 +150,9 @@ def check_gradients(variants, arguments, device):
 # ---- Epochs ----
 
 # Columns that say nothing of PyTorch, in whichever schema.
-OURS_ALONE = ("roofline_share", "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share",
-              "generated_per_s", "opening_s")
+OURS_ALONE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "bound", "roofline_share",
+              "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
+              "opening_s")
 
 
 def name_of(mode, device):

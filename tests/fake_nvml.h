@@ -9,7 +9,7 @@
 
 /* Defined at its build: OLD leaves out what older drivers lack, BROKEN fails to start, BARE has only what the
  * program cannot do without, MUTE refuses every reading, BUSY computes for 2 ms a reading of the utilisation
- * and SLOW waits for 30 ms. */
+ * and SLOW waits for 30 ms. GENERATION is that of its PCIe link (5). */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"
@@ -60,6 +60,19 @@ static const char fake_nvml[] =
     "    REFUSE_UNLESS(counter == 0 || counter == 1);\n"
     "    usleep(20000);\n"
     "    *kilobytes = counter == 1 ? 2500000 : 1250; return 0; }\n"
+    "#ifndef GENERATION\n"
+    "#define GENERATION 5\n"
+    "#endif\n"
+    "#ifdef OLD\n"
+    "int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *generation) {\n"
+    "#else\n"
+    "int nvmlDeviceGetGpuMaxPcieLinkGeneration(void *device, unsigned *generation) {\n"
+    "#endif\n"
+    "    REFUSE_UNLESS(1);\n"
+    "    *generation = GENERATION; return 0; }\n"
+    "int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) {\n"
+    "    REFUSE_UNLESS(1);\n"
+    "    *lanes = 16; return 0; }\n"
     "#ifdef OLD\n"
     "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { (void)device, (void)mw; return 3; }\n"
     "int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {\n"

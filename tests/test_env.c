@@ -89,6 +89,8 @@ Test(env, knows_the_processors)
     cr_expect(eq(int, env.allowed_threads, CPU_COUNT(&allowed)));
     cr_expect(eq(int, env.threads, (int)sysconf(_SC_NPROCESSORS_ONLN)));
     cr_expect(env.cores >= 1 && env.cores <= env.threads, "%d cores, %d threads", env.cores, env.threads);
+    cr_expect(env.allowed_cores >= 1 && env.allowed_cores <= env.cores, "%d cores", env.allowed_cores);
+    cr_expect(env.allowed_cores <= env.allowed_threads, "%d cores", env.allowed_cores);
 #ifdef __x86_64__
     cr_expect(ne(str, env.cpu_model, ""));
     cr_expect(ne(str, env.simd, ""));
@@ -114,6 +116,7 @@ Test(env, sees_affinity_and_not_only_the_machine)
     snprintf(number, sizeof number, "%d", last);
     cr_expect(eq(str, bound.affinity, number));
     cr_expect(eq(int, bound.allowed_threads, 1));
+    cr_expect(eq(int, bound.allowed_cores, 1));
     cr_expect(eq(int, bound.threads, whole.threads));
     cr_expect(eq(int, bound.cores, whole.cores));
 }
@@ -184,6 +187,48 @@ Test(cgroup, file_cache_is_free)
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
 }
 
+/* Frequency files of a CPU under the folder; a NULL is left out. */
+static void put_frequency(int cpu, const char *driver, const char *khz)
+{
+    char path[64], command[128];
+    snprintf(command, sizeof command, "mkdir -p '%s/cpu%d/cpufreq'", folder, cpu);
+    cr_assert(system(command) == 0);
+    snprintf(path, sizeof path, "cpu%d/cpufreq/scaling_driver", cpu);
+    if (driver)
+        put(path, driver);
+    snprintf(path, sizeof path, "cpu%d/cpufreq/cpuinfo_max_freq", cpu);
+    if (khz)
+        put(path, khz);
+}
+
+Test(env, the_highest_clock_is_that_of_the_fastest_core, .init = make_folder, .fini = remove_folder)
+{
+    cr_expect(zero(dbl, env_max_clock_hz(folder)));
+    put_frequency(0, "intel_pstate\n", "3700000\n");
+    put_frequency(1, "amd-pstate-epp\n", "4100000\n");
+    put_frequency(2, "intel_cpufreq\n", "3900000\n");
+    cr_expect(epsilon_eq(dbl, env_max_clock_hz(folder), 4.1e9, 1));
+}
+
+Test(env, no_clock_is_known_of_a_core_without_a_driver, .init = make_folder, .fini = remove_folder)
+{
+    put_frequency(0, "amd-pstate\n", "3700000\n");
+    put_frequency(1, NULL, "3700000\n");
+    cr_expect(zero(dbl, env_max_clock_hz(folder)));
+}
+
+Test(env, no_clock_is_known_that_may_lack_boost, .init = make_folder, .fini = remove_folder)
+{
+    put_frequency(0, "acpi-cpufreq\n", "2450000\n");
+    cr_expect(zero(dbl, env_max_clock_hz(folder)));
+}
+
+Test(env, no_clock_is_known_without_a_number, .init = make_folder, .fini = remove_folder)
+{
+    put_frequency(0, "amd-pstate\n", NULL);
+    cr_expect(zero(dbl, env_max_clock_hz(folder)));
+}
+
 Test(nvml, reads_a_gpu)
 {
     struct gpu_state state;
@@ -216,8 +261,43 @@ Test(nvml, reads_the_traffic_on_the_bus)
     cr_expect(traffic.rx_bytes_per_s < 0 && traffic.tx_bytes_per_s < 0);
 }
 
+static void expect_link(const char *flags, double bytes_per_s)
+{
+    load_fake_nvml(folder, flags);
+    double peak = nvml_pcie_peak_bytes_per_s("0000:17:00.0");
+    cr_expect(epsilon_eq(dbl, peak, bytes_per_s, 1), "%s: %.9g", flags, peak);
+    cr_expect(zero(dbl, nvml_pcie_peak_bytes_per_s("0000:18:00.0")));
+}
+
+/* 16 lanes: 32 GT/s with 128 bits of data in 130 are 63.0 GB/s. */
+Test(nvml, knows_the_peak_of_the_bus)
+{
+    expect_link("", 63015384615.4);
+}
+
+Test(nvml, knows_the_peak_of_an_older_bus_and_driver)
+{
+    expect_link("-DOLD -DGENERATION=3", 15753846153.8);
+}
+
+Test(nvml, knows_the_peak_of_the_first_bus)
+{
+    expect_link("-DGENERATION=1", 4e9);
+}
+
+Test(nvml, knows_the_peak_of_the_sixth_bus)
+{
+    expect_link("-DGENERATION=6", 121e9);
+}
+
+Test(nvml, knows_no_peak_of_a_bus_to_come)
+{
+    expect_link("-DGENERATION=7", 0);
+}
+
 static void expect_nothing_known(void)
 {
+    cr_expect(zero(dbl, nvml_pcie_peak_bytes_per_s("0000:17:00.0")));
     struct gpu_state state;
     struct gpu_traffic traffic;
     cr_assert(nvml_gpu_state("0000:17:00.0", &state) == STATUS_OK, "%s", status_text());

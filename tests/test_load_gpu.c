@@ -329,6 +329,31 @@ Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_fo
     free(parameters);
 }
 
+/* The roofline: 3 epochs of 100 samples, less two that could not be read. */
+static struct work loading(const struct load_traits *traits)
+{
+    const struct dataset dataset = {.sample_count = 100, .bytes = 5000};
+    struct load_control control = {0};
+    control.lost.count = 2;
+    control.lost.bytes = 60;
+    struct load load = {.dataset = &dataset, .control = &control, .epochs = 3, .batch = 10, .ranks = 1};
+    const struct variant variant = {.platform = traits->device ? "cuda" : "cpu", .traits = traits};
+    return workload_find("load")->work(&load, &variant);
+}
+
+Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
+{
+    const struct work host = loading(&(const struct load_traits){.files = true}),
+                      bus = loading(&(const struct load_traits){.device = true}),
+                      resident = loading(&(const struct load_traits){.device = true, .resident = true});
+    cr_expect(host.items == 298 && host.bytes == 14940);
+    cr_expect(bus.items == 298 && bus.bytes == 14940 && resident.bytes == 14940);
+    cr_expect(host.least.bus_bytes == 0 && host.least.once_bytes == 0 && host.least.round_bytes == 0);
+    cr_expect(bus.least.bus_bytes == 14940 && bus.least.round_bytes == 0);
+    cr_expect(resident.least.round_bytes == 4980 && resident.least.rounds == 3);
+    cr_expect_eq(resident.least.bus_bytes, 0);
+}
+
 Test(load_gpu, what_cannot_be_meant_is_refused, .init = make_folder, .fini = remove_folder)
 {
     static const char *const lines[][2] = {

@@ -31,6 +31,8 @@ Test(train_cli, a_row_an_epoch)
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
         cr_expect(number(out, row, "samples") == 1 && number(out, row, "warmups") == 0);
         cr_expect_eq(number(out, row, "parameters"), 7850);
+        /* 7840 multiply-adds forward, as many for the gradient of the weights */
+        cr_expect_eq(number(out, row, "flops"), 200 * 2 * 2 * 7840.0);
         cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
         cr_expect_str_eq(value(out, row, "momentum"), ""); /* of sgd */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");

@@ -125,6 +125,7 @@ static void check(const struct model_table *table, const struct sizes *sizes)
     for (size_t i = 0; i < COUNT_OF(isas); i++) {
         if (!omp_net_force_isa(isas[i]))
             continue;
+        cr_expect_str_eq(omp_net_instruction_set(), isas[i]);
         double worst = compare(&engine_omp, table, sizes);
         cr_expect_leq(worst, TOLERANCE, "%s, %s, %u channels, batch %u: off by %g", table->name, isas[i],
                       sizes->input.channels, sizes->batch, worst);

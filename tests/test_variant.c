@@ -39,6 +39,25 @@ Test(variant, the_table_is_sound)
     }
 }
 
+Test(variant, the_ones_that_compute_on_the_cpu_name_their_instruction_set)
+{
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        bool loads = strcmp(entry->workload, "load") == 0;
+        if (!entry->variant)
+            continue;
+        if (loads || strcmp(entry->variant->platform, "cuda") == 0) {
+            cr_expect_null(entry->variant->instruction_set, "%s", entry->name);
+            continue;
+        }
+        cr_assert_not_null(entry->variant->instruction_set, "%s", entry->name);
+        const char *name = entry->variant->instruction_set();
+        cr_expect(strcmp(name, "scalar") == 0 || (!strstr(entry->name, "naive") &&
+                                                  (strcmp(name, "avx2") == 0 || strcmp(name, "avx512") == 0)),
+                  "%s: %s", entry->name, name);
+    }
+}
+
 Test(variant, every_workload_can_be_found_and_has_variants)
 {
     for (size_t w = 0; workload_table[w]; w++) {

@@ -306,6 +306,7 @@ Test(variants, omp_stages)
 Test(variants, omp_force_isa)
 {
     cr_assert(omp_force_isa("scalar"));
+    cr_expect_str_eq(variant_find("omp")->variant->instruction_set(), "scalar");
     cr_assert_not(omp_force_isa("none such"));
     cr_assert(omp_force_isa(NULL));
 }

@@ -121,8 +121,14 @@ static const uint8_t *naive_images(const void *state)
 static const struct synth_traits traits = {
     .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .images = naive_images};
 
+static const char *naive_instruction_set(void)
+{
+    return "scalar";
+}
+
 const struct variant variant_naive = {
     .platform = "cpu",
+    .instruction_set = naive_instruction_set,
     .traits = &traits,
     .setup = naive_setup,
     .run = naive_run,

@@ -76,6 +76,16 @@ bool omp_force_isa(const char *name)
     return !name || forced_kernel;
 }
 
+static const struct omp_kernel *chosen_kernel(void)
+{
+    return forced_kernel ? forced_kernel : best_kernel();
+}
+
+static const char *omp_instruction_set(void)
+{
+    return chosen_kernel()->name;
+}
+
 /* ---- Tables ---- */
 
 static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
@@ -278,7 +288,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};
     omp->synth = synth;
-    omp->kernel = forced_kernel ? forced_kernel : best_kernel();
+    omp->kernel = chosen_kernel();
     omp->threads = resources->threads;
     omp->parts = choose_parts(synth, resources->threads);
     omp->pitch = choose_pitch(synth->res, omp->parts > 1 ? sizeof(uint16_t) : 1);
@@ -570,6 +580,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
 const struct variant variant_omp = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_instruction_set,
     .traits = &traits,
     .setup = omp_setup,
     .run = omp_run,

@@ -430,8 +430,14 @@ static enum status infer_setup(const struct resources *resources, const void *in
     return inferrer_open(&engine_naive, resources, input, state);
 }
 
+static const char *instruction_set(void)
+{
+    return "scalar";
+}
+
 const struct variant variant_train_naive = {
     .platform = "cpu",
+    .instruction_set = instruction_set,
     .traits = &engine_naive,
     .setup = train_setup,
     .run = trainer_run,
@@ -441,6 +447,7 @@ const struct variant variant_train_naive = {
 
 const struct variant variant_infer_naive = {
     .platform = "cpu",
+    .instruction_set = instruction_set,
     .traits = &engine_naive,
     .setup = infer_setup,
     .run = inferrer_run,

@@ -54,6 +54,11 @@ struct multiplier omp_net_multiplier(void)
     return (struct multiplier){kernel->tiles, kernel->multiply};
 }
 
+const char *omp_net_instruction_set(void)
+{
+    return chosen_kernel()->name;
+}
+
 bool omp_net_force_isa(const char *name)
 {
     forced_kernel = NULL;
@@ -483,9 +488,10 @@ static uint64_t omp_memory_bytes(const void *state)
 
 #define ENGINE(name_, open_)                                                                                \
     {                                                                                                       \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .open = open_, .close = omp_close,     \
-        .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress, \
-        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes              \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .savings = {.pooled_gradients = true}, \
+        .open = open_, .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps,              \
+        .totals = omp_totals, .progress = omp_progress, .gradients = omp_gradients,                         \
+        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes                                          \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);
@@ -506,6 +512,7 @@ static enum status infer_setup(const struct resources *resources, const void *in
 const struct variant variant_train_omp = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_net_instruction_set,
     .traits = &engine_omp,
     .setup = train_setup,
     .run = trainer_run,
@@ -516,6 +523,7 @@ const struct variant variant_train_omp = {
 const struct variant variant_infer_omp = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_net_instruction_set,
     .traits = &engine_omp,
     .setup = infer_setup,
     .run = inferrer_run,

@@ -132,6 +132,7 @@ static enum status train_setup(const struct resources *resources, const void *in
 const struct variant variant_train_omp_blas = {
     .platform = "cpu",
     .threaded = true,
+    .instruction_set = omp_net_instruction_set, /* OpenBLAS chooses alike */
     .traits = &engine_omp_blas,
     .probe = blas_probe,
     .setup = train_setup,

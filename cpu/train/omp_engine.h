@@ -13,6 +13,9 @@ extern const struct engine engine_omp, engine_omp_blas;
  * False where there is none, or this machine cannot run it. */
 bool omp_net_force_isa(const char *name);
 
+/* The name of the kernel that a later open() uses. */
+const char *omp_net_instruction_set(void);
+
 /* How products are computed: as net_kernel has it. */
 struct multiplier {
     size_t (*tiles)(const struct product *product);

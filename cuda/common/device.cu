@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "common/check.cuh"
+#include "core/nvml.h"
 
 /* A kernel that says whether this build holds code for a device at all. */
 static __global__ void probe_kernel(void)
@@ -51,23 +52,53 @@ enum status device_probe(int device)
     return STATUS_OK;
 }
 
-/* 32-bit lanes that a multiprocessor issues to in a cycle: four schedulers of 32, but for the A100's 64. */
-static int lanes(int major, int minor)
+/* CUDA's clock is the rated boost, which many devices exceed up to NVML's highest. */
+static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
 {
-    return major == 8 && minor == 0 ? 64 : 128;
+    struct gpu_state state;
+    double rated_hz = 1e3 * rated_khz;
+    bool known = nvml_gpu_state(pci_bus_id, &state) == STATUS_OK && state.sm_clock_max_mhz > 0;
+    return known && 1e6 * state.sm_clock_max_mhz > rated_hz ? 1e6 * state.sm_clock_max_mhz : rated_hz;
+}
+
+/* The peak rate of PCIe; 0 where a faster link leads to the host, which keeps caches coherent. */
+static enum status bus_peak(int device, const char *pci_bus_id, double *bytes_per_s)
+{
+    int coherent = 0;
+    CUDA_TRY(cudaDeviceGetAttribute(&coherent, cudaDevAttrHostNativeAtomicSupported, device));
+    *bytes_per_s = coherent ? 0 : nvml_pcie_peak_bytes_per_s(pci_bus_id);
+    return STATUS_OK;
+}
+
+static enum status describe_peaks(int device, const cudaDeviceProp *properties, struct device_info *info)
+{
+    int clock_khz = 0, memory_clock_khz = 0;
+    double bus_bytes_per_s = 0;
+    CUDA_TRY(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, device));
+    TRY(bus_peak(device, info->pci_bus_id, &bus_bytes_per_s));
+    const struct gpu_facts gpu = {.major = properties->major,
+                                  .minor = properties->minor,
+                                  .multiprocessors = properties->multiProcessorCount,
+                                  .clock_hz = highest_clock_hz(info->pci_bus_id, clock_khz),
+                                  .memory_clock_hz = 1e3 * memory_clock_khz,
+                                  .memory_bus_bits = properties->memoryBusWidth,
+                                  .cache_bytes = static_cast<double>(properties->l2CacheSize),
+                                  .registers_bytes = 4.0 * properties->regsPerMultiprocessor,
+                                  .bus_bytes_per_s = bus_bytes_per_s};
+    info->peaks = roofline_gpu_peaks(&gpu);
+    return STATUS_OK;
 }
 
 enum status device_describe(int device, struct device_info *info)
 {
     TRY(device_probe(device));
     cudaDeviceProp properties;
-    int driver = 0, clock_khz = 0, memory_clock_khz = 0;
+    int driver = 0;
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaGetDeviceProperties(&properties, device));
     CUDA_TRY(cudaDriverGetVersion(&driver));
-    CUDA_TRY(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
-    CUDA_TRY(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, device));
     CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
     CUDA_TRY(cudaDeviceGetPCIBusId(info->pci_bus_id, sizeof info->pci_bus_id, device));
     snprintf(info->name, sizeof info->name, "%s", properties.name);
@@ -77,9 +108,5 @@ enum status device_describe(int device, struct device_info *info)
     info->multiprocessors = properties.multiProcessorCount;
     info->memory_bytes = total_bytes;
     info->memory_free_bytes = free_bytes;
-    /* Two transfers a clock over the bus. */
-    info->peak_bytes_per_s = 2e3 * memory_clock_khz * (properties.memoryBusWidth / 8.0);
-    info->peak_operations_per_s =
-        1e3 * clock_khz * (double)lanes(properties.major, properties.minor) * properties.multiProcessorCount;
-    return STATUS_OK;
+    return describe_peaks(device, &properties, info);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "core/portable.h"
+#include "core/roofline.h"
 #include "core/status.h"
 
 FDSL_C_BEGIN
@@ -18,8 +19,7 @@ struct device_info {
     char architecture[16]; /* "sm_90" */
     int multiprocessors;
     uint64_t memory_bytes, memory_free_bytes;
-    double peak_bytes_per_s;      /* by the memory's clock and width; 0 where the driver does not tell */
-    double peak_operations_per_s; /* 32-bit instructions: lanes times the highest clock */
+    struct machine_peaks peaks; /* at the highest clocks that the driver tells */
 };
 
 /* The devices that this process sees (CUDA_VISIBLE_DEVICES); 0 where there is none, or no CUDA. */

@@ -161,6 +161,7 @@ static enum status files_gpu_copy(void *state, double *bytes_per_s)
 static const struct load_traits traits = {.shards = false,
                                           .files = true,
                                           .device = true,
+                                          .resident = false,
                                           .ring = false,
                                           .keyed = false,
                                           .calls = false,

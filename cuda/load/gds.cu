@@ -292,6 +292,7 @@ static enum status gds_copy(void *state, double *bytes_per_s)
 static const struct load_traits traits = {.shards = true,
                                           .files = false,
                                           .device = true,
+                                          .resident = false,
                                           .ring = true,
                                           .keyed = false,
                                           .calls = false,

@@ -329,6 +329,7 @@ static enum status resident_copy(void *state, double *bytes_per_s)
 static const struct load_traits traits = {.shards = true,
                                           .files = true,
                                           .device = true,
+                                          .resident = true,
                                           .ring = false,
                                           .keyed = true,
                                           .calls = false,

@@ -214,6 +214,7 @@ static enum status shards_gpu_copy(void *state, double *bytes_per_s)
 static const struct load_traits traits = {.shards = true,
                                           .files = false,
                                           .device = true,
+                                          .resident = false,
                                           .ring = true,
                                           .keyed = false,
                                           .calls = false,

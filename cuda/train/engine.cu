@@ -524,13 +524,23 @@ static uint64_t cuda_memory_bytes(const void *state)
     return network->holding.bytes + device_feed_memory_bytes(&network->feed);
 }
 
-template <const struct layer_passes *CONV, enum precision PRECISION>
+#define OWN_CONV (&own_passes[LAYER_CONV])
+
+/* The unit of a precision's products. */
+template <enum precision PRECISION>
+static constexpr enum unit unit_of = PRECISION == PRECISION_FP32   ? UNIT_FP32
+                                     : PRECISION == PRECISION_TF32 ? UNIT_TF32
+                                                                   : UNIT_HALF;
+
+template <const struct layer_passes *CONV, enum precision PRECISION, enum unit UNIT = unit_of<PRECISION>>
 static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
 {
     return {.name = name,
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .unit = UNIT,
+            .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .open = cuda_open<CONV, PRECISION>,
             .close = cuda_close,
             .set = cuda_set,
@@ -542,8 +552,6 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .evaluate = cuda_evaluate,
             .memory_bytes = cuda_memory_bytes};
 }
-
-#define OWN_CONV (&own_passes[LAYER_CONV])
 
 /* docs/train_mixed.md gives the reasons of the bounds. */
 extern "C" {
@@ -558,7 +566,7 @@ const struct engine engine_amp =
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
 /* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
-const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32>(
+const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
     "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif
 }

@@ -445,6 +445,7 @@ const struct engine engine_graph = {
     .name = "graph",
     /* bf16 has 8 bits: docs/train_graph.md says what these come from, and what breaks them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
+    .unit = UNIT_HALF,
     .accepts = graph_accepts,
     .open = graph_open,
     .close = graph_close,

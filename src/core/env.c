@@ -128,6 +128,15 @@ static void capture_job(char *job_id, size_t size)
 
 #ifdef HAVE_HWLOC
 
+static int count_allowed_cores(hwloc_topology_t topology, hwloc_const_bitmap_t allowed)
+{
+    int count = 0;
+    hwloc_obj_t core = NULL;
+    while ((core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)))
+        count += hwloc_bitmap_intersects(core->cpuset, allowed);
+    return count;
+}
+
 static void capture_processors(struct env *env)
 {
     hwloc_topology_t topology;
@@ -144,6 +153,7 @@ static void capture_processors(struct env *env)
         env->threads = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
         if (hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) == 0) {
             env->allowed_threads = hwloc_bitmap_weight(allowed);
+            env->allowed_cores = count_allowed_cores(topology, allowed);
             hwloc_bitmap_list_snprintf(env->affinity, sizeof env->affinity, allowed);
         }
     }
@@ -171,15 +181,33 @@ static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, s
     }
 }
 
+/* The first hardware thread of the core that has this one; -1 where unknown. */
+static int first_sibling_of(int cpu)
+{
+    char path[96];
+    uint64_t first_sibling;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    return read_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
+}
+
 /* A core is counted at the first of its hardware threads. */
 static int count_cores(void)
 {
     int cores = 0;
-    for (int cpu = 0; cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++) {
-        char path[96];
-        uint64_t first_sibling;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-        cores += read_number(path, "", &first_sibling) && first_sibling == (uint64_t)cpu;
+    for (int cpu = 0; cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++)
+        cores += first_sibling_of(cpu) == cpu;
+    return cores;
+}
+
+static int count_allowed_cores(const cpu_set_t *allowed, size_t set_bytes)
+{
+    bool counted[CPUS_MAX] = {false};
+    int cores = 0;
+    for (int cpu = 0; cpu < CPUS_MAX; cpu++) {
+        int core = CPU_ISSET_S(cpu, set_bytes, allowed) ? first_sibling_of(cpu) : -1;
+        cores += core >= 0 && !counted[core];
+        if (core >= 0)
+            counted[core] = true;
     }
     return cores;
 }
@@ -194,6 +222,7 @@ static void capture_processors(struct env *env)
     cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
     if (set && sched_getaffinity(0, set_bytes, set) == 0) {
         env->allowed_threads = CPU_COUNT_S(set_bytes, set);
+        env->allowed_cores = count_allowed_cores(set, set_bytes);
         write_cpu_list(set, set_bytes, env->affinity, sizeof env->affinity);
     }
     CPU_FREE(set);
@@ -222,21 +251,33 @@ static const char *widest_simd(void)
 #endif
 }
 
-/* The highest clock in Hz: of the frequency driver where there is one, else what /proc/cpuinfo shows now. */
-static double clock_hz(void)
+/* Drivers whose cpuinfo_max_freq includes boost. */
+static bool tells_boost(const char *driver)
 {
-    char text[64];
-    if (read_field("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "", text, sizeof text))
-        return 1e3 * strtod(text, NULL);
-    if (read_field("/proc/cpuinfo", "cpu MHz", text, sizeof text))
-        return 1e6 * strtod(text, NULL);
-    return 0;
+    static const char *const drivers[] = {"intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp"};
+    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
+        if (strcmp(driver, drivers[i]) == 0)
+            return true;
+    return false;
 }
 
-double env_cpu_peak_operations_per_s(const struct env *env, int threads)
+double env_max_clock_hz(const char *root)
 {
-    double lanes = strcmp(env->simd, "avx512") == 0 ? 16 : strcmp(env->simd, "avx2") == 0 ? 8 : 4;
-    return 2 * lanes * clock_hz() * threads;
+    double highest_hz = 0;
+    for (int cpu = 0;; cpu++) {
+        char folder[PATH_MAX], path[PATH_MAX + 64], driver[64];
+        uint64_t khz;
+        snprintf(folder, sizeof folder, "%s/cpu%d", root, cpu);
+        if (access(folder, F_OK) != 0)
+            return highest_hz;
+        snprintf(path, sizeof path, "%s/cpufreq/scaling_driver", folder);
+        if (!read_field(path, "", driver, sizeof driver) || !tells_boost(driver))
+            return 0;
+        snprintf(path, sizeof path, "%s/cpufreq/cpuinfo_max_freq", folder);
+        if (!read_number(path, "", &khz))
+            return 0;
+        highest_hz = 1e3 * (double)khz > highest_hz ? 1e3 * (double)khz : highest_hz;
+    }
 }
 
 void env_time(char text[ENV_TIME_MAX])
@@ -265,6 +306,7 @@ void env_capture(struct env *env)
     read_field("/proc/cpuinfo", "model name", env->cpu_model, sizeof env->cpu_model);
     snprintf(env->simd, sizeof env->simd, "%s", widest_simd());
     capture_processors(env);
+    env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");
     mark_cut_list(env->affinity, sizeof env->affinity);
     env->memory_bytes = meminfo_bytes("MemTotal:");
     env->memory_available_bytes = env_memory_available_bytes();

@@ -20,6 +20,9 @@ struct env {
     char cpu_model[128];
     int cores, threads;  /* physical cores and hardware threads of this machine; 0 where unknown */
     int allowed_threads; /* hardware threads that this process may run on (affinity, cgroup masks) */
+    int allowed_cores;   /* physical cores with at least one of them; 0 where unknown */
+    double max_clock_hz; /* of the fastest core with boost; 0 where no driver tells: a virtual machine, as a
+                            rule */
     char affinity[256];  /* these, as a list: "0-3,8" */
     char simd[16];       /* the widest vector set: "avx512", "avx2", "sse2" */
     uint64_t memory_bytes, memory_available_bytes;
@@ -34,9 +37,9 @@ void env_time(char text[ENV_TIME_MAX]);
 /* Fills what can be known; what cannot stays empty or 0. hwloc where built in, else /proc and sysconf. */
 void env_capture(struct env *env);
 
-/* 32-bit vector operations a second that `threads` cores of this CPU can start at most: lanes of the widest
- * vector set, two ports, the highest clock that the system tells; 0 where it tells none. */
-double env_cpu_peak_operations_per_s(const struct env *env, int threads);
+/* The highest clock of any core by the frequency drivers' files under `root` (/sys/devices/system/cpu); 0
+ * where a core has none, or one of a driver that leaves out boost. */
+double env_max_clock_hz(const char *root);
 
 /* Memory that a new allocation can count on, now: MemAvailable, or the cgroup's head-room if smaller, over
  * the number of processes that share it. */

@@ -37,6 +37,8 @@ static struct {
     int (*utilisation)(nvml_device device, struct nvml_utilisation *utilisation);
     int (*memory)(nvml_device device, struct nvml_memory *memory);
     int (*pcie_kb_per_s)(nvml_device device, int direction, unsigned *kilobytes);
+    int (*pcie_generation)(nvml_device device, unsigned *generation);
+    int (*pcie_lanes)(nvml_device device, unsigned *lanes);
 } nvml;
 
 static const struct {
@@ -57,6 +59,9 @@ static const struct {
     {"nvmlDeviceGetUtilizationRates", NULL, &nvml.utilisation, false},
     {"nvmlDeviceGetMemoryInfo", NULL, &nvml.memory, false},
     {"nvmlDeviceGetPcieThroughput", NULL, &nvml.pcie_kb_per_s, false},
+    {"nvmlDeviceGetGpuMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", &nvml.pcie_generation,
+     false},
+    {"nvmlDeviceGetMaxPcieLinkWidth", NULL, &nvml.pcie_lanes, false},
 };
 
 /* Why NVML cannot be used; empty once it can. Written under open_once alone. */
@@ -164,6 +169,26 @@ enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic
     traffic->rx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_RX);
     traffic->tx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_TX);
     return STATUS_OK;
+}
+
+double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
+{
+    /* A lane's transfers per second times the share of bits that carry data, over 8 bits; by PCI-SIG's
+     * generations 1 to 6 (8b/10b, then 128b/130b, then flits of 256 bytes with 242 of data). */
+    static const double lane_bytes_per_s[] = {0,
+                                              2.5e9 * 8 / 10 / 8,
+                                              5e9 * 8 / 10 / 8,
+                                              8e9 * 128 / 130 / 8,
+                                              16e9 * 128 / 130 / 8,
+                                              32e9 * 128 / 130 / 8,
+                                              64e9 * 242 / 256 / 8};
+    nvml_device device;
+    unsigned generation, lanes;
+    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.pcie_generation || !nvml.pcie_lanes ||
+        nvml.pcie_generation(device, &generation) != NVML_SUCCESS ||
+        nvml.pcie_lanes(device, &lanes) != NVML_SUCCESS || generation >= COUNT_OF(lane_bytes_per_s))
+        return 0;
+    return lanes * lane_bytes_per_s[generation];
 }
 
 void nvml_driver_version(char *text, size_t size)

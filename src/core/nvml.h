@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 
 /* At one moment; a field is negative or empty where NVML does not tell. */
@@ -22,6 +23,8 @@ struct gpu_traffic {
     double rx_bytes_per_s, tx_bytes_per_s;
 };
 
+FDSL_C_BEGIN
+
 /* What the device does now. `pci_bus_id` ("0000:01:00.0") names it, as CUDA numbers may differ from NVML's.
  * Any thread may ask. STATUS_UNAVAILABLE with the reason where there is no NVML. */
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
@@ -29,11 +32,17 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 /* The same for the traffic, on its own as NVML counts for 20 ms in each direction before it answers. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
+/* The peak rate of the device's PCIe link in one direction, in bytes per second: the most lanes, at the
+ * latest generation that the device supports. 0 where NVML does not tell. */
+double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id);
+
 /* The driver's version ("580.159.04") into `text`, empty without NVML. */
 void nvml_driver_version(char *text, size_t size);
 
 /* The reasons among `bits` that slow clocks down under load, in words: "power cap, thermal"; empty when
  * there is none (idle and user-set clocks do not count). Returns `text`. */
 const char *nvml_throttle_words(uint64_t bits, char *text, size_t size);
+
+FDSL_C_END
 
 #endif

@@ -14,7 +14,8 @@
 /* Of each rank, what its row does not hold, or not in full. */
 struct rank_facts {
     double items, bytes;
-    double floor_s;  /* the time that its work must take at its device's peak rates; 0 where unknown */
+    struct roofline roofline;
+    int sharers;     /* ranks on its device, or 1 on a CPU, where each rank has cores of its own */
     double median_s; /* the time that it took */
     double median_error;
     bool settled;

@@ -92,6 +92,22 @@ static void row_known(struct row *row, const char *column, double value)
     row_real(row, column, value < 0 ? NAN : value);
 }
 
+static void gpu_peak_fields(const struct machine_peaks *peaks, struct row *row)
+{
+    const struct {
+        const char *column;
+        double value;
+    } fields[] = {{"gpu_peak_bytes_per_s", peaks->memory_bytes_per_s},
+                  {"gpu_peak_fp32_flops", peaks->flops_per_s[UNIT_FP32]},
+                  {"gpu_peak_tf32_flops", peaks->flops_per_s[UNIT_TF32]},
+                  {"gpu_peak_half_flops", peaks->flops_per_s[UNIT_HALF]},
+                  {"gpu_peak_bus_bytes_per_s", peaks->bus_bytes_per_s},
+                  {"gpu_cache_bytes", peaks->cache_bytes},
+                  {"gpu_chip_bytes", peaks->chip_bytes}};
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        row_known(row, fields[i].column, fields[i].value > 0 ? fields[i].value : -1);
+}
+
 static void gpu_fields(struct row *row, int number)
 {
     struct device_info device;
@@ -110,8 +126,7 @@ static void gpu_fields(struct row *row, int number)
     row_count(row, "gpu_multiprocessors", (unsigned long long)device.multiprocessors);
     row_count(row, "gpu_memory_bytes", device.memory_bytes);
     row_count(row, "gpu_memory_free_bytes", device.memory_free_bytes);
-    row_real(row, "gpu_peak_bytes_per_s", device.peak_bytes_per_s);
-    row_real(row, "gpu_peak_operations_per_s", device.peak_operations_per_s);
+    gpu_peak_fields(&device.peaks, row);
     row_text(row, "cuda", device.runtime);
     row_text(row, "driver_cuda", device.driver_cuda);
     if (nvml_gpu_state(device.pci_bus_id, &state) != STATUS_OK)
@@ -140,6 +155,8 @@ static enum status env_row(int device, struct row *row)
     row_count(row, "cores", (unsigned long long)env.cores);
     row_count(row, "hardware_threads", (unsigned long long)env.threads);
     row_count(row, "allowed_threads", (unsigned long long)env.allowed_threads);
+    row_count(row, "allowed_cores", (unsigned long long)env.allowed_cores);
+    row_known(row, "max_clock_hz", env.max_clock_hz > 0 ? env.max_clock_hz : -1);
     row_text(row, "affinity", env.affinity);
     row_count(row, "memory_bytes", env.memory_bytes);
     row_count(row, "memory_available_bytes", env.memory_available_bytes);
@@ -234,7 +251,7 @@ static void print_caption(const struct settings *settings, const struct result *
     if (comm_size() > 1)
         printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
                result->work.items, workload->item);
-    printf("\n\n%-18s %12s %8s %14s %9s %9s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
+    printf("\n\n%-18s %12s %8s %14s %9s %15s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
            "roofline", "samples", "#wrong");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
         printf(" %10s", workload->shown[i]);
@@ -289,15 +306,16 @@ static void print_line(struct report *report, const struct result *result)
             snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
                      report->first_s / item_s);
         if (result->roofline_share > 0)
-            snprintf(roofline, sizeof roofline, "%.2f%%", 100 * result->roofline_share);
+            snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline_share,
+                     roofline_bound_name(result->roofline.bound));
     }
     const struct workload *workload = report->settings->workload;
     bool checked = result->verified || (result->row_count && workload->checks_runs);
     if (checked)
         snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
     const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
-    printf("%-18s %12s %8s %14s %9s %9s %8zu %s%8s%s", result->variant, time, error, rate, speed_up, roofline,
-           result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    printf("%-18s %12s %8s %14s %9s %15s %8zu %s%8s%s", result->variant, time, error, rate, speed_up,
+           roofline, result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
         print_shown(workload->shown[i], result);
     if (comm_size() > 1)

@@ -20,7 +20,8 @@ struct result {
     struct work work;
     uint64_t
         runs_before; /* runs before the timing began: to verify, to deliver, and to warm up all the same */
-    double roofline_share; /* 0 where unknown */
+    struct roofline roofline;
+    double roofline_share; /* of the median time, its floor; 0 where unknown */
     uint64_t throttle_reasons;
     double imbalance;  /* the slowest rank's median time over the mean of all; 0 with one rank */
     double efficiency; /* of what as many ranks would do, each as fast as one alone; 0 where unknown */

@@ -161,7 +161,8 @@ static enum status record(struct runner *runner, void *state, const struct bench
     phase_enter(PHASE_MEASURE);
     poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
     result->throttle_reasons = runner->throttle_reasons;
-    result->roofline_share = runner_floor_s(runner, &result->work) / result->bench.time.median;
+    result->roofline = runner_roofline(runner, &result->work);
+    result->roofline_share = result->roofline.floor_s / result->bench.time.median;
     char measures[MEASURES_MAX][64] = {{0}};
     struct row row = {0};
     enum status status = measure(runner, state, result, measures);

@@ -48,7 +48,8 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* Of the variant under way: whether it runs on a GPU, its threads, and the cores that these have. */
+/* Of the variant under way: whether it runs on a GPU, its threads, and the physical cores that they use at
+ * most. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
@@ -73,8 +74,8 @@ void runner_show_phase(const struct runner *runner, const char *phase);
 
 /* ---- runner_publish.c ---- */
 
-/* The time that the work must take at the device's peak rates; 0 where they are unknown. */
-double runner_floor_s(const struct runner *runner, const struct work *work);
+/* The work of the variant under way over the peaks of its device, or of the cores that it uses. */
+struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
 /* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
  * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not

@@ -8,16 +8,16 @@
 #include "core/ranks.h"
 #include "core/runner_parts.h"
 
-double runner_floor_s(const struct runner *runner, const struct work *work)
+struct roofline runner_roofline(const struct runner *runner, const struct work *work)
 {
-    struct peak peak = {0};
+    const struct variant *variant = runner->entry->variant;
     if (runner_on_gpu(runner))
-        peak = (struct peak){runner->device.peak_bytes_per_s, runner->device.peak_operations_per_s};
-    else
-        peak.operations_per_s = env_cpu_peak_operations_per_s(&runner->env, runner_cores(runner));
-    double bytes_s = peak.bytes_per_s > 0 ? work->bytes / peak.bytes_per_s : 0;
-    double operations_s = peak.operations_per_s > 0 ? work->operations / peak.operations_per_s : 0;
-    return fmax(bytes_s, operations_s);
+        return roofline_of(&work->least, &runner->device.peaks);
+    struct machine_peaks peaks = {0};
+    if (variant->instruction_set)
+        peaks.flops_per_s[UNIT_FP32] = roofline_cpu_flops_per_cycle(variant->instruction_set()) *
+                                       runner->env.max_clock_hz * runner_cores(runner);
+    return roofline_of(&work->least, &peaks);
 }
 
 static void warn_about(const struct settings *settings, const struct result *result)
@@ -81,18 +81,19 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
 /* What all ranks did together, from what each did: `total` comes with their bench. */
 static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
-    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0, longest_floor_s = 0;
+    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
+    total->roofline = (struct roofline){0};
     for (uint64_t i = 0; i < runner->place.ranks; i++) {
         total->work.items += facts[i].items;
         total->work.bytes += facts[i].bytes;
         total->throttle_reasons |= facts[i].throttle_reasons;
         slowest_s = fmax(slowest_s, facts[i].median_s);
         mean_s += facts[i].median_s / ranks;
-        longest_floor_s = fmax(longest_floor_s, facts[i].floor_s);
+        roofline_add(&total->roofline, &facts[i].roofline, facts[i].sharers);
     }
     double median_s = total->bench.time.median;
-    total->roofline_share = longest_floor_s / median_s;
+    total->roofline_share = total->roofline.floor_s / median_s;
     total->imbalance = slowest_s / mean_s;
     total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
 }
@@ -128,13 +129,10 @@ static enum status publish_together(struct runner *runner, const struct row *row
 enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
                                  const struct bench *all)
 {
-    const struct rank_facts mine = {result->work.items,
-                                    result->work.bytes,
-                                    runner_floor_s(runner, &result->work),
-                                    result->bench.time.median,
-                                    result->bench.time.median_error,
-                                    result->bench.settled,
-                                    result->throttle_reasons};
+    const struct rank_facts mine = {result->work.items,        result->work.bytes,
+                                    result->roofline,          runner_on_gpu(runner) ? runner->sharers : 1,
+                                    result->bench.time.median, result->bench.time.median_error,
+                                    result->bench.settled,     result->throttle_reasons};
     struct result total = *result;
     total.bench = *all;
     struct row *rows = NULL;

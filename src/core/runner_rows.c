@@ -16,10 +16,9 @@ int runner_threads(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
-/* The cores that those threads have. */
 int runner_cores(const struct runner *runner)
 {
-    int threads = runner_threads(runner), allowed = runner->env.allowed_threads;
+    int threads = runner_threads(runner), allowed = runner->env.allowed_cores;
     return allowed > 0 && allowed < threads ? allowed : threads;
 }
 
@@ -65,6 +64,21 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     }
 }
 
+/* A number where it is known. */
+static void row_positive(struct row *row, const char *column, double value)
+{
+    row_real(row, column, value > 0 ? value : NAN);
+}
+
+static void roofline_fields(const struct roofline *roofline, struct row *row)
+{
+    row_positive(row, "flops", roofline->flops);
+    row_positive(row, "bytes", roofline->bytes);
+    row_positive(row, "peak_flops", roofline->peak_flops);
+    row_positive(row, "peak_bytes_per_s", roofline->peak_bytes_per_s);
+    row_text(row, "bound", roofline_bound_name(roofline->bound));
+}
+
 static void time_fields(const struct result *result, struct row *row)
 {
     const struct bench *bench = &result->bench;
@@ -82,12 +96,13 @@ static void time_fields(const struct result *result, struct row *row)
     row_real(row, "items", result->work.items);
     row_real(row, "items_per_s", result->work.items / time->median);
     row_real(row, "bytes_per_s", result->work.bytes / time->median);
-    row_real(row, "roofline_share", result->roofline_share > 0 ? result->roofline_share : NAN);
+    roofline_fields(&result->roofline, row);
+    row_positive(row, "roofline_share", result->roofline_share);
     row_real(row, "time_cv", time->cv);
     row_count(row, "outliers", time->outliers);
     row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
-    row_real(row, "imbalance", result->imbalance > 0 ? result->imbalance : NAN);
-    row_real(row, "efficiency", result->efficiency > 0 ? result->efficiency : NAN);
+    row_positive(row, "imbalance", result->imbalance);
+    row_positive(row, "efficiency", result->efficiency);
 }
 
 /* The whole row. Without a result the values of the timing columns mean nothing: only the header is used. */

@@ -31,6 +31,11 @@ struct variant {
 
     bool threaded; /* uses resources.threads CPU threads, not one */
 
+    /* The vector instructions that the arithmetic of later set-ups uses on this machine: "scalar" (plain
+     * loops), "avx2" or "avx512". NULL where the variant does no arithmetic on the CPU: on devices, and in
+     * loaders. */
+    const char *(*instruction_set)(void);
+
     /* What the workload's oracle must know of this variant; the workload defines the type (or NULL). */
     const void *traits;
 

@@ -9,19 +9,15 @@
 #include "core/consumer.h"
 #include "core/options.h"
 #include "core/place.h"
+#include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
 
-/* The work of one run: numerators of rates, and of the roofline. */
+/* The work of one run. */
 struct work {
-    double items;      /* images, samples, ... */
-    double bytes;      /* the fewest bytes that must reach or leave memory */
-    double operations; /* the fewest 32-bit arithmetic operations */
-};
-
-/* A peak rate of a device; 0 where unknown. */
-struct peak {
-    double bytes_per_s, operations_per_s;
+    double items;            /* images, samples, ... */
+    double bytes;            /* of the finished images, or of the samples: the numerator of bytes_per_s */
+    struct least_work least; /* for the roofline */
 };
 
 /* What a column of the row of all ranks holds, given those of the ranks; and so what it is: words, a hash, or

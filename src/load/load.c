@@ -316,17 +316,27 @@ static const char *load_cache_state(const void *input)
     return caches[((const struct load *)input)->cache];
 }
 
+/* On a device the samples' bytes must be read from its memory in each epoch, or cross the bus. */
+static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
+{
+    if (traits->resident)
+        return (struct least_work){.round_bytes = bytes / load->epochs, .rounds = load->epochs};
+    return (struct least_work){.bus_bytes = traits->device ? bytes : 0};
+}
+
 struct work load_work(const void *input, const struct variant *variant)
 {
     const struct load *load = input;
     struct order_plan plan = load_plan(load, 1);
     uint32_t begin, end;
-    (void)variant;
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
     const struct tally *lost = &load->control->lost; /* the same in every run, which the reader sees to */
-    return (struct work){.items = items - (double)lost->count, .bytes = bytes - (double)lost->bytes};
+    bytes -= (double)lost->bytes;
+    return (struct work){.items = items - (double)lost->count,
+                         .bytes = bytes,
+                         .least = least_work(load, variant->traits, bytes)};
 }
 
 /* ---- Verification ---- */

@@ -62,6 +62,7 @@ struct load {
 struct load_traits {
     bool shards, files; /* which layout it reads */
     bool device;        /* it delivers tensors on a device */
+    bool resident;      /* from the device's own memory, not over the bus */
     bool ring;          /* it reads chunks into rings of buffers */
     bool keyed;         /* its orders are keyed */
     bool calls;         /* it makes open, read and close calls that can be timed */

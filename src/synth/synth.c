@@ -445,24 +445,17 @@ static enum status synth_accepts(const void *input, const struct variant *varian
 
 /* ---- Work, checks, measures ---- */
 
-/* The least arithmetic of a vertex in an orbit, by counting atom.h: half a Philox block (40), two noises (15
- * each), the step (4) and two conversions. Painting comes on top, so the roofline's share is a lower bound.
- */
-#define OPERATIONS_PER_VERTEX 76.0
-
+/* The roofline counts the pixels alone. No arithmetic of a vertex is necessary as such: without noise all
+ * images of a class share its polygons, and a vertex whose lines are painted over or outside the image can be
+ * skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    double segments = 0;
-    for (uint32_t c = 0; c < synth->class_count; c++)
-        segments += (double)synth->classes[c].vertices * synth->classes[c].orbits / synth->class_count;
     double images = (double)synth->batch;
     size_t image_bytes = synth_output_bytes(synth) + (traits->outputs ? sizeof(int64_t) : 0);
-    struct work work = {.items = images,
-                        .bytes = images * (double)image_bytes,
-                        .operations = images * segments * OPERATIONS_PER_VERTEX};
-    return work;
+    double bytes = images * (double)image_bytes;
+    return (struct work){.items = images, .bytes = bytes, .least.once_bytes = bytes};
 }
 
 static const struct compute *synth_compute(const void *parameters)

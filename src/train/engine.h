@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #include "core/portable.h"
+#include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
 #include "train/data.h"
@@ -130,6 +131,10 @@ struct engine {
     struct engine_bounds bounds;
     bool scales_loss; /* as loss_scale.h has it; a set() without a scale begins with the first */
     bool feeds;       /* knows every enum data_feed; else only DATA_STORED */
+
+    /* For the roofline: the fastest unit that it uses for products, and which of them it may leave out. */
+    enum unit unit;
+    struct model_savings savings;
 
     /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
      * speaks of the engine as "it". May be NULL: always. */

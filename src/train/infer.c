@@ -230,11 +230,15 @@ static bool infer_applies(const void *parameters_, const struct variant *variant
 static struct work infer_work(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
-    (void)variant;
-    double samples = opened->job.train.batch;
+    const struct engine *engine = variant->traits;
+    struct model_savings savings = engine->savings;
+    savings.backward = true;
+    double samples = opened->job.train.batch, bytes = samples * (double)opened->data.sample_bytes;
     return (struct work){.items = samples,
-                         .bytes = samples * (double)opened->data.sample_bytes,
-                         .operations = samples * opened->model.multiplications};
+                         .bytes = bytes,
+                         .least = {.flops = samples * model_flops(&opened->model, &savings),
+                                   .unit = engine->unit,
+                                   .once_bytes = bytes}};
 }
 
 /* Counts the samples of the latest run whose logits are not the oracle's. */

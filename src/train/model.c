@@ -252,15 +252,22 @@ static bool is_pooled(const struct model *model, uint32_t i)
     return i < model->layer_count && model->layers[i].spec.kind == LAYER_POOL && !is_added;
 }
 
-static void count_work(struct model *model)
+double model_flops(const struct model *model, const struct model_savings *savings)
 {
+    double multiply_adds = 0;
+    bool first = true; /* its input is the samples, whose gradient nobody needs */
     for (uint32_t i = 0; i < model->layer_count; i++) {
         double products = products_of(&model->layers[i]);
-        /* Nobody asks for the gradient of the samples, which the first layer would have to make. */
-        if (!is_pooled(model, i))
-            model->backward_multiplications += model->multiplications > 0 ? 2 * products : products;
-        model->multiplications += products;
+        if (products == 0)
+            continue;
+        double passes = 1;
+        if (!savings->backward && !(savings->pooled_gradients && is_pooled(model, i)))
+            passes += first ? 1 : 2;
+        if (!(savings->convolutions && model->layers[i].spec.kind == LAYER_CONV))
+            multiply_adds += passes * products;
+        first = false;
     }
+    return 2 * multiply_adds;
 }
 
 /* ---- All of it ---- */
@@ -303,10 +310,10 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         if (layer->spec.kind == LAYER_ADD)
             TRY(join(model, layer));
         TRY(add_parameters(model, layer));
+        model->multiplications += products_of(layer);
         model->output_values += layer->out_values;
         shape = layer->out;
     }
-    count_work(model);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not give a value a class", table->name);
     return STATUS_OK;

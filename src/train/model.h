@@ -80,8 +80,14 @@ struct model {
     size_t arena_values;                /* with the gaps that align tensors; gaps are zeros and stay so */
     size_t input_values, output_values; /* of a sample; outputs of all layers together */
     double multiplications;             /* multiply-adds of a sample's way forward */
-    double backward_multiplications;    /* and back: gradients of weights, and of layers' inputs; none of a
-                                         * convolution before a pooling, where samples decide what is needed */
+};
+
+/* Products of a network that an implementation may leave out, so that no bound may count them. */
+struct model_savings {
+    bool backward;         /* all of backward: inference */
+    bool pooled_gradients; /* backward through a convolution before a pooling: only gradients that are not
+                              zero */
+    bool convolutions;     /* a convolution may take fewer products than its definition (Winograd, FFT) */
 };
 
 /* What a model is made of. */
@@ -110,6 +116,11 @@ extern const char *const model_names[];
  * the table's layers do not fit the shape, or their numbers are too large. Nothing is allocated. */
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
+
+/* The least floating-point operations of a sample: those of the products of convolutions and linear layers,
+ * forward and backward (gradients of weights and of inputs, except those of the samples), less these savings.
+ * A multiply-add counts as two. Zeros that pad a convolution are no work. */
+double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters: weights and biases evenly from +-1 / sqrt(fan-in), as PyTorch's
  * Conv2d and Linear begin (kaiming_uniform_ with a = sqrt(5)), zeros in the gaps. A pure function of the

@@ -356,16 +356,28 @@ static enum status train_open(const struct options *given, void *parameters, con
 
 /* ---- Runs and rows ---- */
 
+/* A parameter and the optimizer's state of it, which a step must read and write. */
+static double updated_bytes(const struct train *train)
+{
+    const struct optimizer *optimizer = &train->optimizer;
+    int moments = optimizer->kind != OPTIMIZER_SGD ? 2 : optimizer->momentum > 0 ? 1 : 0;
+    return (double)train->model->parameters * (1 + moments) * sizeof(float);
+}
+
 static struct work train_work(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
-    (void)variant;
-    const struct model *model = &opened->model;
+    const struct train *train = &opened->job.train;
+    const struct engine *engine = variant->traits;
     double samples = opened->data.sets[DATA_TRAIN].count;
-    /* A multiply-add is one operation, as in the peaks of devices. */
+    double bytes = samples * (double)opened->data.sample_bytes;
     return (struct work){.items = samples,
-                         .bytes = samples * (double)opened->data.sample_bytes,
-                         .operations = samples * (model->multiplications + model->backward_multiplications)};
+                         .bytes = bytes,
+                         .least = {.flops = samples * model_flops(&opened->model, &engine->savings),
+                                   .unit = engine->unit,
+                                   .once_bytes = opened->data.feed == DATA_STORED ? bytes : 0,
+                                   .round_bytes = updated_bytes(train),
+                                   .rounds = 2.0 * train_steps(train)}};
 }
 
 static bool train_more(const void *input, void *state)

@@ -1,0 +1,441 @@
+/* The roofline: peaks with known answers, the least work of each workload, and a share that no run can push
+ * over 100 %. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/roofline.h"
+#include "core/runner_parts.h"
+#include "train/model.h"
+#include "train/trainer.h"
+
+TestSuite(roofline, .timeout = 60);
+
+static void expect_near(double got, double wanted, const char *what)
+{
+    cr_expect(fabs(got - wanted) <= 1e-9 * fabs(wanted), "%s: %.9g, not %.9g", what, got, wanted);
+}
+
+static struct machine_peaks h200(void)
+{
+    const struct gpu_facts facts = {.major = 9,
+                                    .minor = 0,
+                                    .multiprocessors = 132,
+                                    .clock_hz = 1.98e9,
+                                    .memory_clock_hz = 3.201e9,
+                                    .memory_bus_bits = 6016,
+                                    .cache_bytes = 60 << 20,
+                                    .registers_bytes = 256 << 10,
+                                    .bus_bytes_per_s = 63e9};
+    return roofline_gpu_peaks(&facts);
+}
+
+/* ---- Peaks ---- */
+
+Test(roofline, peaks_of_an_h200)
+{
+    const struct machine_peaks peaks = h200();
+    expect_near(peaks.flops_per_s[UNIT_FP32], 66.90816e12, "fp32");
+    expect_near(peaks.flops_per_s[UNIT_TF32], 535.26528e12, "TF32");
+    expect_near(peaks.flops_per_s[UNIT_HALF], 1070.53056e12, "bf16");
+    expect_near(peaks.memory_bytes_per_s, 4.814304e12, "memory"); /* 4.8 TB/s in the data sheet */
+    expect_near(peaks.cache_bytes, 62914560, "second-level cache");
+    expect_near(peaks.chip_bytes, 62914560 + 132 * 524288.0, "the chip");
+    expect_near(peaks.bus_bytes_per_s, 63e9, "bus");
+}
+
+/* The peak rates that NVIDIA publishes, in TFLOP/s, at the clock that they are stated for. */
+Test(roofline, peaks_are_the_published_ones)
+{
+    static const struct {
+        int major, minor, multiprocessors;
+        double clock_hz;
+        enum unit unit;
+        double published;
+    } cases[] = {
+        {8, 0, 108, 1.41e9, UNIT_FP32, 19.5},    {8, 0, 108, 1.41e9, UNIT_TF32, 156},
+        {8, 0, 108, 1.41e9, UNIT_HALF, 312},     {8, 6, 84, 1.74e9, UNIT_FP32, 37.4},
+        {8, 6, 84, 1.74e9, UNIT_TF32, 74.8},     {8, 6, 84, 1.74e9, UNIT_HALF, 149.7},
+        {8, 9, 142, 2.52e9, UNIT_FP32, 91.6},    {8, 9, 142, 2.49e9, UNIT_TF32, 181},
+        {8, 9, 142, 2.49e9, UNIT_HALF, 362},     {9, 0, 132, 1.98e9, UNIT_FP32, 66.9},
+        {9, 0, 132, 1.83e9, UNIT_TF32, 494.7},   {9, 0, 132, 1.83e9, UNIT_HALF, 989.4},
+        {12, 0, 170, 2.407e9, UNIT_FP32, 104.8},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct gpu_facts facts = {.major = cases[i].major,
+                                        .minor = cases[i].minor,
+                                        .multiprocessors = cases[i].multiprocessors,
+                                        .clock_hz = cases[i].clock_hz};
+        double tera = 1e-12 * roofline_gpu_peaks(&facts).flops_per_s[cases[i].unit];
+        cr_expect(fabs(tera / cases[i].published - 1) < 3e-3, "%d.%d, unit %d: %g, not %g", cases[i].major,
+                  cases[i].minor, (int)cases[i].unit, tera, cases[i].published);
+    }
+}
+
+Test(roofline, a_multiprocessor_of_each_architecture)
+{
+    static const struct {
+        int major, minor;
+        double flops[UNIT_COUNT];
+    } cases[] = {{8, 0, {128, 1024, 2048}},       {8, 6, {256, 512, 1024}},   {8, 9, {256, 512, 1024}},
+                 {9, 0, {256, 2048, 4096}},       {10, 0, {256, 4096, 8192}}, {12, 0, {256, 512, 1024}},
+                 {7, 5, {0, 0, 0}} /* unknown */, {9, 9, {0, 0, 0}}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct gpu_facts facts = {
+            .major = cases[i].major, .minor = cases[i].minor, .multiprocessors = 1, .clock_hz = 1};
+        const struct machine_peaks peaks = roofline_gpu_peaks(&facts);
+        for (int unit = 0; unit < UNIT_COUNT; unit++)
+            cr_expect_eq(peaks.flops_per_s[unit], cases[i].flops[unit], "%d.%d, unit %d", cases[i].major,
+                         cases[i].minor, unit);
+    }
+}
+
+Test(roofline, a_core_by_its_instructions)
+{
+#if defined(__x86_64__)
+    cr_expect_eq(roofline_cpu_flops_per_cycle("avx512"), 64);
+    cr_expect_eq(roofline_cpu_flops_per_cycle("avx2"), 32);
+#if !defined(__AVX__)
+    cr_expect_eq(roofline_cpu_flops_per_cycle("scalar"), 16);
+#endif
+#endif
+    cr_expect_eq(roofline_cpu_flops_per_cycle("none such"), 0);
+}
+
+/* ---- Work over peaks ---- */
+
+static const struct machine_peaks machine = {.flops_per_s = {100, 400, 800},
+                                             .memory_bytes_per_s = 10,
+                                             .cache_bytes = 7,
+                                             .chip_bytes = 20,
+                                             .bus_bytes_per_s = 2};
+
+static const struct {
+    const char *name;
+    struct least_work work;
+    struct roofline wanted;
+} works[] = {
+    {"none", {.flops = 0}, {.peak_bytes_per_s = 10}},
+    {"compute", {.flops = 800, .once_bytes = 27}, {800, 100, 20, 10, BOUND_COMPUTE, 8}},
+    {"memory", {.flops = 800, .once_bytes = 97}, {800, 100, 90, 10, BOUND_MEMORY, 9}},
+    {"tensor cores", {.flops = 800, .unit = UNIT_HALF}, {800, 800, 0, 10, BOUND_COMPUTE, 1}},
+    {"TF32", {.flops = 800, .unit = UNIT_TF32}, {800, 400, 0, 10, BOUND_COMPUTE, 2}},
+    {"in the cache", {.once_bytes = 7}, {.peak_bytes_per_s = 10}},
+    {"a byte too many", {.once_bytes = 8}, {0, 0, 1, 10, BOUND_MEMORY, 0.1}},
+    {"on the chip", {.round_bytes = 20, .rounds = 1000}, {.peak_bytes_per_s = 10}},
+    {"rounds", {.once_bytes = 17, .round_bytes = 25, .rounds = 4}, {0, 0, 30, 10, BOUND_MEMORY, 3}},
+    {"bus", {.flops = 100, .bus_bytes = 6}, {100, 100, 6, 2, BOUND_BUS, 3}},
+};
+
+static void expect_roofline(const struct roofline *got, const struct roofline *wanted, const char *name)
+{
+    cr_expect_eq(got->flops, wanted->flops, "%s: flops %g", name, got->flops);
+    cr_expect_eq(got->bytes, wanted->bytes, "%s: bytes %g", name, got->bytes);
+    cr_expect_eq(got->peak_flops, wanted->peak_flops, "%s: peak_flops %g", name, got->peak_flops);
+    cr_expect_eq(got->peak_bytes_per_s, wanted->peak_bytes_per_s, "%s: peak_bytes_per_s %g", name,
+                 got->peak_bytes_per_s);
+    cr_expect_eq(got->bound, wanted->bound, "%s: bound '%s'", name, roofline_bound_name(got->bound));
+    cr_expect_eq(got->floor_s, wanted->floor_s, "%s: floor %g s", name, got->floor_s);
+}
+
+Test(roofline, the_larger_of_both_bounds_counts)
+{
+    for (size_t i = 0; i < COUNT_OF(works); i++) {
+        const struct roofline got = roofline_of(&works[i].work, &machine);
+        expect_roofline(&got, &works[i].wanted, works[i].name);
+    }
+}
+
+Test(roofline, no_bound_without_a_peak)
+{
+    const struct least_work work = {.flops = 5, .once_bytes = 1e9};
+    const struct machine_peaks unknown = {.cache_bytes = 7};
+    const struct roofline got = roofline_of(&work, &unknown), wanted = {.flops = 5};
+    expect_roofline(&got, &wanted, "nothing known");
+    const struct least_work over_bus = {.bus_bytes = 6};
+    const struct roofline bus = roofline_of(&over_bus, &unknown), bus_wanted = {.bytes = 6};
+    expect_roofline(&bus, &bus_wanted, "bus unknown");
+}
+
+Test(roofline, bounds_have_names)
+{
+    cr_expect_str_eq(roofline_bound_name(BOUND_UNKNOWN), "");
+    cr_expect_str_eq(roofline_bound_name(BOUND_COMPUTE), "compute");
+    cr_expect_str_eq(roofline_bound_name(BOUND_MEMORY), "memory");
+    cr_expect_str_eq(roofline_bound_name(BOUND_BUS), "bus");
+}
+
+/* Two ranks share a GPU, a third has one alone and more to do. */
+Test(roofline, ranks_add_up_to_the_slowest)
+{
+    const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},
+                          large = {10, 40, 24, 8, BOUND_MEMORY, 3};
+    const struct roofline wanted = {210, 80, 34, 16, BOUND_MEMORY, 3};
+    struct roofline all = {0};
+    roofline_add(&all, &part, 2);
+    roofline_add(&all, &large, 1);
+    roofline_add(&all, &part, 2);
+    expect_roofline(&all, &wanted, "together");
+}
+
+/* ---- The least work of a workload ---- */
+
+/* What the workload says of these options, for a variant of these traits. */
+static struct work work_of(const char *workload, const char *const *given, const struct variant *variant)
+{
+    char words[32][64] = {"fdsl-bench", "--variant"}, *argv[33] = {0};
+    int argc = 3;
+    snprintf(words[2], sizeof words[2], "%s", strcmp(workload, "synth") == 0 ? "naive" : "train-naive");
+    for (; given[argc - 3]; argc++)
+        snprintf(words[argc], sizeof words[argc], "%s", given[argc - 3]);
+    for (int i = 0; i < argc; i++)
+        argv[i] = words[i];
+    struct settings settings;
+    const struct place alone = {0, 1, false};
+    void *input;
+    cr_assert_eq(settings_read(&settings, argc, argv), STATUS_OK, "%s", status_text());
+    cr_assert_eq(settings.workload->open(&settings.options, settings.parameters, &alone, &input), STATUS_OK,
+                 "%s", status_text());
+    const struct work work = settings.workload->work(input, variant);
+    settings.workload->close(input);
+    settings_free(&settings);
+    return work;
+}
+
+/* Canvases so small that most lines are outside or painted over, and nothing random: a program may skip all
+ * of these lines and still be right. So its time is at least that of writing the images, and no share of it
+ * may exceed 100 %. */
+Test(roofline, no_image_needs_more_than_its_pixels)
+{
+    static const char *const formulas[] = {"uji", "visualatom"}, *const orbits[] = {"1", "5000"},
+                             *const widths[] = {"0", "10"}, *const noises[] = {"0", "1"},
+                             *const sizes[] = {"16", "512"};
+    const struct machine_peaks peaks = h200();
+    const struct variant *const naive = variant_find("naive")->variant;
+    for (int i = 0; i < 32; i++) {
+        const char *res = sizes[i & 1];
+        const char *const given[] = {"--formula",
+                                     formulas[i >> 1 & 1],
+                                     "--orbits",
+                                     orbits[i >> 2 & 1],
+                                     "--noise",
+                                     noises[i >> 3 & 1],
+                                     "--line-width",
+                                     widths[i >> 4 & 1],
+                                     "--batch",
+                                     "4096",
+                                     "--res",
+                                     res,
+                                     NULL};
+        const struct work work = work_of("synth", given, naive);
+        double side = strtod(res, NULL), bytes = 4096 * (side * side + 8); /* with a label each */
+        cr_expect_eq(work.least.flops, 0);
+        cr_expect_eq(work.least.once_bytes, bytes, "%g", work.least.once_bytes);
+        cr_expect_eq(work.bytes, bytes);
+        cr_expect(work.least.round_bytes == 0 && work.least.bus_bytes == 0);
+        const struct roofline roofline = roofline_of(&work.least, &peaks);
+        double writing_s = bytes / peaks.memory_bytes_per_s; /* of a program that only writes them */
+        cr_expect_leq(roofline.floor_s, writing_s);
+        cr_expect_eq(roofline.bound, side > 100 ? BOUND_MEMORY : BOUND_UNKNOWN);
+    }
+}
+
+/* The flops of a sample of cnn on 28 x 28 pixels, by hand. */
+#define CONV1 (26 * 26 * 32 * 9.0)
+#define CONV2 (24 * 24 * 64 * 32 * 9.0)
+#define DENSE (9216 * 128.0 + 1280)
+
+static struct model cnn(void)
+{
+    struct model model;
+    cr_assert_eq(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model), STATUS_OK);
+    cr_assert_str_eq(model.name, "cnn");
+    return model;
+}
+
+Test(roofline, flops_of_a_network)
+{
+    static const struct {
+        struct model_savings savings;
+        double multiply_adds;
+    } cases[] = {
+        {{0}, 2 * CONV1 + 3 * (CONV2 + DENSE)},
+        {{.pooled_gradients = true}, 2 * CONV1 + CONV2 + 3 * DENSE},
+        {{.convolutions = true}, 3 * DENSE},
+        {{.backward = true}, CONV1 + CONV2 + DENSE},
+        {{.backward = true, .pooled_gradients = true}, CONV1 + CONV2 + DENSE},
+        {{.backward = true, .convolutions = true}, DENSE},
+    };
+    const struct model model = cnn();
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        cr_expect_eq(model_flops(&model, &cases[i].savings), 2 * cases[i].multiply_adds, "case %zu: %.9g", i,
+                     model_flops(&model, &cases[i].savings));
+}
+
+/* train-graph on an H200: 2.28 million samples per second. */
+Test(roofline, train_graph_is_near_16_percent)
+{
+    const struct model model = cnn();
+    const struct engine graph = {.unit = UNIT_HALF};
+    const struct machine_peaks peaks = h200();
+    const struct least_work work = {.flops = 60000 * model_flops(&model, &graph.savings),
+                                    .unit = graph.unit,
+                                    .once_bytes = 60000 * 784.0};
+    const struct roofline roofline = roofline_of(&work, &peaks);
+    double share = roofline.floor_s / (60000 / 2.28e6);
+    cr_expect(share > 0.152 && share < 0.153, "%g", share);
+    cr_expect_eq(roofline.bound, BOUND_COMPUTE);
+}
+
+/* Of a variant of `engine`, 500 samples in batches of 64, with this optimizer. */
+static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
+                            const char *feed)
+{
+    const char *const given[] = {
+        "--model", "logreg",  "--train-size", "500",         "--test-size",
+        "10",      "--batch", "64",           "--optimizer", optimizer,
+        "--feed",  feed,      "--data",       "digits",      momentum ? "--momentum" : NULL,
+        momentum,  NULL};
+    const struct variant variant = {.platform = "cuda", .traits = engine};
+    return work_of("train", given, &variant);
+}
+
+Test(roofline, work_of_an_epoch)
+{
+    static const struct {
+        const char *optimizer, *momentum;
+        double tensors; /* of parameters and their state */
+    } cases[] = {{"sgd", "0", 1}, {"sgd", "0.9", 2}, {"adam", NULL, 3}, {"adamw", NULL, 3}};
+    const struct engine half = {.unit = UNIT_HALF}, plain = {.unit = UNIT_FP32};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct work work = training(&half, cases[i].optimizer, cases[i].momentum, "stored");
+        cr_expect_eq(work.items, 500);
+        cr_expect_eq(work.least.flops, 500 * 2 * 2 * 7840.0); /* forward, and the gradient of the weights */
+        cr_expect_eq(work.least.unit, UNIT_HALF);
+        cr_expect_eq(work.least.once_bytes, 500 * 784.0);
+        cr_expect_eq(work.least.round_bytes, cases[i].tensors * 4 * 7850, "%s", cases[i].optimizer);
+        cr_expect_eq(work.least.rounds, 2 * 8.0); /* read and written in each of 8 steps */
+    }
+    const struct work constant = training(&plain, "adam", NULL, "constant");
+    cr_expect_eq(constant.least.unit, UNIT_FP32);
+    cr_expect_eq(constant.least.once_bytes, 0, "samples that are not read again are counted");
+}
+
+/* ---- What the program makes of it ---- */
+
+static const char *avx2(void)
+{
+    return "avx2";
+}
+
+/* A run of 1e9 FLOPs on a CPU of 3 GHz by 8 threads of which 5 have a core. */
+Test(roofline, of_a_cpu_takes_physical_cores_and_instructions)
+{
+    struct settings settings = {.resources.threads = 8};
+    const struct variant threaded = {.platform = "cpu", .threaded = true, .instruction_set = avx2},
+                         single = {.platform = "cpu", .instruction_set = avx2}, silent = {.platform = "cpu"};
+    struct variant_entry entry = {"x", "train", "NOTHING", "", &threaded};
+    struct runner runner = {.settings = &settings, .entry = &entry};
+    const struct work work = {.bytes = 1, .least = {.flops = 1e9, .once_bytes = 1e15}};
+    runner.env.max_clock_hz = 3e9;
+    runner.env.allowed_threads = 10;
+    runner.env.allowed_cores = 5;
+    struct roofline roofline = runner_roofline(&runner, &work);
+#if defined(__x86_64__)
+    const struct roofline wanted = {1e9, 5 * 32 * 3e9, 0, 0, BOUND_COMPUTE, 1e9 / (5 * 32 * 3e9)};
+    expect_roofline(&roofline, &wanted, "8 threads");
+    entry.variant = &single;
+    roofline = runner_roofline(&runner, &work);
+    cr_expect_eq(roofline.peak_flops, 32 * 3e9);
+#endif
+    entry.variant = &silent;
+    roofline = runner_roofline(&runner, &work);
+    cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0);
+    entry.variant = &threaded;
+    runner.env.max_clock_hz = 0; /* no driver tells */
+    roofline = runner_roofline(&runner, &work);
+    cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0 && roofline.flops == 1e9);
+}
+
+Test(roofline, of_a_gpu_takes_its_peaks)
+{
+    const struct variant variant = {.platform = "cuda"};
+    const struct variant_entry entry = {"x", "train", "NOTHING", "", &variant};
+    struct runner runner = {.entry = &entry};
+    runner.device.peaks = machine;
+    for (size_t i = 0; i < COUNT_OF(works); i++) {
+        const struct work work = {.least = works[i].work};
+        const struct roofline got = runner_roofline(&runner, &work);
+        expect_roofline(&got, &works[i].wanted, works[i].name);
+    }
+}
+
+/* The columns of a result with this roofline. */
+static void expect_columns(const struct roofline *roofline, const char *const *wanted)
+{
+    static const char *const columns[] = {"flops", "bytes",         "peak_flops", "peak_bytes_per_s",
+                                          "bound", "roofline_share"};
+    char *argv[] = {"fdsl-bench", "--variant", "naive", NULL};
+    struct settings settings;
+    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
+    const struct runner runner = {
+        .settings = &settings, .entry = settings.variants[0], .place = {0, 1, false}};
+    const struct result result = {.work.items = 1,
+                                  .bench.time.median = 4,
+                                  .roofline = *roofline,
+                                  .roofline_share = roofline->floor_s / 4};
+    struct row row = {0};
+    cr_assert_eq(runner_row(&runner, &result, NULL, &row), STATUS_OK, "%s", status_text());
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        cr_expect_str_eq(row_get(&row, columns[i]), wanted[i], "%s", columns[i]);
+    row_free(&row);
+    settings_free(&settings);
+}
+
+Test(roofline, a_row_holds_it)
+{
+    const struct roofline known = {800, 1000, 20, 10, BOUND_MEMORY, 2}, unknown = {.flops = 800};
+    expect_columns(&known, (const char *const[]){"800", "20", "1000", "10", "memory", "0.5"});
+    expect_columns(&unknown, (const char *const[]){"800", "", "", "", "", ""});
+}
+
+/* What the table says of a result with this roofline. */
+static void expect_cell(const struct roofline *roofline, const char *wanted)
+{
+    char *argv[] = {"fdsl-bench", "--variant", "naive", NULL}, text[4096] = "", path[] = "/tmp/fdsl-XXXXXX";
+    struct settings settings;
+    struct report *report;
+    struct row row = {0};
+    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
+    const struct result result = {.variant = "fast",
+                                  .work.items = 1,
+                                  .bench.time.median = 4,
+                                  .bench.time.median_error = 0.01,
+                                  .wait_share = -1,
+                                  .roofline = *roofline,
+                                  .roofline_share = roofline->floor_s / 4,
+                                  .rows = &row,
+                                  .row_count = 1};
+    cr_assert(close(mkstemp(path)) == 0 && freopen(path, "w", stdout));
+    cr_assert_eq(report_begin(&settings, &report), STATUS_OK);
+    cr_assert_eq(report_add(report, &result), STATUS_OK);
+    cr_assert_eq(report_end(report), STATUS_OK);
+    fflush(stdout);
+    FILE *file = fopen(path, "r");
+    cr_assert(file && fread(text, 1, sizeof text - 1, file) > 0);
+    fclose(file);
+    unlink(path);
+    cr_expect(strstr(text, wanted), "'%s' is not in:\n%s", wanted, text);
+    settings_free(&settings);
+}
+
+Test(roofline, the_table_says_which_bound)
+{
+    expect_cell(&(const struct roofline){.bound = BOUND_COMPUTE, .floor_s = 0.5}, " 12.50% compute ");
+    expect_cell(&(const struct roofline){.bound = BOUND_BUS, .floor_s = 3}, " 75.00% bus ");
+    expect_cell(&(const struct roofline){.flops = 9}, " 1.00x               - ");
+}
