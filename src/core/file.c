@@ -125,10 +125,17 @@ static void unlock_writers(const sigset_t *mask)
     pthread_sigmask(SIG_SETMASK, mask, NULL);
 }
 
+static atomic_bool holding;
+static atomic_int held_signal; /* 0: none has come */
+
 /* Keeps the lock: no thread makes or renames another file before the signal, blocked until this returns, ends
  * the program. */
 static void remove_and_die(int signal_number)
 {
+    if (atomic_load(&holding)) {
+        atomic_store(&held_signal, signal_number);
+        return;
+    }
     while (atomic_flag_test_and_set(&writers_locked))
         sched_yield();
     for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
@@ -140,12 +147,30 @@ static void remove_and_die(int signal_number)
 void file_remove_on_signals(void)
 {
     static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
-    struct sigaction before, action = {.sa_handler = remove_and_die};
+    struct sigaction before, action = {.sa_handler = remove_and_die, .sa_flags = SA_RESTART};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         sigaddset(&action.sa_mask, signals[i]);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
             sigaction(signals[i], &action, NULL);
+}
+
+void file_hold_signals(void)
+{
+    atomic_store(&holding, true);
+}
+
+bool file_signal_held(void)
+{
+    return atomic_load(&held_signal) != 0;
+}
+
+void file_release_signals(void)
+{
+    atomic_store(&holding, false);
+    int signal_number = atomic_exchange(&held_signal, 0);
+    if (signal_number)
+        raise(signal_number);
 }
 
 /* Opens a new file next to the target with the usual permissions, and names it. */

@@ -50,4 +50,11 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
  * names before they end the program as they always do. */
 void file_remove_on_signals(void);
 
+/* After file_hold_signals() these signals are kept until file_release_signals(), which lets the one that came
+ * end the program. Between the two, results that exist only in memory reach a file.
+ * file_signal_held() tells whether one has come, so that no wait goes on after it. */
+void file_hold_signals(void);
+bool file_signal_held(void);
+void file_release_signals(void);
+
 #endif

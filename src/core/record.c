@@ -12,6 +12,7 @@
 
 #include "core/bytes.h"
 #include "core/file.h"
+#include "core/lock.h"
 
 #define ROW_FIELDS_FIRST 64
 #define CELL_SHOWN       40 /* bytes of a foreign cell in a message */
@@ -310,25 +311,12 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
     return STATUS_OK;
 }
 
-/* Locks the file until it is closed. Some cluster file systems are mounted without locks: that is no failure,
- * for losing a row is worse than the small risk of two that mix. */
-static enum status lock_file(int fd, const char *path, int operation, bool *locked)
-{
-    int failed;
-    while ((failed = flock(fd, operation)) != 0 && errno == EINTR)
-        ;
-    *locked = !failed;
-    if (!failed || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)
-        return STATUS_OK;
-    return status_set(STATUS_FAILED, "%s cannot be locked: %s", path, strerror(errno));
-}
-
 static enum status lock_and_examine(int fd, const char *path, int operation, const struct row *row,
                                     const struct csv_lines *lines, struct csv_extent *extent, bool *locked)
 {
     char *text;
     size_t bytes;
-    TRY(lock_file(fd, path, operation, locked));
+    TRY(lock_take(fd, path, operation, locked));
     TRY(read_all(fd, path, &text, &bytes));
     enum status status = csv_examine(path, text, bytes, row, lines, extent);
     free(text);

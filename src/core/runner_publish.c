@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "core/nvml.h"
 #include "core/ranks.h"
 #include "core/runner_parts.h"
@@ -61,19 +62,32 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
                 settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
 }
 
+/* Prints rows that could not be appended to a file, so that they can be added to it by hand. */
+static void show_unwritten(const char *path, const struct result *result)
+{
+    status_say("%s: these rows could not be appended:", path);
+    csv_write_header(stderr, result->rows);
+    for (size_t i = 0; i < result->row_count; i++)
+        csv_write_row(stderr, &result->rows[i]);
+}
+
 enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples)
 {
     const struct settings *settings = runner->settings;
     runner_show_phase(runner, NULL);
     enum status recorded = STATUS_OK;
+    file_hold_signals(); /* until the rows are on the disk, or at least on a screen */
     if (settings->out)
         recorded = csv_append(settings->out, result->rows, result->row_count);
+    if (recorded != STATUS_OK)
+        show_unwritten(settings->out, result);
     if (recorded == STATUS_OK && settings->samples)
         recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->place.ranks,
                                          samples, result->bench.count);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     enum status shown = report_add(runner->report, result);
+    file_release_signals();
     warn_about(settings, result);
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }

@@ -8,6 +8,7 @@
 
 #include "core/env.h"
 #include "core/gpu.h"
+#include "core/lock.h"
 #include "core/monitor.h"
 #include "core/file.h"
 
@@ -41,6 +42,9 @@ static const struct option_spec specs[] = {
      "with --dry-run, check for so many ranks; mpirun -n N starts them"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append a CSV row a variant to this file"},
+    {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
+     "wait at most S seconds for another process that has locked one of the CSV files; rows that cannot be "
+     "written are then printed to stderr"},
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
@@ -345,6 +349,7 @@ static enum status derive(struct settings *settings)
     }
     settings->resources.device = (int)settings->device;
     settings_take_threads(settings);
+    lock_set_timeout(settings->lock_timeout_s);
 #ifndef HAVE_JANSSON
     if (settings->format == FORMAT_JSON)
         return status_set(STATUS_UNAVAILABLE,

@@ -1,0 +1,451 @@
+#!/usr/bin/env python3
+"""Plants faults in copies of the tree, one at a time, and reports which of them the tests catch.
+
+  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list first
+  tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
+  tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
+
+Faults are drawn from a seed: an equal share per room (a folder that holds sources), by operators such as a changed
+relation or a dropped statement. Without --gpu the Criterion suites run for faults outside cuda/, those first that
+call what the changed file defines, then all others; with --gpu the checks below run for faults in cuda/. A fault is
+caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose object
+code equals that of the original, is replaced by the next spare of its room. The working tree is never changed.
+
+Release of memory and descriptors at the end of their use is not mutated: that is what make check SAN=1 looks at.
+--notes names a file of lines "PATH:LINE <tab> reason", for survivors that a person has judged; the table shows the reasons.
+"""
+import argparse
+import json
+import os
+import queue
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import mutate_faults
+from mutate_build import Build, CompileError, copy_tree, LEFT_OUT, PROGRAM
+
+TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
+CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
+
+# Sample sets that the checks of loaders read; made once by the program without faults.
+GPU_SETS = ['--store shards odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
+            '--store files odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
+            '--store shards half 1 --samples 101 --sample-shape 1,1001 --dtype f16',
+            '--store shards float 7 --samples 97 --sample-shape 129 --dtype f32',
+            '--store shards large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8',
+            '--store shards middle 3 --samples 500 --sample-shape 65408 --dtype u8',
+            '--store shards taught 4 --from synth --classes 4 --res 28 --samples 1024 --encode npy']
+
+
+# ---- Suites and checks ----
+
+def gpu_checks():
+    """{pattern of paths in cuda/: commands}, the likeliest to fail first. $bench, $tests and $data are replaced."""
+    ladder = '$bench --variant gbase,mem-float2,mem,rng,rng-reuse,rng-uniform4,rng-xorwow-reuse,bat,bat-reuse --verify ' + QUICK
+    fused = '$bench --variant fused,fused-graph --verify ' + QUICK
+    synth = [f'{fused} --vertices 257 --orbits 33 --res 225 --batch 33', f'{ladder} --vertices 257 --orbits 33 --res 225 --batch 9',
+             f'{fused} --vertices 1000 --orbits 200 --res 512 --batch 7', f'{ladder} --vertices 1000 --orbits 200 --res 512 --batch 3',
+             f'{fused} --vertices 1500 --orbits 200 --res 225 --batch 3 --formula visualatom', f'{fused} --vertices 3 --orbits 1500 --res 224 --batch 16',
+             f'{fused} --classes 37 --batch 40 --res 512 --formula visualatom --instance 1000003 --seed 18446744073709551615',
+             f'{fused} --vertices 31 --orbits 4 --res 97 --batch 64', f'{fused} --vertices 62 --orbits 7 --res 512 --noise 0 --batch 5',
+             f'{fused} --vertices 1000 --orbits 30 --res 512 --noise 300 --line-width 3 --batch 5', f'{fused} --vertices 300 --orbits 77 --res 16384 --batch 1',
+             f'{fused} --batch 9 --output f16 --channels 3', f'{fused} --batch 9 --output f32 --out-res 224',
+             f'{fused} --batch 9 --output u8 --channels 3 --layout nhwc --res 137', f'{fused} --batch 9 --output f16 --out-res 223 --fit crop --classes 17',
+             f'{fused} --batch 9 --output bf16 --res 1000 --out-res 7 --channels 3', f'{ladder} --classes 37 --batch 40 --res 300 --formula visualatom',
+             f'{ladder} --vertices 1 --orbits 5 --res 3 --batch 2', '$tests/gpu_exact', f'{fused} --batch 9 --res 96 --compute 5', '$tests/gpu_live']
+    load = []
+    for batch in ('--batch 31 --tensor f16 --threads 3', '--batch 32 --tensor raw --threads 2 --chunk 64 --ring 2 --epochs 2',
+                  '--batch 1 --tensor f32 --threads 1 --mean -3 --std 7', '--batch 1000 --tensor bf16 --threads 16 --shuffle 7 --epochs 3 --seed 9'):
+        for data in ('odd', 'half', 'float', 'large', 'middle'):
+            load.append(f'$bench --variant shards-gpu,gpu-resident,gds --data $data/{data}-shards --cache any --loops 2 {QUICK} --verify {batch}')
+        load.append(f'$bench --variant files-gpu,gpu-resident --data $data/odd-files --cache any --loops 2 {QUICK} --verify {batch}')
+    load += [f'$bench --variant shards-gpu,gpu-resident --data $data/{data}-shards --cache any --loops 2 {QUICK} --verify --batch 31 --compute {step}'
+             for data, step in (('odd', '5'), ('taught', 'train'))]
+    load += ['rm -rf $own && cp -r $data/odd-shards $own && truncate -s 5000 $own/*-000002.tar && '
+             f'! timeout 60 $bench --variant shards-gpu --data $own --cache any --loops 2 {QUICK}']
+    train = [f'$tests/gpu_train --engine {engine} --short {net}' for net in ('conv', 'pool', 'relu', 'dropout', 'mean', 'add_pool', 'cnn3d', 'conv_deep', 'pool_deep', 'add')
+             for engine in ('cuda', 'bf16')]
+    digits = '--data digits --batch 65 --train-size 200 --test-size 65 --epochs 1'
+    train += ['$tests/gpu_graph --short 1 2 3', '$tests/gpu_tensor --short', '$tests/gpu_batch', f'$bench --variant train-graph --verify --model cnn {digits}',
+              f'$bench --variant train-cuda,train-tf32,train-bf16,train-amp --verify --model lenet {digits} --shift 2 --flip',
+              f'$bench --variant train-cudnn --verify --model cnn {digits}', '$tests/gpu_train lenet cnn cnn-fdsl linear add_rows', '$tests/gpu_train --engine amp cnn3d lenet',
+              '$tests/gpu_train --engine tf32 cnn conv', '$tests/gpu_live', '$tests/gpu_graph $(seq $($tests/gpu_graph --count))',
+              f'$bench --variant train-graph --model cnn {digits} --checkpoint $own.graph && $bench --variant infer-graph,infer-cuda --verify --data digits '
+              f'--test-size 300 --checkpoint $own.graph --batch 257 {QUICK}']
+    common = ['$tests/gpu_batch', '$tests/gpu_batch --product', synth[0], synth[1], load[0], load[-2], load[-3], f'{fused} --batch 9 --res 96 --compute 5 --loops 20',
+              f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train --loops 30', train[0]]
+    return {'cuda/synth/': synth, 'cuda/load/': load, 'cuda/train/': train, 'cuda/common/': common}
+
+
+def defined_in(path):
+    """Names of the functions that a source and its header define: those at the start of a line."""
+    names = set()
+    for end in ('.c', '.h'):
+        try:
+            with open(os.path.join(TREE, os.path.splitext(path)[0] + end), encoding='utf-8') as file:
+                names |= set(re.findall(r'^[a-z][\w *]*?\b(\w+)\(', file.read(), re.M))
+        except OSError:
+            pass
+    return names - {'main', 'defined'}
+
+
+def suites_for(path, suites, times):
+    """The suites in the order in which they should run: callers of the file's functions, the room's own, the rest."""
+    names, stem = defined_in(path), os.path.splitext(os.path.basename(path))[0]
+    room = os.path.dirname(path).split('/')[-1]
+
+    def rank(suite):
+        with open(os.path.join(TREE, f'tests/{os.path.basename(suite)}.c'), encoding='utf-8') as file:
+            words = set(re.findall(r'\w+', file.read()))
+        own = words & names or stem in suite
+        return (0 if own else 1 if room in suite else 2, times.get(suite, 5))
+    return sorted(suites, key=rank)
+
+
+def limit_resources():
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 30, 8 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run_limited(command, folder, environment, limit_s, guard):
+    """('' or why it failed, seconds). Processes of the command that outlive it are ended."""
+    begin = time.monotonic()
+    process = subprocess.Popen(command, cwd=folder, env=environment, shell=isinstance(command, str), start_new_session=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               preexec_fn=limit_resources if guard else None)
+    try:
+        status = process.wait(limit_s)
+        failure = '' if status == 0 else f'exit {status}' if status > 0 else f'signal {-status}'
+    except subprocess.TimeoutExpired:
+        failure = f'no end within {limit_s:.0f} s'
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    return failure, time.monotonic() - begin
+
+
+class Bench:
+    """Runs suites or checks on faults, with a copy of the tree per job."""
+
+    def __init__(self, arguments):
+        self.gpu, self.jobs, self.work = arguments.gpu, arguments.jobs, os.path.abspath(arguments.work)
+        self.guard, cores = not self.gpu, os.cpu_count() or 1
+        kind = 'gpu' if self.gpu else 'test'
+        names = sorted(name.split('.')[0] for name in os.listdir(os.path.join(TREE, 'tests'))
+                       if re.fullmatch(kind + r'_\w+\.(c|cu)', name))
+        self.suites = [f'build/tests/{name}' for name in names]
+        options = arguments.make.split() if arguments.make is not None else [] if self.gpu else CPU_OPTIONS
+        self.build = Build(TREE, self.work, options, self.suites, cores)
+        self.trees = queue.Queue()
+        for i in range(max(2 * self.jobs, cores)):  # two per job: one with a fault, one without
+            self.trees.put(os.path.join(self.work, f'tree-{i}'))
+        self.times, self.sound, self.locks, self.data = self.load_times(), {}, {}, os.path.join(self.work, 'data')
+
+    def environment(self, tree):
+        return dict(self.build.environment, FDSL_BENCH=os.path.join(tree, PROGRAM))
+
+    def command(self, suite, tree):
+        if not self.gpu:
+            return [os.path.join(tree, suite), '--fail-fast']
+        for name, value in (('$bench', os.path.join(tree, PROGRAM)), ('$tests', os.path.join(tree, 'build/tests')),
+                            ('$data', self.data), ('$own', os.path.join(tree, 'build/own'))):
+            suite = suite.replace(name, value)
+        return suite
+
+    def link(self, suite, tree, replaced):
+        """What this suite or check runs."""
+        outputs = [suite] if not self.gpu else [f'build/tests/{name}' for name in set(re.findall(r'\$tests/(\w+)', suite))]
+        for output in outputs:
+            if not os.path.exists(os.path.join(tree, output)):
+                self.build.relink(output, tree, replaced)
+
+    # ---- Without faults ----
+
+    def is_sound(self, suite):
+        """Whether a suite passes without a fault; run once, when it first fails with one."""
+        with self.locks.setdefault(suite, threading.Lock()):
+            if suite not in self.sound:
+                failure = self.run_plain(suite)
+                self.sound[suite] = not failure
+                if failure:
+                    print(f'left out, as it fails without a fault ({failure}): {suite}', file=sys.stderr)
+        return self.sound[suite]
+
+    def run_plain(self, suite):
+        tree = self.trees.get()
+        try:
+            self.renew(tree)
+            shutil.copy2(os.path.join(self.build.base, PROGRAM), os.path.join(tree, PROGRAM))
+            self.link(suite, tree, set())
+            return self.execute(suite, tree) and self.execute(suite, tree)  # a busy machine may fail one once
+        finally:
+            self.trees.put(tree)
+
+    def execute(self, suite, tree):
+        """'' or how the suite failed. Keeps the time of one that passes: it orders suites and sets their limits."""
+        known_s = self.times.get(suite)
+        limit_s = max(30 if self.gpu else 60, 4 * known_s) if known_s else 120 if self.gpu else 400
+        failure, elapsed_s = run_limited(self.command(suite, tree), tree, self.environment(tree), limit_s, self.guard)
+        if not failure:
+            self.times[suite] = max(elapsed_s, known_s or 0)
+        return failure
+
+    def store_times(self):
+        with open(os.path.join(self.work, 'times.json'), 'w', encoding='utf-8') as file:
+            json.dump(self.times, file, indent=1)
+
+    def load_times(self):
+        try:
+            with open(os.path.join(self.work, 'times.json'), encoding='utf-8') as file:
+                return json.load(file)
+        except (OSError, ValueError):
+            return {}
+
+    def prepare(self):
+        os.makedirs(self.data, exist_ok=True)
+        for words in GPU_SETS:
+            _, store, name, shards, rest = words.split(' ', 4)
+            option = '--store' if '--store' in subprocess.run([f'{self.build.base}/{PROGRAM}', '--help', 'load'], text=True,
+                                                              stdout=subprocess.PIPE, check=False).stdout else '--layout'
+            subprocess.run(f'{self.build.base}/{PROGRAM} --prepare {self.data}/{name}-{store} {option} {store} --shards {shards} {rest}',
+                           shell=True, check=True, stdout=subprocess.DEVNULL)
+
+    # ---- With a fault ----
+
+    def renew(self, tree):
+        copy_tree(self.build.base, tree, LEFT_OUT)
+        shutil.rmtree(os.path.join(tree, 'build'), ignore_errors=True)
+        if os.path.exists(os.path.join(tree, PROGRAM)):
+            os.unlink(os.path.join(tree, PROGRAM))
+        for suite in self.suites:
+            os.makedirs(os.path.dirname(os.path.join(tree, suite)), exist_ok=True)
+
+    def objects_of(self, fault):
+        return os.path.join(self.work, 'faults', re.sub(r'\W', '-', f'{fault.id}'))
+
+    def plant(self, fault, tree):
+        path = os.path.join(tree, fault.path)
+        with open(path, encoding='utf-8') as file:
+            lines = file.read().split('\n')
+        if lines[fault.line - 1] != fault.before:
+            raise SystemExit(f'mutate.py: {fault.path}:{fault.line} does not hold fault {fault.id}')
+        lines[fault.line - 1] = fault.after
+        os.unlink(path)
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write('\n'.join(lines))
+
+    def compile(self, fault):
+        """'' and the fault's objects in a folder of their own, or why the fault cannot be tested."""
+        outputs = [output for output in self.build.dependent(fault.path) if not output.startswith('build/tests/test_')]
+        if not outputs:
+            return 'not part of this build'
+        tree = self.trees.get()
+        try:
+            self.renew(tree)
+            self.plant(fault, tree)
+            with ThreadPoolExecutor(len(outputs)) as pool:
+                list(pool.map(lambda output: self.build.execute(output, tree, set(outputs)), outputs))
+            if not self.gpu and all(equal(os.path.join(tree, output), os.path.join(self.build.base, output)) for output in outputs):
+                return 'same object code'
+            shutil.rmtree(self.objects_of(fault), ignore_errors=True)
+            for output in outputs:
+                target = os.path.join(self.objects_of(fault), output)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.move(os.path.join(tree, output), target)
+            return ''
+        except CompileError:
+            return 'does not compile'
+        finally:
+            self.trees.put(tree)
+
+    def test(self, fault):
+        """What caught the fault, or ''."""
+        tree = self.trees.get()
+        try:
+            self.renew(tree)
+            self.plant(fault, tree)
+            replaced, begin = set(), time.monotonic()
+            for folder, _, names in os.walk(self.objects_of(fault)):
+                for name in names:
+                    output = os.path.relpath(os.path.join(folder, name), self.objects_of(fault))
+                    os.makedirs(os.path.dirname(os.path.join(tree, output)), exist_ok=True)
+                    shutil.copy2(os.path.join(folder, name), os.path.join(tree, output))
+                    replaced.add(output)
+            self.build.relink(PROGRAM, tree, replaced)
+            for suite in self.order(fault):
+                caught = self.test_by(suite, fault, tree, replaced)
+                if caught:
+                    return f'{caught} ({time.monotonic() - begin:.0f} s)'
+            return ''
+        finally:
+            self.trees.put(tree)
+
+    def order(self, fault):
+        if self.gpu:
+            return [command for pattern, commands in gpu_checks().items() if fault.path.startswith(pattern) for command in commands]
+        return suites_for(fault.path, self.suites, self.times)
+
+    def test_by(self, suite, fault, tree, replaced):
+        name = os.path.basename(suite) if not self.gpu else suite
+        try:
+            for needed in self.build.inputs(suite) if suite in self.build.commands else ():
+                if needed.startswith('build/tests/') and fault.path in (self.build.sources_of(needed) or ()):
+                    self.build.execute(needed, tree, set())
+                    replaced.add(needed)
+            self.link(suite, tree, replaced)
+        except CompileError:
+            return f'{name}: does not compile'
+        failure = self.execute(suite, tree)
+        if failure and not self.is_sound(suite):
+            return ''
+        if failure and not failure.startswith('no end'):
+            failure = self.execute(suite, tree)
+        return f'{name}: {failure}' if failure else ''
+
+
+def equal(one, other):
+    with open(one, 'rb') as a, open(other, 'rb') as b:
+        return a.read() == b.read()
+
+
+def compiled(bench, faults, spares):
+    """{fault: ''} for faults that can be tested, {fault: reason and replacement} for others. The spares of a room
+    replace its faults in the order of both, whatever the number of jobs."""
+    verdicts = {}
+    wanted = list(faults)
+    while wanted:
+        with ThreadPoolExecutor(bench.trees.qsize()) as pool:
+            verdicts.update(zip(wanted, pool.map(bench.compile, wanted)))
+        wanted = []
+        for room, reserve in spares.items():
+            tried = [fault for fault in verdicts if fault.room == room]
+            lacking = sum(fault.id.isdigit() for fault in tried) - sum(not verdicts[fault] for fault in tried)
+            wanted += [fault for fault in reserve if fault not in verdicts][:lacking]
+    for room in spares:
+        used = iter([fault.id for fault in spares[room] if verdicts.get(fault) == ''])
+        for fault in [*(fault for fault in faults if fault.room == room), *spares[room]]:
+            if verdicts.get(fault):
+                verdicts[fault] += f'; replaced by {next(used, "none: no spare is left")}' if fault.id.isdigit() else ''
+    return verdicts
+
+
+# ---- The table ----
+
+HEADER = '| fault | place | operator | before | after | result |\n|---|---|---|---|---|---|\n'
+
+
+def cell(text):
+    return '`' + text.strip().replace('|', '\\|') + '`'
+
+
+def read_table(path):
+    """{fault: row} of an earlier run, so that CPU and GPU runs and single faults join in one table."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            rows = [line for line in file if re.match(r'\| [\w/+]+ \| `', line)]
+    except (OSError, TypeError):
+        rows = []
+    return {row.split(' | ', 1)[0][2:]: row for row in rows}
+
+
+def write_table(path, rows, order, notes):
+    text, caught, survived = HEADER, 0, []
+    for fault in order:
+        row = rows.get(fault.id)
+        if row is None:
+            continue
+        caught += '| caught by ' in row
+        if '| survived' in row:
+            survived.append(fault)
+            reason = notes.get(f'{fault.path}:{fault.line}')
+            row = re.sub(r'survived[^|]*\|$', f'survived{": " + reason if reason else ""} |', row.rstrip()) + '\n'
+        text += row
+    total = caught + len(survived)
+    text += f'\n{caught} of {total} caught ({100 * caught / max(total, 1):.0f} %), {len(survived)} survived'
+    text += f', {sum(f"{fault.path}:{fault.line}" in notes for fault in survived)} of them with a reason.\n'
+    if path:
+        with open(path, 'w', encoding='utf-8') as file:
+            file.write(text)
+    return text
+
+
+def read_notes(path):
+    if not path:
+        return {}
+    with open(path, encoding='utf-8') as file:
+        return dict(line.rstrip('\n').split('\t', 1) for line in file if '\t' in line and not line.startswith('#'))
+
+
+def run(arguments):
+    order = mutate_faults.read_list(arguments.run, TREE)
+    mine = [fault for fault in order if fault.room.startswith('cuda') == arguments.gpu and re.search(arguments.rooms, fault.room)]
+    notes, rows = read_notes(arguments.notes), read_table(arguments.table)
+    spares = {}
+    for fault in mine:
+        spares.setdefault(fault.room, [])
+        if not fault.id.isdigit():
+            spares[fault.room].append(fault)
+    faults = [fault for fault in mine if fault.id.isdigit()]
+    if not faults:
+        raise SystemExit(f'mutate.py: {arguments.run} holds no fault {"in" if arguments.gpu else "outside"} cuda/ in rooms that match --rooms')
+    bench = Bench(arguments)
+    if arguments.gpu:
+        bench.prepare()
+    verdicts = compiled(bench, faults, spares)
+    chosen = [fault for fault in verdicts if not arguments.only or fault.id in arguments.only.split(',')]
+
+    def judge(fault):
+        result = verdicts[fault] or bench.test(fault)
+        result = result if verdicts[fault] else f'caught by {result}' if result else 'survived'
+        return fault, f'| {fault.id} | `{fault.path}:{fault.line}` | {fault.operator} | {cell(fault.before)} | {cell(fault.after)} | {result} |\n'
+    with ThreadPoolExecutor(bench.jobs) as pool:
+        for fault, row in pool.map(judge, chosen):
+            rows[fault.id] = row
+            print(row, end='', flush=True)
+            write_table(arguments.table, rows, order, notes)
+            bench.store_times()
+    print('\n' + write_table(arguments.table, rows, order, notes).rsplit('\n\n', 1)[1], end='')
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument('--list', action='store_true', help='print a list of faults')
+    what.add_argument('--run', metavar='LIST', help='test the faults of a list')
+    parser.add_argument('--seed', type=int, default=1, help='of the list (1)')
+    parser.add_argument('--count', type=int, default=60, help='faults in the list, over all rooms (60)')
+    parser.add_argument('--spares', type=int, default=4, help='spare faults per room (4)')
+    parser.add_argument('--rooms', default='.', help='regular expression: only rooms that match it')
+    parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/; else those outside it')
+    parser.add_argument('--jobs', type=int, default=0, help='faults tested at a time (default: one per core; with --gpu, 4)')
+    parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
+    parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
+    parser.add_argument('--only', help='test these faults alone, as in 3,7,src/core+1; other rows of the table stay')
+    parser.add_argument('--table', help='write the table to this file; rows of other faults in it stay')
+    parser.add_argument('--notes', help='reasons of survivors')
+    arguments = parser.parse_args()
+    arguments.jobs = arguments.jobs or (4 if arguments.gpu else os.cpu_count() or 1)
+    try:
+        if arguments.list:
+            faults = mutate_faults.choose(TREE, arguments.seed, arguments.count, arguments.spares, arguments.rooms)
+            mutate_faults.write_list(faults, arguments.seed, sys.stdout)
+        else:
+            run(arguments)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f'mutate.py: {error}') from error
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,241 @@
+"""Finds places in C and CUDA sources where a fault can be planted, and the changed line for each."""
+import os
+import random
+import re
+from collections import namedtuple
+
+# One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or ROOM+N for a spare.
+Fault = namedtuple('Fault', 'id room path line operator before after')
+
+SOURCES = ('.c', '.h', '.cu', '.cuh')
+ROOTS = ('src', 'cpu', 'mpi', 'cuda')
+
+
+def rooms_of(tree):
+    """{room: [paths]}: a room is a folder that directly holds sources, named by its path in the tree."""
+    rooms = {}
+    for root in ROOTS:
+        for folder, _, names in os.walk(os.path.join(tree, root)):
+            room = os.path.relpath(folder, tree)
+            paths = sorted(f'{room}/{name}' for name in names if name.endswith(SOURCES))
+            if paths and room != 'src':  # src/ itself holds main.c alone
+                rooms[room] = paths
+    return dict(sorted(rooms.items()))
+
+
+def code_only(text):
+    """The text with comments, strings, characters and preprocessor lines blanked; every position is kept."""
+    pattern = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|'
+                         r'^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
+    return pattern.sub(lambda found: re.sub(r'[^\n]', ' ', found.group()), text)
+
+
+# ---- Operators ----
+# Each takes a random generator, a line as it is, the same line with strings and comments blanked, and the lines
+# before it, blanked too. It yields the line once for each place in it that can be changed.
+
+RELATIONS = {'<': ['<=', '>='], '<=': ['<', '>'], '>': ['>=', '<='], '>=': ['>', '<'], '==': ['!='], '!=': ['==']}
+ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '%': '*', '+=': '-=', '-=': '+=', '*=': '/=', '/=': '*='}
+BITS = {'<<': '>>', '>>': '<<', '&': '|', '|': '&', '^': '&', '|=': '&=', '&=': '|=', '<<=': '>>=', '>>=': '<<='}
+SYMBOL = re.compile(r'<<=|>>=|<<<|>>>|->|\+\+|--|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/%&|^]=|[-+*/%&|^<>]')
+
+
+def symbols(code, table):
+    """Binary symbols of a table: (start, end, symbol). clang-format puts spaces around these, and around no other."""
+    for found in SYMBOL.finditer(code):
+        start, end = found.span()
+        if found.group() in table and code[start - 1:start] in ('', ' ') and code[end:end + 1] in ('', ' '):
+            yield start, end, found.group()
+
+
+def put(text, start, end, new):
+    return text[:start] + new + text[end:]
+
+
+def relation(draw, text, code, _):
+    for start, end, symbol in symbols(code, RELATIONS):
+        yield put(text, start, end, draw.choice(RELATIONS[symbol]))
+
+
+def arithmetic(_draw, text, code, _):
+    for start, end, symbol in symbols(code, ARITHMETIC):
+        yield put(text, start, end, ARITHMETIC[symbol])
+
+
+def bits(_draw, text, code, _):
+    for start, end, symbol in symbols(code, BITS):
+        yield put(text, start, end, BITS[symbol])
+
+
+def logic(_draw, text, code, _):
+    for found in re.finditer(r'&&|\|\|', code):
+        yield put(text, found.start(), found.end(), '||' if found.group() == '&&' else '&&')
+
+
+def constant(draw, text, code, _):
+    number = r'(?<![\w.])(0[xX][0-9a-fA-F]+|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)([uUlLfF]*)(?![\w.])'
+    for found in re.finditer(number, code):
+        digits, suffix = found.groups()
+        if re.fullmatch(r'0[xX][0-9a-fA-F]+|\d+', digits) and 'f' not in suffix.lower():
+            value = int(digits, 0) if digits == '0' or not digits.startswith('0') or 'x' in digits.lower() else int(digits, 8)
+            value += draw.choice([-1, 1]) if value > 0 else 1
+            new = (hex(value) if 'x' in digits.lower() else str(value)) + suffix
+        else:
+            new = f'({found.group()} + 1)' if float(digits) == 0 else draw.choice([f'({found.group()} / 2)', f'({found.group()} * 2)'])
+        yield put(text, found.start(), found.end(), new)
+
+
+def minmax(_draw, text, code, _):
+    names = {'fmax': 'fmin', 'fmaxf': 'fminf', 'max': 'min', 'MAX': 'MIN', 'atomicMax': 'atomicMin'}
+    names.update({value: key for key, value in names.items()})
+    for found in re.finditer(r'\b(%s)(?=\()' % '|'.join(names), code):
+        yield put(text, found.start(), found.end(), names[found.group()])
+
+
+def boolean(_draw, text, code, _):
+    for found in re.finditer(r'\b(true|false)\b', code):
+        yield put(text, found.start(), found.end(), 'false' if found.group() == 'true' else 'true')
+
+
+def closing(code, start):
+    """The position of the bracket that closes the one at `start`, or None on another line."""
+    depth = 0
+    for i in range(start, len(code)):
+        depth += {'(': 1, ')': -1}.get(code[i], 0)
+        if depth == 0:
+            return i
+    return None
+
+
+def conditions(code):
+    for found in re.finditer(r'\b(?:if|while)\s*(\()', code):
+        end = closing(code, found.start(1))
+        if end is not None:
+            yield found.start(1), end + 1
+
+
+def negate(_draw, text, code, _):
+    for start, end in conditions(code):
+        yield put(text, start, end, f'(!{text[start:end]})')
+
+
+def condition(draw, text, code, _):
+    for start, end in conditions(code):
+        yield put(text, start, end, draw.choice([f'({text[start:end]} && 0)', f'({text[start:end]} || 1)']))
+
+
+def is_statement(code, lines_before):
+    """Whether a line is one whole statement that is no declaration, jump to a value, or release of memory."""
+    line = code.strip()
+    if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-].*;$', line) or line.count('(') != line.count(')') or line.count(';') != 1:
+        return False
+    if re.match(r'(return|goto|else|case|default|typedef|struct|enum|static|const|extern|free|close|fclose)\b', line):
+        return False
+    if re.match(r'(const |unsigned |struct |enum )?\w+(\s+\**|\s*\*+)\w+(\[.*\])?\s*(=.*|,.*)?;$', line):
+        return False
+    previous = next((line for line in reversed(lines_before) if line.strip()), '')
+    return bool(re.search(r'([;{}):]|\belse|\bdo)\s*$', previous))
+
+
+def statement(_draw, text, code, lines_before):
+    if is_statement(code, lines_before):
+        indent = len(text) - len(text.lstrip())
+        yield text[:indent] + ';'
+
+
+def early(_draw, text, code, lines_before):
+    """Success before the work is done, in a function that returns a status."""
+    if not is_statement(code, lines_before):
+        return
+    for line in reversed(lines_before):
+        if re.match(r'[A-Za-z_].*\(', line):
+            if re.match(r'(static )?(inline )?enum status\b', line):
+                indent = len(text) - len(text.lstrip())
+                yield text[:indent] + 'return STATUS_OK; ' + text[indent:]
+            return
+        if line.startswith('}'):
+            return
+
+
+def system_call(_draw, text, code, _):
+    """A system call that keeps data or order safe is left out, and seems to succeed."""
+    for found in re.finditer(r'\b(fsync|fdatasync|fflush|flock|ftruncate|rename|msync|fcntl)(\()', code):
+        end = closing(code, found.start(2))
+        if end is not None and re.match(r'\s', code[:found.start()] or ' '):
+            yield put(text, found.start(), end + 1, '0')
+
+
+OPERATORS = {'relation': relation, 'arithmetic': arithmetic, 'bits': bits, 'and/or': logic, 'constant': constant,
+             'min/max': minmax, 'boolean': boolean, 'negated condition': negate, 'fixed condition': condition,
+             'statement dropped': statement, 'early success': early, 'system call dropped': system_call}
+
+
+# ---- The list ----
+
+def places(tree, paths, draw):
+    """{operator: [(path, line number, before, after)]} over all lines of these files."""
+    found = {name: [] for name in OPERATORS}
+    for path in paths:
+        with open(os.path.join(tree, path), encoding='utf-8') as file:
+            text = file.read()
+        before, code = text.split('\n'), code_only(text).split('\n')
+        for i, line in enumerate(code):
+            if not line.strip() or '_Static_assert' in line or 'static_assert' in line:
+                continue
+            for name, operator in OPERATORS.items():
+                for after in operator(draw, before[i], line, code[:i]):
+                    if after != before[i]:
+                        found[name].append((path, i + 1, before[i], after))
+    return found
+
+
+def choose(tree, seed, count, spares, pattern='.'):
+    """`count` faults, an equal share per room whose name matches, then `spares` more per room. An operator is drawn
+    first and then one of its places in the room, so that rare operators occur too; no line is taken twice."""
+    rooms = {room: paths for room, paths in rooms_of(tree).items() if re.search(pattern, room)}
+    if not rooms:
+        raise ValueError(f'no room matches {pattern!r}')
+    draw = random.Random(seed)
+    extra = set(draw.sample(sorted(rooms), count % len(rooms)))
+    faults, reserve = [], []
+    for room, paths in rooms.items():
+        found, taken = places(tree, paths, draw), set()
+        share = count // len(rooms) + (room in extra)
+        while len(taken) < share + spares and any(found.values()):
+            name = draw.choice([name for name in OPERATORS if found[name]])
+            path, line, before, after = found[name].pop(draw.randrange(len(found[name])))
+            if (path, line) in taken:
+                continue
+            taken.add((path, line))
+            number = len(faults) + 1 if len(taken) <= share else f'{room}+{len(taken) - share}'
+            (faults if len(taken) <= share else reserve).append(Fault(str(number), room, path, line, name, before, after))
+    return faults + reserve
+
+
+def write_list(faults, seed, out):
+    print(f'# Planted faults of seed {seed}; tests/mutate.py --run tests them. Spares (ROOM+N) replace, in order, faults of\n'
+          '# their room that do not compile or do not change the object code.', file=out)
+    for fault in faults:
+        print(f'{fault.id}\t{fault.path}:{fault.line}\t{fault.operator}\t{fault.before.strip()}\t{fault.after.strip()}', file=out)
+
+
+def read_list(path, tree):
+    """The faults of a list. A line that has moved is found by its text if that occurs once in the file."""
+    faults = []
+    with open(path, encoding='utf-8') as file:
+        for row in file:
+            if row.startswith('#') or not row.strip():
+                continue
+            number, place, operator, before, after = row.rstrip('\n').split('\t')
+            source, line = place.rsplit(':', 1)
+            with open(os.path.join(tree, source), encoding='utf-8') as text:
+                lines = text.read().split('\n')
+            same = [i for i, code in enumerate(lines) if code.strip() == before]
+            if int(line) - 1 in same:
+                same = [int(line) - 1]
+            if len(same) != 1:
+                raise ValueError(f'{path}: fault {number}: {place} does not hold "{before}" any more: write a new list')
+            indent = len(lines[same[0]]) - len(lines[same[0]].lstrip())
+            faults.append(Fault(number, os.path.dirname(source), source, same[0] + 1, operator, lines[same[0]],
+                                lines[same[0]][:indent] + after))
+    return faults

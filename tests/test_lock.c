@@ -1,0 +1,103 @@
+/* Files that another process has locked: the program says whom it waits for, gives up in time, and no row
+ * that was measured is lost. A shared lock lets the check before the measurement pass and blocks the writing
+ * after it. */
+#include "program.h"
+
+#include <sys/file.h>
+
+#include "core/portable.h"
+
+TestSuite(lock, .init = start, .fini = stop, .timeout = 60);
+
+/* Makes rows.csv with one row, and locks it until the descriptor that this returns is closed. */
+static int locked_rows(int operation)
+{
+    run_well(NAIVE " --out rows.csv");
+    int fd = open("rows.csv", O_RDONLY | O_CLOEXEC);
+    cr_assert(fd >= 0 && flock(fd, operation) == 0);
+    return fd;
+}
+
+static size_t rows_in(const char *path)
+{
+    char *text = get(path, NULL);
+    size_t rows = count_of(text, "\n") - 1;
+    free(text);
+    return rows;
+}
+
+/* "process N": the test's own number, as the test holds the lock. */
+static const char *own_name(void)
+{
+    static char name[32];
+    snprintf(name, sizeof name, "process %ld (", (long)getpid());
+    return name;
+}
+
+Test(lock, is_tried_before_anything_is_measured)
+{
+    int fd = locked_rows(LOCK_EX);
+    run("--variant naive --loops 1000000000 --out rows.csv --lock-timeout 0.2");
+    close(fd);
+    expect_error(1, "rows.csv is locked by ", "--lock-timeout 0.2");
+    cr_expect(strstr(err, own_name()) && strstr(err, "--lock-timeout"), "%s", err);
+}
+
+Test(lock, rows_that_cannot_be_written_are_printed)
+{
+    int fd = locked_rows(LOCK_SH);
+    run(NAIVE " --out rows.csv --lock-timeout 0.2");
+    close(fd);
+    cr_expect(status == 1 && strstr(err, own_name()), "exit %d: %s", status, err);
+    cr_expect(strstr(err, header) && count_of(strstr(err, header), ",naive,") == 1, "%s", err);
+    cr_expect(strstr(out, "naive"), "the table has its line, too: %s", out);
+    cr_expect(rows_in("rows.csv") == 1);
+}
+
+/* Starts the program with rows.csv locked against writing, and returns once it says that it waits. */
+static pid_t start_waiting(char *const argv[])
+{
+    int fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, open("/dev/null", O_WRONLY), fd);
+    close(fd);
+    for (bool waits = false; !waits; usleep(1000)) {
+        char *text = get("err.txt", NULL);
+        waits = strstr(text, "waiting for process");
+        free(text);
+    }
+    return pid;
+}
+
+static char *const waiting[] = {
+    program,      "--variant", "naive",    "--res", "32",        "--batch", "2",
+    "--vertices", "20",        "--orbits", "4",     "--warmups", "0",       "--warmup-time",
+    "0",          "--loops",   "3",        "--out", "rows.csv",  NULL};
+
+Test(lock, an_interrupted_wait_loses_no_row)
+{
+    static const int signals[] = {SIGINT, SIGTERM};
+    int fd = locked_rows(LOCK_SH);
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        int wait_status;
+        pid_t pid = start_waiting(waiting);
+        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
+        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        char *text = get("err.txt", NULL);
+        cr_expect(strstr(text, header) && count_of(strstr(text, header), ",naive,") == 1, "%s", text);
+        free(text);
+    }
+    close(fd);
+    cr_expect(rows_in("rows.csv") == 1);
+}
+
+Test(lock, a_wait_ends_with_the_lock)
+{
+    int wait_status, fd = locked_rows(LOCK_SH);
+    pid_t pid = start_waiting(waiting);
+    close(fd);
+    cr_assert(waitpid(pid, &wait_status, 0) == pid && wait_status == 0);
+    cr_expect(rows_in("rows.csv") == 2);
+}
