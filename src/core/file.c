@@ -59,6 +59,34 @@ bool file_same(const char *a, const char *b)
            strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
 
+/* The real name of the deepest part of a path that exists: of "a/b/c" where only "a" does, that of "a". From
+ * malloc, or NULL. */
+static char *real_part(const char *path)
+{
+    char part[PATH_MAX], *real = NULL;
+    snprintf(part, sizeof part, "%s", path);
+    while (*part && !(real = realpath(part, NULL))) {
+        char *slash = strrchr(part, '/');
+        if (!slash)
+            return realpath(".", NULL);
+        *slash = '\0';
+    }
+    return real ? real : realpath("/", NULL);
+}
+
+bool file_is_inside(const char *path, const char *folder)
+{
+    char *inner = real_part(path), *outer = realpath(folder, NULL);
+    size_t length = outer ? strlen(outer) : 0;
+    if (length == 1)
+        length = 0; /* "/" holds all */
+    bool inside = inner && outer && strncmp(inner, outer, length) == 0 &&
+                  (inner[length] == '/' || inner[length] == '\0');
+    free(inner);
+    free(outer);
+    return inside;
+}
+
 enum status file_check(const char *path)
 {
     struct stat info;

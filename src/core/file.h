@@ -26,6 +26,9 @@ enum status file_check(const char *path);
 /* Whether two paths name the same file, or would once it is made. */
 bool file_same(const char *a, const char *b);
 
+/* Whether `path`, which need not exist, is the folder `folder` or would be in it. Links are followed. */
+bool file_is_inside(const char *path, const char *folder);
+
 /* A file that appears whole or not at all: it grows under a temporary name in its folder. */
 struct file_writer {
     int fd;

@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "core/bytes.h"
 #include "load/place_writer.h"
+#include "load/samples.h"
 
 #define WORK "/.prepare"
 
@@ -107,22 +108,6 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
     return true;
 }
 
-/* Whether samples.csv has a line for its columns and one for each sample, the last of them ended. */
-static bool samples_are_whole(const struct folder *folder, const struct index *index)
-{
-    char path[PATH_MAX], *text = NULL;
-    size_t size = 0;
-    uint64_t lines = 0;
-    if (inside(folder, path, "/" FOLDER_SAMPLES_CSV) != STATUS_OK || access(path, F_OK) != 0 ||
-        bytes_read(path, &text, &size) != STATUS_OK)
-        return false;
-    for (size_t i = 0; i < size; i++)
-        lines += text[i] == '\n';
-    bool whole = lines == index->sample_count + 1 && text[size - 1] == '\n';
-    free(text);
-    return whole;
-}
-
 /* The list of shards for wids; a build that writes none misses none. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
@@ -138,7 +123,8 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
 /* Whether what tells of all places is there. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
-    return samples_are_whole(folder, index) && (index->layout == INDEX_FILES || wids_is_whole(folder, index));
+    return samples_are_whole(folder->path, index) &&
+           (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
 /* Reads the part of a place: false where there is none, or not that of this dataset's place. */
@@ -289,7 +275,7 @@ static enum status reopen(const struct folder *folder, const struct index *index
                     folder->path, index->place_count - kept, index->place_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
-        status_warn("%s: " FOLDER_SAMPLES_CSV " or the list for wids is missing or cut, and is written again",
+        status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
                     folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
@@ -358,10 +344,9 @@ static enum status add_part(const struct folder *folder, uint64_t place, struct 
 {
     struct index part;
     bool there = read_part(folder, place, &part);
-    if (there)
-        index_text_add_all(text, &part, 0);
+    enum status status = there ? index_text_add_all(text, &part, 0) : STATUS_OK;
     index_free(&part);
-    return there ? STATUS_OK
+    return there ? status
                  : status_set(STATUS_FAILED,
                               "%s: place %" PRIu64 " was made and is gone; is another program at "
                               "work there?",
