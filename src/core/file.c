@@ -105,6 +105,27 @@ enum status file_check(const char *path)
 
 /* ---- Writing ---- */
 
+enum status file_check_kind(const char *path, const struct file_kind *kind)
+{
+    char bytes[512], first;
+    TRY(file_check(path));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) /* what is not there is not lost; what cannot be read had better stay */
+        return errno == ENOENT ? STATUS_OK
+                               : status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(errno));
+    ssize_t any = pread(fd, &first, 1, 0);
+    ssize_t count =
+        pread(fd, bytes, kind->count < sizeof bytes ? kind->count : sizeof bytes, (off_t)kind->offset);
+    int cause = errno;
+    close(fd);
+    if (any < 0 || count < 0)
+        return status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(cause));
+    return any == 0 || ((size_t)count == kind->count && memcmp(bytes, kind->bytes, kind->count) == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s exists and is no %s; name another, or remove it", path,
+                            kind->name);
+}
+
 bool file_write_all(int fd, const char *bytes, size_t count)
 {
     while (count > 0) {

@@ -269,7 +269,9 @@ static enum status reopen(const struct folder *folder, const struct index *index
             kept++;
         }
     TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
-    if (kept < index->place_count)
+    if (index->place_count == 0)
+        status_warn("%s was cut or changed: all is made again", path);
+    else if (kept < index->place_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
                     " %s lack files, or have some of another size, and are made again",
                     folder->path, index->place_count - kept, index->place_count,
@@ -295,12 +297,38 @@ static void remove_work(const struct folder *folder)
     }
 }
 
+/* An index that was cut or changed tells nothing of the places. Where its first line still has the options of
+ * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
+static enum status replace_index(const struct folder *folder, const char *path)
+{
+    char *theirs = NULL;
+    size_t size;
+    struct index_text ours;
+    const struct index none = {0};
+    TRY(index_text_begin(&ours, folder->layout, folder->made));
+    fflush(ours.stream);
+    enum status status = bytes_read(path, &theirs, &size);
+    bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
+    index_text_free(&ours);
+    free(theirs);
+    TRY(status);
+    return same ? reopen(folder, &none, path)
+                : status_set(STATUS_USAGE,
+                             "%s was cut or changed, and its first line does not have these options; remove "
+                             "the folder and prepare it again, or remove the index alone to read without it",
+                             path);
+}
+
 static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
     struct index index;
     TRY(index_path(folder, path));
     enum status status = index_read(path, &index);
+    if (status == STATUS_FAILED) {
+        index_free(&index);
+        return replace_index(folder, path);
+    }
     if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
         status = refuse_options(folder, index.made);
     bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
