@@ -31,9 +31,9 @@ mpi='mpi(-ext)?\.h'
 
 forbid 'src/ is host C: CUDA is reached through variant.h and common/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
 forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/* mpi/comm.h mpi/comm_serial.c' "$mpi"
-only 'status, portable, timer and philox stand on libc alone' \
-    'src/core/status.h src/core/status.c src/core/portable.h src/core/timer.h src/core/philox.h' \
-    "$libc|core/(status|portable)\.h"
+only 'status, text, portable, timer and philox stand on libc alone' \
+    'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
+    "$libc|core/(status|portable|text)\.h"
 forbid 'cpu/ and cuda/ take no part in options, records or ranks' 'cpu/*/* cuda/*/*' \
     'core/(options|settings|record|report|runner|workload)\.h|comm\.h'
 forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/* mpi/*' '\.\./'

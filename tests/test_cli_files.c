@@ -414,27 +414,34 @@ Test(cli, several_variants_write_a_numpy_file_each)
     cr_expect(bytes == 128 + 2 * 8);
 }
 
+#define OLD_NPY "\x93NUMPY of an earlier run"
+
+static void put_old(void)
+{
+    put("out.npy", OLD_NPY);
+    put("out.labels.npy", OLD_NPY);
+}
+
 /* A limit on the size of files stands in for a full disk. */
 Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
 {
-    put("out.npy", "what was there");
+    put_old();
     how.file_bytes_max = 1000;
     run(NAIVE " --npy out.npy");
     expect_error(1, "out.npy cannot be written: File too large", "--npy");
-    expect_file("out.npy", "what was there");
-    cr_expect(count_files() == 1);
+    expect_file("out.npy", OLD_NPY);
+    cr_expect(count_files() == 2);
 }
 
 /* Labels of more bytes than images, so that only they do not fit. */
 Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
 {
-    put("out.npy", "old images");
-    put("out.labels.npy", "old labels");
+    put_old();
     how.file_bytes_max = 1000;
     run(NAIVE " --batch 200 --out-res 1 --npy out.npy");
     expect_error(1, "out.labels.npy cannot be written: File too large", "--npy");
-    expect_file("out.npy", "old images");
-    expect_file("out.labels.npy", "old labels");
+    expect_file("out.npy", OLD_NPY);
+    expect_file("out.labels.npy", OLD_NPY);
     cr_expect(count_files() == 2);
 }
 
@@ -456,7 +463,7 @@ Test(cli, a_signal_leaves_nothing_half_written)
     char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",     "--res", "32",
                     "--orbits", "1",          "--out-res", "64",      "--output", "f32",   "--channels",
                     "3",        "--vertices", "1",         "--npy",   "out.npy",  NULL};
-    put("out.npy", "what was there");
+    put_old();
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
         int wait_status;
         pid_t pid = fork();
@@ -467,7 +474,63 @@ Test(cli, a_signal_leaves_nothing_half_written)
             usleep(1000);
         cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
         cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
-        expect_file("out.npy", "what was there");
-        cr_expect(count_files() == 1);
+        expect_file("out.npy", OLD_NPY);
+        cr_expect(count_files() == 2);
+    }
+}
+
+/* What somebody else wrote stays: outputs go over files of their own kind alone. */
+Test(cli, other_files_are_not_overwritten)
+{
+    static const struct {
+        const char *option, *name, *words;
+    } outputs[] = {
+        {"--npy", "a.npy", "a.npy exists and is no NumPy file; name another, or remove it"},
+        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so something else wrote it"},
+        {"--npy", "c.npy", "c.labels.npy exists and is no NumPy file"},
+        {"--write-classes", "a.csv", "a.csv exists and is no list of classes"},
+#ifdef HAVE_PNG
+        {"--sheet", "a.png", "a.png exists and is no PNG picture"},
+        {"--sheet", "b.png", "b.png exists without index.tsv, so something else wrote it"},
+#endif
+    };
+    put("a.npy", "mine");
+    put("b.npy", OLD_NPY);
+    put("c.npy", OLD_NPY);
+    put("c.labels.npy", "mine");
+    put("a.csv", "class,vertices,mine\n");
+    put("a.png", "mine");
+    put("b.png", "\x89PNG\r\n\x1a\n, mine");
+    int files = count_files();
+    for (size_t i = 0; i < COUNT_OF(outputs); i++) {
+        char *before = get(outputs[i].name, NULL);
+        run(NAIVE " %s %s", outputs[i].option, outputs[i].name);
+        expect_error(2, outputs[i].words, outputs[i].name);
+        expect_file(outputs[i].name, before);
+        free(before);
+    }
+    cr_expect(count_files() == files);
+
+    /* With several variants each has a file of its own, which is looked at before it is written. */
+    cr_assert(mkdir("naive", 0777) == 0);
+    put("naive/a.npy", "mine");
+    cr_assert(remove("a.npy") == 0);
+    run("--variant " VARIANTS " " TINY " --npy a.npy");
+    cr_expect(status == 1 || status == 2, "%d", status);
+    cr_expect(strstr(err, "naive/a.npy exists and is no NumPy file"), "%s", err);
+    expect_file("naive/a.npy", "mine");
+}
+
+/* And over those of an earlier run, and empty ones. */
+Test(cli, files_of_an_earlier_run_are_replaced)
+{
+    put("empty.npy", "");
+    put("empty.csv", "");
+    for (int i = 0; i < 2; i++) {
+        run_well(NAIVE " --npy a.npy --write-classes a.csv");
+        run_well(NAIVE " --npy empty.npy --write-classes empty.csv");
+#ifdef HAVE_PNG
+        run_well(NAIVE " --sheet a.png --png folder");
+#endif
     }
 }

@@ -192,7 +192,7 @@ Test(record, foreign_header_is_refused)
     expect_refused("\"name,note,wrong\n", "(column 1 is '\"name', not 'name')");
     expect_refused("dear diary", "(column 1 is 'dear diary', not 'name')");
     expect_refused("name,note,wrong,more", "has more columns");
-    expect_refused("\033[31mred\a", "(column 1 is '?[31mred?', not 'name')");
+    expect_refused("\033[31mred\a", "(column 1 is '\\x1b[31mred\\x07', not 'name')");
     expect_refused("a cell of more than forty bytes, which is far too long for a message, and has commas\n",
                    "(column 1 is 'a cell of more than forty bytes', not 'name')");
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "core/status.h"
+#include "core/text.h"
 
 enum { TEXT_MAX = 1023 }; /* 1 KiB with its end */
 
@@ -61,28 +62,55 @@ Test(status, prefixes_nest_outwards_and_keep_the_code)
     cr_expect_str_eq(status_text(), "file.csv: line 7: the cause");
 }
 
-Test(status, a_long_message_is_cut)
+/* Names come first and remedies last, so a message that is too long loses its middle. */
+Test(status, a_long_message_loses_its_middle)
 {
-    status_set(STATUS_FAILED, "%s", letters('a', 3000));
+    status_set(STATUS_FAILED, "begin%send", letters('a', 3000));
     cr_expect(strlen(status_text()) == TEXT_MAX, "%zu", strlen(status_text()));
-    cr_expect(strspn(status_text(), "a") == TEXT_MAX);
+    cr_expect(strncmp(status_text(), "beginaaa", 8) == 0 && strstr(status_text(), "a ... a"));
+    cr_expect_str_eq(status_text() + TEXT_MAX - 4, "aend");
     status_set(STATUS_FAILED, "%s", letters('b', TEXT_MAX));
     cr_expect(strspn(status_text(), "b") == TEXT_MAX, "one that just fits is whole");
 }
 
-Test(status, a_prefix_pushes_the_end_of_a_long_message_out)
+Test(status, a_prefix_leaves_the_end_of_a_long_message)
 {
-    status_set(STATUS_FAILED, "%s", letters('m', TEXT_MAX));
+    status_set(STATUS_FAILED, "%s; do this", letters('m', TEXT_MAX));
     status_prefix(STATUS_FAILED, "file");
     cr_expect(strlen(status_text()) == TEXT_MAX);
     cr_expect(strncmp(status_text(), "file: mmm", 9) == 0, "%.20s", status_text());
+    cr_expect_str_eq(status_text() + TEXT_MAX - 9, "; do this");
+    status_prefix(STATUS_FAILED, "%s", letters('p', 2000));
+    cr_expect(strncmp(status_text(), "ppp", 3) == 0, "%.20s", status_text());
+    cr_expect_str_eq(status_text() + strlen(status_text()) - 9, "; do this");
 }
 
-Test(status, a_prefix_that_leaves_no_room_is_left_out)
+/* A cut goes between characters, wherever it falls. */
+Test(status, a_cut_leaves_characters_whole)
 {
-    status_set(STATUS_FAILED, "the cause");
-    status_prefix(STATUS_FAILED, "%s", letters('p', 2000));
-    cr_expect_str_eq(status_text(), "the cause");
+    for (size_t shift = 0; shift < 4; shift++) {
+        char text[4 * TEXT_MAX] = "", shown[sizeof text];
+        memset(text, 'x', shift);
+        for (size_t i = 0; i < TEXT_MAX / 2; i++)
+            strcat(text, "\u20ac");
+        status_set(STATUS_FAILED, "%s", text);
+        cr_expect(strstr(status_text(), " ... ") && strlen(status_text()) <= TEXT_MAX);
+        cr_expect_str_eq(text_printable(status_text(), shown, sizeof shown), status_text());
+        cr_expect_null(strchr(status_text(), '\\'));
+    }
+}
+
+/* Names of files come from anywhere, and a terminal obeys what it is sent. */
+Test(status, what_a_terminal_would_obey_is_escaped)
+{
+    static const char hostile[] = "a\033]0;title\007\n\tb\x9b\xff";
+    static const char harmless[] = "a\\x1b]0;title\\x07\\n\\tb\\x9b\\xff";
+    char line[128];
+    status_set(STATUS_FAILED, "%s", hostile);
+    cr_expect_str_eq(status_text(), harmless);
+    status_prefix(STATUS_FAILED, "%s", hostile);
+    snprintf(line, sizeof line, "%s: %s", harmless, harmless);
+    cr_expect_str_eq(status_text(), line);
 }
 
 static void *fail_elsewhere(void *text_before)

@@ -144,8 +144,8 @@ Test(tar, any_window_gives_the_same)
         enum tar_step step;
         size_t need, at = (size_t)parser.position, left = shard_size - at;
         size_t available = window < left ? window : left;
-        cr_assert_eq(tar_next(&parser, shard + at, available, false, &member, &step, &need), STATUS_OK, "%s",
-                     status_text());
+        cr_assert_eq(tar_next(&parser, shard + at, available, available == left, &member, &step, &need),
+                     STATUS_OK, "%s", status_text());
         if (step == TAR_END)
             break;
         members += step == TAR_MEMBER;
@@ -244,6 +244,152 @@ Test(tar, what_is_no_regular_file_is_passed_over)
     }
 }
 
+/* ---- After the end ---- */
+
+/* The same verdict however few bytes the parser is given at a time. */
+static enum status end_of_shard(size_t window)
+{
+    static struct tar_parser parser;
+    size_t need = TAR_BLOCK_BYTES;
+    tar_open(&parser, shard_size);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        size_t at = (size_t)parser.position, left = shard_size - at;
+        size_t wanted = need > window ? need : window, available = wanted < left ? wanted : left;
+        TRY(tar_next(&parser, shard + at, available, available == left, &member, &step, &need));
+        if (step == TAR_END)
+            return STATUS_OK;
+        if (step == TAR_MEMBER)
+            need = TAR_BLOCK_BYTES;
+    }
+}
+
+static void expect_end_refused(const char *words)
+{
+    static const size_t windows[] = {0, 700, 1024, 8192, SHARD_MAX};
+    for (size_t i = 0; i < COUNT_OF(windows); i++) {
+        cr_assert_eq(end_of_shard(windows[i]), STATUS_FAILED, "%s, window %zu", words, windows[i]);
+        cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    }
+}
+
+/* Tars are padded to whole records of 10 KiB; what is after the zeros must be zeros as well. */
+Test(tar, data_after_the_end_is_refused)
+{
+    small_shard();
+    size_t once = shard_size;
+    memcpy(shard + once, shard, once); /* cat a.tar a.tar */
+    shard_size = 2 * once;
+    expect_end_refused("offset 3072: the shard ends here, and data follow at offset 4096: ");
+    for (size_t padded = once + 1; padded < 20 * TAR_BLOCK_BYTES; padded += 511) {
+        small_shard();
+        memset(shard + once, 0, padded - once);
+        shard_size = padded;
+        cr_assert_eq(end_of_shard(0), STATUS_OK, "%zu: %s", padded, status_text());
+        cr_assert_eq(end_of_shard(SHARD_MAX), STATUS_OK, "%zu: %s", padded, status_text());
+        shard[padded - 1] = 1;
+        expect_end_refused("offset 3072: the shard ends here, and data follow at offset ");
+    }
+}
+
+/* A page that was zeroed is an end with data after it, wherever it lies. */
+Test(tar, a_zeroed_page_is_refused)
+{
+    for (size_t page = 0; page < 4; page++) {
+        shard_size = 0;
+        for (int i = 0; i < 40; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "%06d.bin", i);
+            add(name, "data", 4);
+        }
+        end_shard();
+        memset(shard + 8192 * page, 0, 4096);
+        expect_end_refused("the shard ends here, and data follow at offset ");
+    }
+}
+
+/* ---- Long names ---- */
+
+/* Pairs of names that differ in their last byte alone, at lengths around every limit. */
+static const size_t long_lengths[] = {99, 100, 101, 155, 255, 256, 511, 512, 513, 1023, 1024, 4094, 4095};
+
+static void long_name(size_t length, char last, char name[TAR_NAME_MAX + 2])
+{
+    memset(name, 'n', length);
+    memcpy(name, "key.", 4);
+    name[length - 1] = last;
+    name[length] = '\0';
+}
+
+static void add_long(const char *name, const void *data, size_t size)
+{
+    size_t count;
+    cr_assert_eq(tar_headers(shard + shard_size, name, size, &count), STATUS_OK, "%s", status_text());
+    cr_assert(count <= TAR_HEADERS_MAX && count % TAR_BLOCK_BYTES == 0);
+    shard_size += count;
+    memcpy(shard + shard_size, data, size);
+    memset(shard + shard_size + size, 0, tar_padding(size));
+    shard_size += size + tar_padding(size);
+}
+
+static void long_shard(void)
+{
+    shard_size = 0;
+    for (size_t i = 0; i < COUNT_OF(long_lengths); i++)
+        for (char last = 'a'; last <= 'b'; last++) {
+            char name[TAR_NAME_MAX + 2];
+            long_name(long_lengths[i], last, name);
+            add_long(name, &last, 1);
+        }
+    end_shard();
+}
+
+/* Calls back with what a reader found, and sees that it found all. */
+static size_t long_found;
+static void expect_long(const char *name, uint8_t content, uint64_t size)
+{
+    char expected[TAR_NAME_MAX + 2], last = long_found % 2 ? 'b' : 'a';
+    cr_assert_lt(long_found / 2, COUNT_OF(long_lengths));
+    long_name(long_lengths[long_found / 2], last, expected);
+    cr_assert_str_eq(name, expected);
+    cr_assert(size == 1 && content == last);
+    long_found++;
+}
+
+Test(tar, long_names_come_back_whole)
+{
+    static struct tar_parser parser;
+    long_shard();
+    tar_open(&parser, shard_size);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        size_t need, at = (size_t)parser.position;
+        cr_assert_eq(tar_next(&parser, shard + at, shard_size - at, true, &member, &step, &need), STATUS_OK,
+                     "%s", status_text());
+        if (step == TAR_END)
+            break;
+        expect_long(member.name, shard[member.data], member.size);
+    }
+    cr_assert_eq(long_found, 2 * COUNT_OF(long_lengths));
+}
+
+Test(tar, a_name_beyond_every_limit_is_refused)
+{
+    uint8_t bytes[TAR_HEADERS_MAX];
+    char name[TAR_NAME_MAX + 2];
+    size_t count;
+    long_name(TAR_NAME_MAX + 1, 'x', name);
+    cr_assert_eq(tar_headers(bytes, name, 1, &count), STATUS_FAILED);
+    cr_assert_not_null(strstr(status_text(), "1 to 4095 bytes, this one 4096"), "%s", status_text());
+    cr_assert_eq(tar_headers(bytes, "", 1, &count), STATUS_FAILED);
+    cr_assert_eq(tar_headers(bytes, "x", UINT64_C(1) << 33, &count), STATUS_FAILED);
+    long_name(TAR_NAME_MAX, 'x', name);
+    cr_assert_eq(tar_headers(bytes, name, 1, &count), STATUS_OK);
+    cr_assert_eq(count, 10 * TAR_BLOCK_BYTES);
+}
+
 /* ---- Others' shards ---- */
 
 /* Runs Python over `script`, which writes to the file in argv[1], and reads that into the shard. */
@@ -328,6 +474,29 @@ Test(tar, python_ustar_prefix)
     expect_names(expected);
 }
 
+/* Python's tarfile, and so webdataset, reads the long names that we write. */
+Test(tar, python_reads_our_long_names)
+{
+    char path[] = "/tmp/fdsl-tar-XXXXXX", command[1024];
+    int fd = mkstemp(path);
+    long_shard();
+    cr_assert(fd >= 0 && write(fd, shard, shard_size) == (ssize_t)shard_size && close(fd) == 0);
+    snprintf(command, sizeof command,
+             "python3 -c \"import sys, tarfile\n"
+             "t = tarfile.open(sys.argv[1])\n"
+             "lengths = [int(n) for n in sys.argv[2].split()]\n"
+             "names = [('key.' + 'n' * n)[:n - 1] + c for n in lengths for c in 'ab']\n"
+             "assert t.getnames() == names\n"
+             "assert [t.extractfile(m).read() for m in t] == [n[-1].encode() for n in names]\" %s "
+             "'99 100 101 155 255 256 511 512 513 1023 1024 4094 4095'",
+             path);
+    int failed = system("python3 -c 'import tarfile' 2>/dev/null") == 0 ? system(command) : -1;
+    unlink(path);
+    if (failed < 0)
+        cr_skip_test("no python3 here");
+    cr_assert_eq(failed, 0);
+}
+
 Test(tar, python_global_and_sizes)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT,\n"
@@ -368,6 +537,23 @@ Test(tar, libarchive_reads_ours)
     cr_assert_eq(archive_errno(archive), 0);
     archive_read_free(archive);
     expect_listing(theirs);
+}
+
+Test(tar, libarchive_reads_our_long_names)
+{
+    long_shard();
+    struct archive *archive = archive_read_new();
+    struct archive_entry *entry;
+    archive_read_support_format_tar(archive);
+    cr_assert_eq(archive_read_open_memory(archive, shard, shard_size), ARCHIVE_OK);
+    while (archive_read_next_header(archive, &entry) == ARCHIVE_OK) {
+        uint8_t byte = 0;
+        cr_assert_eq(archive_read_data(archive, &byte, 1), 1);
+        expect_long(archive_entry_pathname(entry), byte, (uint64_t)archive_entry_size(entry));
+    }
+    cr_assert_eq(archive_errno(archive), 0);
+    archive_read_free(archive);
+    cr_assert_eq(long_found, 2 * COUNT_OF(long_lengths));
 }
 #endif
 

@@ -59,6 +59,34 @@ bool file_same(const char *a, const char *b)
            strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
 
+/* The real name of the deepest part of a path that exists: of "a/b/c" where only "a" does, that of "a". From
+ * malloc, or NULL. */
+static char *real_part(const char *path)
+{
+    char part[PATH_MAX], *real = NULL;
+    snprintf(part, sizeof part, "%s", path);
+    while (*part && !(real = realpath(part, NULL))) {
+        char *slash = strrchr(part, '/');
+        if (!slash)
+            return realpath(".", NULL);
+        *slash = '\0';
+    }
+    return real ? real : realpath("/", NULL);
+}
+
+bool file_is_inside(const char *path, const char *folder)
+{
+    char *inner = real_part(path), *outer = realpath(folder, NULL);
+    size_t length = outer ? strlen(outer) : 0;
+    if (length == 1)
+        length = 0; /* "/" holds all */
+    bool inside = inner && outer && strncmp(inner, outer, length) == 0 &&
+                  (inner[length] == '/' || inner[length] == '\0');
+    free(inner);
+    free(outer);
+    return inside;
+}
+
 enum status file_check(const char *path)
 {
     struct stat info;
@@ -76,6 +104,27 @@ enum status file_check(const char *path)
 }
 
 /* ---- Writing ---- */
+
+enum status file_check_kind(const char *path, const struct file_kind *kind)
+{
+    char bytes[512], first;
+    TRY(file_check(path));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) /* what is not there is not lost; what cannot be read had better stay */
+        return errno == ENOENT ? STATUS_OK
+                               : status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(errno));
+    ssize_t any = pread(fd, &first, 1, 0);
+    ssize_t count =
+        pread(fd, bytes, kind->count < sizeof bytes ? kind->count : sizeof bytes, (off_t)kind->offset);
+    int cause = errno;
+    close(fd);
+    if (any < 0 || count < 0)
+        return status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(cause));
+    return any == 0 || ((size_t)count == kind->count && memcmp(bytes, kind->bytes, kind->count) == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s exists and is no %s; name another, or remove it", path,
+                            kind->name);
+}
 
 bool file_write_all(int fd, const char *bytes, size_t count)
 {

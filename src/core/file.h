@@ -23,8 +23,23 @@ void file_sync_folder(const char *path);
  * regular file. Touches nothing. STATUS_USAGE with the reason and a remedy. */
 enum status file_check(const char *path);
 
+/* How files of a kind begin: with `count` bytes, `offset` bytes after their first. */
+struct file_kind {
+    const char *name; /* for messages, "NumPy file" */
+    size_t offset;
+    const char *bytes;
+    size_t count;
+};
+
+/* Checks like file_check(), and that nothing is lost that somebody may miss: what exists at `path` must be
+ * empty or begin as files of this kind. STATUS_USAGE with the reason and a remedy. */
+enum status file_check_kind(const char *path, const struct file_kind *kind);
+
 /* Whether two paths name the same file, or would once it is made. */
 bool file_same(const char *a, const char *b);
+
+/* Whether `path`, which need not exist, is the folder `folder` or would be in it. Links are followed. */
+bool file_is_inside(const char *path, const char *folder);
 
 /* A file that appears whole or not at all: it grows under a temporary name in its folder. */
 struct file_writer {

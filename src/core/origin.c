@@ -32,17 +32,28 @@ const struct origin *origin_find(const char *name)
     return NULL;
 }
 
-#define WORDS_MAX 32
+/* "--name=value" of two words: in this form the value may begin with dashes. */
+static enum status join_words(struct origin_reader *reader, const char *const words[], int *count)
+{
+    for (*count = 0; words[2 * *count]; ++*count) {
+        const char *name = words[2 * *count], *value = words[2 * *count + 1];
+        size_t bytes = strlen(name) + strlen(value) + 2;
+        char *argument = *count < ORIGIN_ARGUMENTS_MAX ? malloc(bytes) : NULL;
+        if (!argument)
+            return status_set(STATUS_FAILED, "out of memory for the options of an origin");
+        snprintf(argument, bytes, "%s=%s", name, value);
+        reader->arguments[*count] = argument;
+    }
+    return STATUS_OK;
+}
 
 enum status origin_open(const char *name, const char *const words[], const struct resources *resources,
                         struct origin_reader *reader)
 {
     const struct origin *origin = origin_find(name);
     const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
-    char *argv[WORDS_MAX] = {(char *)"origin"};
-    int argc = 1;
-    for (size_t i = 0; words[i] && argc < WORDS_MAX; i++)
-        argv[argc++] = (char *)(uintptr_t)words[i]; /* getopt moves them, and changes none */
+    char *argv[ORIGIN_ARGUMENTS_MAX + 2] = {(char *)"origin"};
+    int count;
     *reader =
         (struct origin_reader){.origin = origin,
                                .parameters = calloc(1, origin->parameters_bytes),
@@ -55,7 +66,9 @@ enum status origin_open(const char *name, const char *const words[], const struc
     if (workload)
         options->tables[options->table_count++] =
             (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
-    TRY(options_parse(options, argc, argv));
+    TRY(join_words(reader, words, &count));
+    memcpy(argv + 1, reader->arguments, sizeof reader->arguments); /* getopt moves them, and changes none */
+    TRY(options_parse(options, count + 1, argv));
     const struct origin_request request = {.options = options,
                                            .parameters = reader->parameters,
                                            .workload_parameters = reader->workload_parameters,
@@ -70,6 +83,8 @@ void origin_close(struct origin_reader *reader)
     options_free(&reader->options);
     free(reader->parameters);
     free(reader->workload_parameters);
+    for (size_t i = 0; i < ORIGIN_ARGUMENTS_MAX; i++)
+        free(reader->arguments[i]);
     *reader = (struct origin_reader){0};
 }
 

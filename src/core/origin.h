@@ -15,7 +15,8 @@
 
 #define ORIGIN_MEMBERS_MAX 4
 #define ORIGIN_COLUMNS_MAX 4
-#define ORIGIN_TEXT_MAX    32
+#define ORIGIN_TEXT_MAX    4097       /* any key and its zero: as long as a path or a name in a tar */
+#define ORIGIN_ENDLESS     UINT64_MAX /* instead of a number of samples */
 
 struct origin_member {
     const char *extension; /* lives as long as the origin is open */
@@ -31,7 +32,7 @@ struct origin_sample {
 
 /* What is known once an origin is open. */
 struct origin_facts {
-    uint64_t samples;      /* how many there are; 0: as many as are asked for */
+    uint64_t samples;      /* how many there are; ORIGIN_ENDLESS: as many as are asked for */
     uint64_t sample_bytes; /* about, for the number of shards */
     uint64_t identity;     /* a hash of what the options name but do not hold: the contents of files */
 };
@@ -42,6 +43,7 @@ struct origin_request {
     const void *parameters;
     void *workload_parameters;
     struct resources resources;
+    const char *target; /* the folder that samples are written into, or NULL; it need not exist */
 };
 
 struct origin {
@@ -76,7 +78,7 @@ struct origin {
     /* With generate(): the label of a sample that nobody has made. */
     uint64_t (*label)(const void *state, uint64_t number);
 
-    /* The texts of the columns. */
+    /* The texts of the columns, one for each. */
     void (*describe)(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX]);
 };
 
@@ -87,6 +89,8 @@ const struct origin *origin_find(const char *name);
 
 /* ---- For those who want samples without a folder ---- */
 
+#define ORIGIN_ARGUMENTS_MAX 8
+
 /* An origin that was opened by words. */
 struct origin_reader {
     const struct origin *origin;
@@ -94,10 +98,12 @@ struct origin_reader {
     struct origin_facts facts;
     struct options options;
     void *parameters, *workload_parameters; /* owned */
+    char *arguments[ORIGIN_ARGUMENTS_MAX];  /* owned; the values of options point into them */
 };
 
-/* Opens the origin of that name with the options that `words`, NULL-terminated and alive as long as the
- * reader, give: {"--source", "x", NULL}. The caller closes, also after a failure. */
+/* Opens the origin of that name with the options that `words` give, names and values in turn and then NULL:
+ * {"--source", "x", NULL}. Any text will do as a value, "--" as well. The caller closes, also after a
+ * failure. */
 enum status origin_open(const char *name, const char *const words[], const struct resources *resources,
                         struct origin_reader *reader);
 void origin_close(struct origin_reader *reader);

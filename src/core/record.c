@@ -13,6 +13,7 @@
 #include "core/bytes.h"
 #include "core/file.h"
 #include "core/lock.h"
+#include "core/text.h"
 
 #define ROW_FIELDS_FIRST 64
 #define CELL_SHOWN       40 /* bytes of a foreign cell in a message */
@@ -106,21 +107,6 @@ const char *row_get(const struct row *row, const char *column)
 
 /* ---- CSV lines ---- */
 
-static void write_field(FILE *stream, const char *text)
-{
-    if (!strpbrk(text, ",\"\r\n")) {
-        fputs(text, stream);
-        return;
-    }
-    fputc('"', stream);
-    for (const char *c = text; *c; c++) {
-        if (*c == '"')
-            fputc('"', stream);
-        fputc(*c, stream);
-    }
-    fputc('"', stream);
-}
-
 static void write_line(FILE *stream, const struct row *row, bool header)
 {
     for (size_t i = 0; i < row->count; i++) {
@@ -130,7 +116,7 @@ static void write_line(FILE *stream, const struct row *row, bool header)
         if (row->count == 1 && !*text)
             fputs("\"\"", stream); /* a bare empty line would read as no row at all */
         else
-            write_field(stream, text);
+            text_csv_field(stream, text);
     }
     fputc('\n', stream);
 }
@@ -202,15 +188,6 @@ static size_t cell_bytes(const char *at, const char *end)
     return bytes;
 }
 
-/* A foreign cell for a message: short, and on one line whatever the file holds. */
-static void printable_cell(const char *cell, size_t bytes, char text[CELL_SHOWN + 1])
-{
-    size_t count = bytes < CELL_SHOWN ? bytes : CELL_SHOWN;
-    for (size_t i = 0; i < count; i++)
-        text[i] = (unsigned char)cell[i] < ' ' || cell[i] == 127 ? '?' : cell[i];
-    text[count] = '\0';
-}
-
 /* Names the first column in which a file's first line differs from our header. */
 static enum status refuse_header(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
                                  size_t ours_bytes)
@@ -218,14 +195,11 @@ static enum status refuse_header(const char *path, const char *theirs, size_t th
     const char *theirs_end = theirs + theirs_bytes, *ours_end = ours + ours_bytes;
     for (size_t column = 1;; column++) {
         size_t t = cell_bytes(theirs, theirs_end), o = cell_bytes(ours, ours_end);
-        if (t != o || memcmp(theirs, ours, t) != 0) {
-            char their_name[CELL_SHOWN + 1], our_name[CELL_SHOWN + 1];
-            printable_cell(theirs, t, their_name);
-            printable_cell(ours, o, our_name);
+        if (t != o || memcmp(theirs, ours, t) != 0)
             return status_set(STATUS_USAGE,
-                              "%s holds other columns (column %zu is '%s', not '%s'); name another file",
-                              path, column, their_name, our_name);
-        }
+                              "%s holds other columns (column %zu is '%.*s', not '%.*s'); name another file",
+                              path, column, (int)(t < CELL_SHOWN ? t : CELL_SHOWN), theirs,
+                              (int)(o < CELL_SHOWN ? o : CELL_SHOWN), ours);
         theirs += t;
         ours += o;
         if (theirs == theirs_end || ours == ours_end || *theirs != ',' || *ours != ',')

@@ -14,6 +14,7 @@
 #include "common/device.h"
 #include "core/env.h"
 #include "core/nvml.h"
+#include "core/text.h"
 
 struct report {
     const struct settings *settings;
@@ -36,6 +37,14 @@ static enum status flush_stdout(void)
 /* ---- JSON ---- */
 
 #ifdef HAVE_JANSSON
+/* A text as JSON, which holds UTF-8 alone: other bytes, as names of files may have, are escaped. */
+static json_t *json_text(const char *text)
+{
+    char printable[4096];
+    json_t *string = json_string(text);
+    return string ? string : json_string(text_printable(text, printable, sizeof printable));
+}
+
 /* A field as JSON: null where the value does not apply. */
 static json_t *json_field(const struct field *field)
 {
@@ -44,7 +53,7 @@ static json_t *json_field(const struct field *field)
     if (field->kind == FIELD_FLAG)
         return json_boolean(strcmp(field->text, "0") != 0 && strcmp(field->text, "no") != 0);
     if (field->kind == FIELD_TEXT)
-        return json_string(field->text);
+        return json_text(field->text);
     char *end;
     errno = 0;
     long long whole = strtoll(field->text, &end, 10);
@@ -179,8 +188,11 @@ enum status report_env(int device, int format)
 #endif
     } else if (status == STATUS_OK) {
         for (size_t i = 0; i < row.count; i++)
-            if (*row.fields[i].text)
-                printf("%-26s %s\n", row.fields[i].column, row.fields[i].text);
+            if (*row.fields[i].text) {
+                printf("%-26s ", row.fields[i].column);
+                text_print(stdout, row.fields[i].text);
+                putchar('\n');
+            }
     }
     row_free(&row);
     return status;
@@ -243,8 +255,10 @@ static void print_caption(const struct settings *settings, const struct result *
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
         bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
-        if (spec->column && shown && applies && *text)
-            printf(" %s %s", spec->name, text);
+        if (spec->column && shown && applies && *text) {
+            printf(" %s ", spec->name);
+            text_print(stdout, text);
+        }
     }
     if (result->cache)
         printf(" cache %s", result->cache);

@@ -6,7 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static _Thread_local char message[1024];
+#include "core/text.h"
+
+#define MESSAGE_BYTES 1024
+#define GAP           " ... " /* instead of the middle of a message that is too long */
+
+static _Thread_local char message[MESSAGE_BYTES];
 
 /* Set before any thread begins. */
 static bool launched;
@@ -29,29 +34,62 @@ int status_severity(enum status code)
     return 5; /* no status at all */
 }
 
+/* Fits text into `out`, a buffer of MESSAGE_BYTES, as a terminal may show it. One that is too long loses its
+ * middle: names come first in most messages, and what to do last. */
+static void fit(const char *text, char *out)
+{
+    char *whole = malloc(4 * strlen(text) + 1); /* a byte becomes four at most */
+    if (!whole) {
+        text_printable(text, out, MESSAGE_BYTES);
+        return;
+    }
+    text_printable(text, whole, 4 * strlen(text) + 1);
+    size_t length = strlen(whole), head = length;
+    const char *tail = whole + length;
+    if (length >= MESSAGE_BYTES) {
+        head = MESSAGE_BYTES / 2;
+        tail -= MESSAGE_BYTES - 1 - strlen(GAP) - head;
+        while ((whole[head] & 0xC0) == 0x80) /* not inside of a character */
+            head--;
+        while ((*tail & 0xC0) == 0x80)
+            tail++;
+    }
+    snprintf(out, MESSAGE_BYTES, "%.*s%s%s", (int)head, whole, *tail ? GAP : "", tail);
+    free(whole);
+}
+
+/* Formats text of any length and fits it into `out`. `end`, where it is not NULL, comes after it. */
+__attribute__((format(printf, 2, 0))) static void fit_formatted(char *out, const char *format,
+                                                                va_list arguments, const char *end)
+{
+    char *begin = NULL, *text = NULL;
+    if (vasprintf(&begin, format, arguments) < 0)
+        begin = NULL;
+    if (begin && end && asprintf(&text, "%s: %s", begin, end) < 0)
+        text = NULL;
+    if (begin && (text || !end))
+        fit(text ? text : begin, out);
+    else if (!end) /* no memory for more than the words themselves */
+        fit(format, out);
+    free(begin);
+    free(text);
+}
+
 enum status status_set(enum status code, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
+    fit_formatted(message, format, arguments, NULL);
     va_end(arguments);
     return code;
 }
 
 enum status status_prefix(enum status code, const char *format, ...)
 {
-    char text[sizeof message];
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(text, sizeof text, format, arguments);
+    fit_formatted(message, format, arguments, message);
     va_end(arguments);
-    if (length < 0 || (size_t)length >= sizeof text - 2)
-        length = 0;
-    size_t room = sizeof text - (size_t)length;
-    int written = snprintf(text + length, room, "%s%s", length ? ": " : "", message);
-    if (written < 0) /* then the message alone must do */
-        return code;
-    memcpy(message, text, sizeof message);
     return code;
 }
 
@@ -89,8 +127,8 @@ static void print_line(const char *colour, const char *kind, const char *text)
 
 static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)
 {
-    char text[sizeof message];
-    vsnprintf(text, sizeof text, format, arguments);
+    char text[MESSAGE_BYTES];
+    fit_formatted(text, format, arguments, NULL);
     print_line(colour, kind, text);
 }
 

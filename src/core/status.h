@@ -2,7 +2,7 @@
  *
  * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
  * went wrong and what to do about it; on the way up, status_prefix() adds context. The codes are the exit
- * statuses of the program. Only libc.
+ * statuses of the program. Only libc and core/text.h.
  */
 #ifndef FDSL_CORE_STATUS_H
 #define FDSL_CORE_STATUS_H
@@ -26,7 +26,9 @@ enum status {
 int status_severity(enum status code);
 
 /* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
- * in `return status_set(...)`. The text is cut at 1 KiB. */
+ * in `return status_set(...)`. A text of more than 1 KiB loses its middle. It may hold names of files and
+ * keys of samples as they are: here, in status_prefix() and in what prints, control characters and bytes that
+ * are not UTF-8 are escaped (text_printable()). */
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts context in front of the recorded message ("context: message") and returns `code` unchanged. */

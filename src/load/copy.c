@@ -7,6 +7,7 @@
 #include <xxhash.h>
 #endif
 
+#include "core/file.h"
 #include "core/origin.h"
 #include "load/dataset.h"
 
@@ -90,7 +91,7 @@ static enum status dataset_origin_make(void *state, uint64_t first, uint64_t cou
 static void dataset_origin_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
 {
     const struct dataset *dataset = state;
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%.*s", ORIGIN_TEXT_MAX - 1, dataset->samples[number].key);
+    snprintf(texts[0], ORIGIN_TEXT_MAX, "%s", dataset->samples[number].key);
 }
 
 /* ---- Opening ---- */
@@ -109,6 +110,29 @@ static uint64_t identify(const struct dataset *dataset)
     return identity;
 }
 
+/* Whether the copy can hold every member. Looked at before anything is written. */
+static enum status check_extensions(const struct dataset *dataset)
+{
+    struct index_extensions extensions = {.count = 0};
+    for (uint32_t m = 0; m < dataset->member_count; m++) {
+        const struct dataset_member *member = &dataset->members[m];
+        enum status status = index_extensions_add(&extensions, member->extension);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
+    }
+    return STATUS_OK;
+}
+
+/* A copy that is written into the source would be read as a part of it, now or when it goes on. */
+static enum status check_target(const char *source, const char *target)
+{
+    return target && file_is_inside(target, source)
+               ? status_set(STATUS_USAGE,
+                            "--prepare %s: this is in its own source, %s; name a folder outside of it",
+                            target, source)
+               : STATUS_OK;
+}
+
 static enum status dataset_origin_open(const struct origin_request *request, struct origin_facts *facts,
                                        void **state)
 {
@@ -118,10 +142,13 @@ static enum status dataset_origin_open(const struct origin_request *request, str
 #endif
     if (!parameters->source)
         return status_set(STATUS_USAGE, "say which folder to read with --source DIR");
+    TRY(check_target(parameters->source, request->target));
     struct dataset *dataset = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");
     enum status status = dataset_open(parameters->source, false, dataset);
+    if (status == STATUS_OK && request->target)
+        status = check_extensions(dataset);
     if (status != STATUS_OK) {
         dataset_origin_close(dataset);
         return status;

@@ -120,6 +120,7 @@ static enum status counter_open(const struct origin_request *request, struct ori
         free(counter);
         return status;
     }
+    facts->samples = ORIGIN_ENDLESS;
     facts->sample_bytes =
         NPY_HEADER_MAX + counter->values * counter_value_bytes((enum counter_type)counter->parameters.type);
     *state = counter;

@@ -3,12 +3,16 @@
 
 #include <inttypes.h>
 
-void dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
+enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
 {
+    TRY(index_check_name(key));
+    for (size_t i = 0; i < count; i++)
+        TRY(index_check_name(members[i].extension));
     for (size_t i = 0; i < count; i++)
         fprintf(stream, "%s%s %" PRIu64 " %" PRIu64 " %s.%s", i ? " " : "", members[i].extension,
                 members[i].offset, members[i].size, key, members[i].extension);
     fputc('\n', stream);
+    return STATUS_OK;
 }
 
 enum status dali_format(const struct index *index, uint64_t number, char **text, size_t *size)
@@ -19,10 +23,12 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory for an index of DALI");
     fprintf(stream, DALI_HEAD, place->count);
-    for (uint64_t s = place->first; s < place->first + place->count; s++)
-        dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
-                        index->samples[s].count);
+    enum status status = STATUS_OK;
+    for (uint64_t s = place->first; status == STATUS_OK && s < place->first + place->count; s++)
+        status = dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
+                                 index->samples[s].count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index of DALI");
+    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for an index of DALI")
+                                         : status;
 }

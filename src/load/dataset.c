@@ -1,6 +1,5 @@
 #include "load/dataset.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,8 +23,7 @@ enum status dataset_out_of_memory(void)
     return status_set(STATUS_FAILED, "out of memory for the list of samples");
 }
 
-/* Makes room for one more in an array of `size` bytes an element. */
-static enum status grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
+enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
 {
     void **place = array;
     if (count < *capacity)
@@ -61,21 +59,23 @@ enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t 
 
 enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes)
 {
-    TRY(grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
+    TRY(dataset_grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
     dataset->files[dataset->file_count++] = (struct dataset_file){.name = name, .bytes = bytes};
     return STATUS_OK;
 }
 
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member)
 {
-    TRY(grow(&dataset->members, dataset->member_count, &dataset->member_capacity, sizeof *dataset->members));
+    TRY(dataset_grow(&dataset->members, dataset->member_count, &dataset->member_capacity,
+                     sizeof *dataset->members));
     dataset->members[dataset->member_count++] = member;
     return STATUS_OK;
 }
 
 enum status dataset_add_sample(struct dataset *dataset, const char *key)
 {
-    TRY(grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity, sizeof *dataset->samples));
+    TRY(dataset_grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity,
+                     sizeof *dataset->samples));
     dataset->samples[dataset->sample_count++] =
         (struct dataset_sample){.key = key, .member = dataset->member_count};
     return STATUS_OK;
@@ -129,68 +129,6 @@ static bool is_metadata(const char *name)
            ends_in(name, ".index") || ends_in(name, ".wids.json");
 }
 
-struct names {
-    const char **items;
-    uint32_t count, capacity;
-};
-
-/* A folder that is being listed, and the one that it is in. */
-struct nest {
-    dev_t device;
-    ino_t inode;
-    const struct nest *above;
-};
-
-/* Whether a link led back to a folder that is being listed. */
-static bool leads_back(const struct nest *nest)
-{
-    for (const struct nest *above = nest->above; above; above = above->above)
-        if (above->device == nest->device && above->inode == nest->inode)
-            return true;
-    return false;
-}
-
-/* Adds the regular files under `folder` ("" or ending in a slash), which is in the folder `above`. */
-static enum status list_folder(struct dataset *dataset, const char *folder, bool deep,
-                               const struct nest *above, struct names *names)
-{
-    struct stat self = {0};
-    int fd = openat(dataset->directory, *folder ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
-    if (!stream) {
-        status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, folder,
-                   strerror(errno));
-        return *folder ? dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN) : STATUS_FAILED;
-    }
-    enum status status = STATUS_OK;
-    if (fstat(fd, &self) != 0)
-        status = status_set(STATUS_FAILED, "%s/%s: %s", dataset->path, folder, strerror(errno));
-    struct nest nest = {self.st_dev, self.st_ino, above};
-    if (status == STATUS_OK && leads_back(&nest))
-        status = status_set(STATUS_USAGE, "%s/%s leads back to a folder that it is in; remove that link",
-                            dataset->path, folder);
-    for (struct dirent *entry; status == STATUS_OK && (entry = readdir(stream));) {
-        char path[PATH_MAX];
-        struct stat status_;
-        if (entry->d_name[0] == '.')
-            continue;
-        if (snprintf(path, sizeof path - 1, "%s%s", folder, entry->d_name) >= (int)sizeof path - 1 ||
-            fstatat(dirfd(stream), entry->d_name, &status_, 0) != 0) {
-            status_set(STATUS_FAILED, "%s/%s%s: %s", dataset->path, folder, entry->d_name, strerror(errno));
-            status = dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN);
-        } else if (S_ISDIR(status_.st_mode) && deep)
-            status = list_folder(dataset, strcat(path, "/"), true, &nest, names);
-        else if (S_ISREG(status_.st_mode)) {
-            status = grow(&names->items, names->count, &names->capacity, sizeof *names->items);
-            if (status == STATUS_OK)
-                status = dataset_keep_name(dataset, path, strlen(path), &names->items[names->count++]);
-        } else if (!deep && !S_ISDIR(status_.st_mode) && ends_in(path, ".tar"))
-            status_warn("%s/%s is no regular file, and is not read", dataset->path, path);
-    }
-    closedir(stream);
-    return status;
-}
-
 static int by_text(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -220,7 +158,7 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
     return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
 }
 
-static enum status open_shards(struct dataset *dataset, const struct names *names)
+static enum status open_shards(struct dataset *dataset, const struct dataset_names *names)
 {
     TRY(shards_room(dataset, names->count));
     for (uint32_t i = 0; i < names->count; i++)
@@ -296,7 +234,7 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
 }
 
 /* Archives among files are read as files of one sample each, which is rarely what was wanted. */
-static void warn_of_archives(const struct dataset *dataset, const struct names *names)
+static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
     static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
     for (uint32_t i = 0; i < names->count; i++)
@@ -314,8 +252,8 @@ static void warn_of_archives(const struct dataset *dataset, const struct names *
 
 static enum status open_files(struct dataset *dataset)
 {
-    struct names names = {0};
-    enum status status = list_folder(dataset, "", true, NULL, &names);
+    struct dataset_names names = {0};
+    enum status status = dataset_list(dataset, true, &names);
     if (names.count)
         qsort(names.items, names.count, sizeof *names.items, by_key);
     if (status == STATUS_OK)
@@ -501,7 +439,7 @@ enum status dataset_hash(struct dataset *dataset)
 /* ---- Opening ---- */
 
 /* The one name that ends so, or NULL; `*several` tells of more. */
-static const char *the_one(const struct names *names, const char *end, bool *several)
+static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
 {
     const char *found = NULL;
     for (uint32_t i = 0; i < names->count; i++)
@@ -514,9 +452,9 @@ static const char *the_one(const struct names *names, const char *end, bool *sev
 
 static enum status list_samples(struct dataset *dataset)
 {
-    struct names names = {0};
+    struct dataset_names names = {0};
     bool several = false, unused = false;
-    enum status status = list_folder(dataset, "", false, NULL, &names);
+    enum status status = dataset_list(dataset, false, &names);
     if (status == STATUS_OK && names.count)
         qsort(names.items, names.count, sizeof *names.items, by_text);
     const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);

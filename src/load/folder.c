@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "core/bytes.h"
 #include "load/place_writer.h"
+#include "load/samples.h"
 
 #define WORK "/.prepare"
 
@@ -107,22 +108,6 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
     return true;
 }
 
-/* Whether samples.csv has a line for its columns and one for each sample, the last of them ended. */
-static bool samples_are_whole(const struct folder *folder, const struct index *index)
-{
-    char path[PATH_MAX], *text = NULL;
-    size_t size = 0;
-    uint64_t lines = 0;
-    if (inside(folder, path, "/" FOLDER_SAMPLES_CSV) != STATUS_OK || access(path, F_OK) != 0 ||
-        bytes_read(path, &text, &size) != STATUS_OK)
-        return false;
-    for (size_t i = 0; i < size; i++)
-        lines += text[i] == '\n';
-    bool whole = lines == index->sample_count + 1 && text[size - 1] == '\n';
-    free(text);
-    return whole;
-}
-
 /* The list of shards for wids; a build that writes none misses none. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
@@ -138,7 +123,8 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
 /* Whether what tells of all places is there. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
-    return samples_are_whole(folder, index) && (index->layout == INDEX_FILES || wids_is_whole(folder, index));
+    return samples_are_whole(folder->path, index) &&
+           (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
 /* Reads the part of a place: false where there is none, or not that of this dataset's place. */
@@ -283,13 +269,15 @@ static enum status reopen(const struct folder *folder, const struct index *index
             kept++;
         }
     TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
-    if (kept < index->place_count)
+    if (index->place_count == 0)
+        status_warn("%s was cut or changed: all is made again", path);
+    else if (kept < index->place_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
                     " %s lack files, or have some of another size, and are made again",
                     folder->path, index->place_count - kept, index->place_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
-        status_warn("%s: " FOLDER_SAMPLES_CSV " or the list for wids is missing or cut, and is written again",
+        status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
                     folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
@@ -309,12 +297,38 @@ static void remove_work(const struct folder *folder)
     }
 }
 
+/* An index that was cut or changed tells nothing of the places. Where its first line still has the options of
+ * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
+static enum status replace_index(const struct folder *folder, const char *path)
+{
+    char *theirs = NULL;
+    size_t size;
+    struct index_text ours;
+    const struct index none = {0};
+    TRY(index_text_begin(&ours, folder->layout, folder->made));
+    fflush(ours.stream);
+    enum status status = bytes_read(path, &theirs, &size);
+    bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
+    index_text_free(&ours);
+    free(theirs);
+    TRY(status);
+    return same ? reopen(folder, &none, path)
+                : status_set(STATUS_USAGE,
+                             "%s was cut or changed, and its first line does not have these options; remove "
+                             "the folder and prepare it again, or remove the index alone to read without it",
+                             path);
+}
+
 static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
     struct index index;
     TRY(index_path(folder, path));
     enum status status = index_read(path, &index);
+    if (status == STATUS_FAILED) {
+        index_free(&index);
+        return replace_index(folder, path);
+    }
     if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
         status = refuse_options(folder, index.made);
     bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
@@ -358,10 +372,9 @@ static enum status add_part(const struct folder *folder, uint64_t place, struct 
 {
     struct index part;
     bool there = read_part(folder, place, &part);
-    if (there)
-        index_text_add_all(text, &part, 0);
+    enum status status = there ? index_text_add_all(text, &part, 0) : STATUS_OK;
     index_free(&part);
-    return there ? STATUS_OK
+    return there ? status
                  : status_set(STATUS_FAILED,
                               "%s: place %" PRIu64 " was made and is gone; is another program at "
                               "work there?",

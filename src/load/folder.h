@@ -13,8 +13,6 @@
 #include "core/status.h"
 #include "load/index.h"
 
-#define FOLDER_SAMPLES_CSV "samples.csv" /* a line for the columns, and one a sample */
-
 struct folder {
     const char *path;
     const char *name; /* the dataset's */

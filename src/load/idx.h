@@ -15,7 +15,7 @@ struct idx {
     uint32_t axes;
     uint32_t shape[IDX_AXES_MAX];
     const uint8_t *values; /* the product of the shape, in C order */
-    uint8_t *owned;        /* what idx_read() allocated; NULL after idx_parse() */
+    uint8_t *owned;        /* what idx_take() holds; NULL after idx_parse() */
 };
 
 FDSL_C_BEGIN
@@ -24,8 +24,13 @@ FDSL_C_BEGIN
  * into `bytes`. STATUS_FAILED for anything else, types other than bytes, or a size that does not fit. */
 enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx);
 
-/* Reads a file, through zlib where it is gzipped. The caller frees. STATUS_FAILED with path and reason;
- * STATUS_UNAVAILABLE for a gzipped one where the build has no zlib. */
+/* The same for a file that may be gzipped: takes `bytes`, which come from malloc, and unpacks no more of them
+ * than the header says. `idx->owned` holds the values. The caller frees, also after a failure. STATUS_FAILED
+ * also for what memory cannot hold; STATUS_UNAVAILABLE for a gzipped one where the build has no zlib. */
+enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx);
+
+/* Reads a file, plain or gzipped, of one or more members. The caller frees, also after a failure. Messages
+ * begin with the path. */
 enum status idx_read(const char *path, struct idx *idx);
 void idx_free(struct idx *idx);
 

@@ -83,22 +83,55 @@ void index_text_add_place(struct index_text *text, const struct index_place *pla
             *place->md5 ? place->md5 : "-");
 }
 
-void index_text_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
+enum status index_check_name(const char *name)
 {
+    if (!*name)
+        return status_set(STATUS_FAILED, "a key or an extension is empty; rename the file");
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 127)
+            return status_set(
+                STATUS_FAILED,
+                "'%s' has a blank or a control character in it, which no index can hold; rename "
+                "the file",
+                name);
+    return STATUS_OK;
+}
+
+enum status index_extensions_add(struct index_extensions *extensions, const char *extension)
+{
+    for (size_t i = 0; i < extensions->count; i++)
+        if (strcmp(extensions->names[i], extension) == 0)
+            return STATUS_OK;
+    if (extensions->count == INDEX_EXTENSIONS_MAX)
+        return status_set(STATUS_FAILED, "'%s' is one extension more than the %d that a data set may have",
+                          extension, INDEX_EXTENSIONS_MAX);
+    TRY(index_check_name(extension));
+    extensions->names[extensions->count++] = extension;
+    return STATUS_OK;
+}
+
+enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
+                                  size_t count)
+{
+    TRY(index_check_name(key));
+    for (size_t i = 0; i < count; i++)
+        TRY(index_check_name(members[i].extension));
     fprintf(stream, "sample\t%s", key);
     for (size_t i = 0; i < count; i++)
         fprintf(stream, "\t%s\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64, members[i].extension,
                 members[i].offset, members[i].size, members[i].hash);
     fputc('\n', stream);
+    return STATUS_OK;
 }
 
-void index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
+enum status index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
 {
     const struct index_place *place = &index->places[number];
     index_text_add_place(text, place);
     for (uint64_t i = place->first; i < place->first + place->count; i++)
-        index_text_add_sample(text->stream, index->samples[i].key, index->members + index->samples[i].first,
-                              index->samples[i].count);
+        TRY(index_text_add_sample(text->stream, index->samples[i].key,
+                                  index->members + index->samples[i].first, index->samples[i].count));
+    return STATUS_OK;
 }
 
 /* Closing a stream in memory may move its text. */
@@ -126,9 +159,11 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 {
     struct index_text text;
     TRY(index_text_begin(&text, index->layout, index->made));
-    for (uint64_t i = first; i < first + count; i++)
-        index_text_add_all(&text, index, i);
-    enum status status = index_text_end(&text);
+    enum status status = STATUS_OK;
+    for (uint64_t i = first; status == STATUS_OK && i < first + count; i++)
+        status = index_text_add_all(&text, index, i);
+    if (status == STATUS_OK)
+        status = index_text_end(&text);
     if (status == STATUS_OK)
         status = file_write_atomic(path, text.text, text.size);
     index_text_free(&text);

@@ -58,6 +58,21 @@ enum status index_read(const char *path, struct index *index);
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
+/* Whether an index of ours and one of DALI can hold this extension or key: both are lines of fields, and know
+ * no quotes. STATUS_FAILED where it is empty, or has a blank or a control character in it. */
+enum status index_check_name(const char *name);
+
+/* The extensions that members of a data set have, each once, in the order in which they come first. */
+#define INDEX_EXTENSIONS_MAX 64
+struct index_extensions {
+    const char *names[INDEX_EXTENSIONS_MAX]; /* the caller's */
+    size_t count;
+};
+
+/* Adds an extension unless it is there. STATUS_FAILED where index_check_name() refuses it, or it is one too
+ * many. */
+enum status index_extensions_add(struct index_extensions *extensions, const char *extension);
+
 /* The text of an index as it is written: begin, add lines, end, free. */
 struct index_text {
     FILE *stream; /* in memory */
@@ -67,8 +82,10 @@ struct index_text {
 
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made);
 void index_text_add_place(struct index_text *text, const struct index_place *place); /* before its samples */
-void index_text_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
-void index_text_add_all(struct index_text *text, const struct index *index, uint64_t place); /* and samples */
+enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
+                                  size_t count);
+enum status index_text_add_all(struct index_text *text, const struct index *index,
+                               uint64_t place); /* and its samples */
 
 /* Adds the last line and closes the stream: `text->text`, which comes from malloc, is the whole index.
  * STATUS_UNAVAILABLE without xxHash. */
@@ -80,10 +97,10 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- DALI ---- */
 
-/* The text of a shard's index, NAME.idx: a head that counts its samples, and a line for each. The caller
- * frees `*text`, also after a failure. */
+/* The text of a shard's index, NAME.idx: a head that counts its samples, and one line for each. STATUS_FAILED
+ * for a name that a line cannot hold. The caller frees `*text`, also after a failure. */
 #define DALI_HEAD "v1.2 %" PRIu64 "\n"
-void dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
+enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
 enum status dali_format(const struct index *index, uint64_t place, char **text, size_t *size);
 
 /* ---- wids ---- */

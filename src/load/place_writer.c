@@ -119,11 +119,12 @@ static enum status add_bytes(struct place_writer *writer, const uint8_t *bytes, 
 static enum status add_to_shard(struct place_writer *writer, const char *key,
                                 const struct origin_member *member, struct index_member *entry)
 {
-    uint8_t header[TAR_BLOCK_BYTES];
-    char name[TAR_WRITE_MAX + 1];
+    uint8_t headers[TAR_HEADERS_MAX];
+    size_t count;
+    char name[TAR_NAME_MAX + 2]; /* one that is too long stays so, and is refused */
     snprintf(name, sizeof name, "%s.%s", key, member->extension);
-    TRY(tar_header(header, name, member->size));
-    TRY(add_bytes(writer, header, sizeof header));
+    TRY(tar_headers(headers, name, member->size, &count));
+    TRY(add_bytes(writer, headers, count));
     entry->offset = writer->bytes;
     TRY(add_bytes(writer, member->bytes, member->size));
     return add_bytes(writer, NULL, tar_padding(member->size));
@@ -185,8 +186,9 @@ static enum status add_sample(struct place_writer *writer, uint64_t number,
         else
             TRY(add_to_shard(writer, key, member, &entries[i]));
     }
-    dali_add_sample(writer->dali, key, entries, sample->count);
-    index_text_add_sample(writer->lines, key, entries, sample->count);
+    if (writer->layout == INDEX_SHARDS)
+        TRY(dali_add_sample(writer->dali, key, entries, sample->count));
+    TRY(index_text_add_sample(writer->lines, key, entries, sample->count));
     writer->samples++;
     return STATUS_OK;
 }

@@ -15,11 +15,13 @@
 #include "core/options.h"
 #include "core/origin.h"
 #include "core/file.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
 #include "load/folder.h"
 #include "load/index.h"
 #include "load/place_writer.h"
+#include "load/samples.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
@@ -155,12 +157,15 @@ static enum status check_name(const char *name)
 static enum status check_counts(struct parameters *parameters, const struct origin_facts *facts)
 {
     bool shards = parameters->layout == INDEX_SHARDS;
-    if (parameters->samples == 0)
-        parameters->samples = facts->samples;
-    if (parameters->samples == 0)
+    if (facts->samples == 0)
+        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another",
+                          parameters->from);
+    if (parameters->samples == 0 && facts->samples == ORIGIN_ENDLESS)
         return status_set(STATUS_USAGE, "say how many samples with --samples N; --from %s has no end",
                           parameters->from);
-    if (facts->samples > 0 && parameters->samples > facts->samples)
+    if (parameters->samples == 0)
+        parameters->samples = facts->samples;
+    if (parameters->samples > facts->samples)
         return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
                           facts->samples);
     if (!shards && parameters->shards > 0)
@@ -247,7 +252,8 @@ static enum status open_job(struct job *job)
         .options = &job->options,
         .parameters = job->origin_parameters,
         .workload_parameters = job->workload_parameters,
-        .resources = {.threads = threads < 1 ? 1 : threads, .device = (int)parameters->device}};
+        .resources = {.threads = threads < 1 ? 1 : threads, .device = (int)parameters->device},
+        .target = parameters->folder};
     TRY(job->origin->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(describe_options(job));
@@ -341,48 +347,15 @@ static enum status make_places(struct job *job)
 
 /* ---- The end ---- */
 
-/* key, what the origin tells, where its members are: a line a sample. */
-static void write_sample(FILE *stream, const struct job *job, const struct index *index, uint64_t number)
+/* Parts are signed, and yet no reason to ask the origin for samples that it has not got. */
+static enum status check_gathered(const struct job *job, const struct index *index)
 {
-    const struct index_sample *sample = &index->samples[number];
-    const char *place = index->places[sample->place].name;
-    char texts[ORIGIN_COLUMNS_MAX][ORIGIN_TEXT_MAX] = {""};
-    fputs(sample->key, stream);
-    job->origin->describe(job->state, number, texts);
-    for (size_t i = 0; job->origin->columns[i]; i++)
-        fprintf(stream, ",%s", texts[i]);
-    if (index->layout == INDEX_SHARDS)
-        fprintf(stream, ",%s", place);
-    for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
-        fprintf(stream, ",%s%s%s.%s", index->layout == INDEX_FILES ? place : "",
-                index->layout == INDEX_FILES ? "/" : "", sample->key, index->members[m].extension);
-    fputc('\n', stream);
-}
-
-static enum status write_samples(const struct job *job, const struct index *index)
-{
-    char path[PATH_MAX], *text = NULL;
-    size_t size = 0;
-    TRY(place_path(path, job->folder.path, FOLDER_SAMPLES_CSV));
-    FILE *stream = open_memstream(&text, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for %s", path);
-    fputs("key", stream);
-    for (size_t i = 0; job->origin->columns[i]; i++)
-        fprintf(stream, ",%s", job->origin->columns[i]);
-    if (index->layout == INDEX_SHARDS)
-        fputs(",shard", stream);
-    for (uint64_t m = 0; m < index->samples[0].count; m++) /* all samples have the same members */
-        fprintf(stream, ",file_%s", index->members[m].extension);
-    fputc('\n', stream);
-    for (uint64_t i = 0; i < index->sample_count; i++)
-        write_sample(stream, job, index, i);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    enum status status =
-        whole ? file_write_atomic(path, text, size) : status_set(STATUS_FAILED, "out of memory for %s", path);
-    free(text);
-    return status;
+    return index->sample_count == job->parameters.samples
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "%s: its parts tell of %" PRIu64 " samples, not of %" PRIu64
+                            "; remove the folder and prepare it again",
+                            job->folder.path, index->sample_count, job->parameters.samples);
 }
 
 static void tell(const struct job *job, const struct index *index)
@@ -390,8 +363,9 @@ static void tell(const struct job *job, const struct index *index)
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < index->place_count; i++)
         bytes += index->places[i].bytes;
-    printf("%s: %" PRIu64 " samples in %" PRIu64 " %s%s, %.3f MB, in %.1f s", job->folder.path,
-           index->sample_count, index->place_count, index->layout == INDEX_SHARDS ? "shard" : "folder",
+    text_print(stdout, job->folder.path);
+    printf(": %" PRIu64 " samples in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
+           index->place_count, index->layout == INDEX_SHARDS ? "shard" : "folder",
            index->place_count == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
         printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
@@ -404,7 +378,9 @@ static enum status conclude(const struct job *job)
     struct index index;
     enum status status = folder_gather(&job->folder, &index);
     if (status == STATUS_OK)
-        status = write_samples(job, &index);
+        status = check_gathered(job, &index);
+    if (status == STATUS_OK)
+        status = samples_write(job->folder.path, job->origin, job->state, &index);
     if (status == STATUS_OK)
         status = folder_conclude(&job->folder, &index);
     if (status == STATUS_OK)
@@ -419,8 +395,10 @@ static enum status make_dataset(struct job *job)
     bool lead = comm_rank() == 0;
     TRY(comm_agree(lead ? folder_claim(&job->folder) : STATUS_OK));
     bool complete = folder_complete(&job->folder);
-    if (lead && complete)
-        printf("%s: complete already\n", job->folder.path);
+    if (lead && complete) {
+        text_print(stdout, job->folder.path);
+        puts(": complete already");
+    }
     enum status status = complete ? STATUS_OK : make_places(job);
     if (job->shown)
         fputs("\r\033[K", stderr);

@@ -43,18 +43,15 @@ void tar_open(struct tar_parser *parser, uint64_t shard_bytes)
 void tar_move(struct tar_parser *parser, uint64_t position)
 {
     parser->position = position;
-    parser->is_extended = false;
+    parser->has_ended = parser->is_extended = false;
     parser->next.has_name = parser->next.has_size = false;
 }
 
 /* ---- Fields ---- */
 
-static bool is_zero(const uint8_t *block)
+static bool is_zero(const uint8_t *bytes, size_t count)
 {
-    for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
-        if (block[i])
-            return false;
-    return true;
+    return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
 /* An octal number, blanks before it, blanks or zeros behind. False where it is none. */
@@ -258,16 +255,6 @@ static enum status take_header(struct tar_parser *parser, const uint8_t *header,
     return STATUS_OK;
 }
 
-/* The blocks of zeros. A second one that is none means that something overwrote a header. */
-static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, size_t available)
-{
-    if (parser->is_extended)
-        return BAD(parser->position, "the shard ends behind an extended header, before its member");
-    if (available >= TAR_END_BYTES && !is_zero(bytes + TAR_BLOCK_BYTES))
-        return BAD(parser->position, "a single block of zeros with more behind it: the shard is damaged");
-    return STATUS_OK;
-}
-
 /* Asks for `bytes` from position on; an error where there are fewer. */
 static enum status ask(const struct tar_parser *parser, size_t available, bool at_end, size_t bytes,
                        enum tar_step *step, size_t *need)
@@ -278,12 +265,39 @@ static enum status ask(const struct tar_parser *parser, size_t available, bool a
     return STATUS_OK;
 }
 
-/* What is available of the second block of zeros must be seen, unless the shard ends with the first. */
-static bool end_is_seen(const struct tar_parser *parser, size_t available, bool at_end)
+/* Data after a block of zeros, at `offset`. */
+static enum status refuse_data_after_end(const struct tar_parser *parser, uint64_t offset)
 {
-    return at_end || available >= TAR_END_BYTES ||
-           (parser->shard_bytes != TAR_SIZE_UNKNOWN &&
-            parser->shard_bytes - parser->position < TAR_END_BYTES);
+    if (offset - parser->end < TAR_END_BYTES)
+        return BAD(parser->end, "a single block of zeros with more behind it: the shard is damaged");
+    return BAD(parser->end,
+               "the shard ends here, and data follow at offset %" PRIu64
+               ": a part of it was zeroed, or archives were joined with cat; restore it, or keep "
+               "each archive in a file of its own",
+               offset);
+}
+
+/* At the blocks of zeros, or after them: goes on to the end of the shard. Needs no more than a block at a
+ * time, so that a caller may look at the rest through any window. */
+static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
+                            enum tar_step *step, size_t *need)
+{
+    if (!parser->has_ended && parser->is_extended)
+        return BAD(parser->position, "the shard ends behind an extended header, before its member");
+    if (!parser->has_ended)
+        parser->end = parser->position;
+    parser->has_ended = true;
+    if (!is_zero(bytes, available)) {
+        size_t zeros = 0;
+        while (bytes[zeros] == 0)
+            zeros++;
+        uint64_t offset = parser->position + zeros;
+        return refuse_data_after_end(parser, offset - (offset - parser->end) % TAR_BLOCK_BYTES);
+    }
+    parser->position += available;
+    *step = at_end || parser->position == parser->shard_bytes ? TAR_END : TAR_MORE;
+    *need = TAR_BLOCK_BYTES;
+    return STATUS_OK;
 }
 
 enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
@@ -292,17 +306,15 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
     for (;;) {
         uint64_t begin = parser->position;
         bool found = false;
+        if (parser->has_ended)
+            return take_end(parser, bytes, available, at_end, step, need);
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
             return BAD(begin, begin ? "the shard ends without its blocks of zeros: it was cut"
                                     : "the shard is empty");
         if (available < TAR_BLOCK_BYTES)
             return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
-        if (is_zero(bytes)) {
-            if (!end_is_seen(parser, available, at_end))
-                return ask(parser, available, at_end, TAR_END_BYTES, step, need);
-            *step = TAR_END;
-            return take_end(parser, bytes, available);
-        }
+        if (is_zero(bytes, TAR_BLOCK_BYTES))
+            return take_end(parser, bytes, available, at_end, step, need);
         TRY(check_sum(begin, bytes));
         if (is_extension(bytes[TYPE])) {
             uint64_t size;
@@ -334,15 +346,10 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
 
 /* ---- Writing ---- */
 
-enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size)
+/* A header of this type; `name` has at most TAR_NAME_FIELD bytes. */
+static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t length, uint64_t size,
+                        char type)
 {
-    size_t length = strlen(name);
-    if (length == 0 || length > TAR_WRITE_MAX)
-        return status_set(STATUS_FAILED, "'%.120s': a member's name has 1 to %d bytes, this one %zu", name,
-                          TAR_WRITE_MAX, length);
-    if (size >> 33)
-        return status_set(STATUS_FAILED,
-                          "%s: a member of a shard holds less than 8 GiB, not %" PRIu64 " bytes", name, size);
     char *text = (char *)block;
     memset(block, 0, TAR_BLOCK_BYTES);
     memcpy(text + NAME, name, length);
@@ -352,11 +359,46 @@ enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_
     snprintf(text + SIZE, SIZE_BYTES, "%011" PRIo64, size);
     strcpy(text + TIME, "00000000000");
     memset(text + CHECKSUM, ' ', CHECKSUM_BYTES);
-    text[TYPE] = '0';
-    memcpy(text + MAGIC, "ustar\00000", 8);
+    text[TYPE] = type;
+    memcpy(text + MAGIC, type == '0' ? "ustar\00000" : "ustar  ", 8); /* the second is GNU's */
     unsigned sum = 0;
     for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
         sum += block[i];
     snprintf(text + CHECKSUM, CHECKSUM_BYTES - 1, "%06o", sum); /* then a zero, then the blank */
+}
+
+static enum status check_member(const char *name, size_t name_max, uint64_t size)
+{
+    size_t length = strlen(name);
+    if (length == 0 || length > name_max)
+        return status_set(STATUS_FAILED, "'%.120s': a member's name has 1 to %zu bytes, this one %zu", name,
+                          name_max, length);
+    if (size >> 33)
+        return status_set(STATUS_FAILED,
+                          "%s: a member of a shard holds less than 8 GiB, not %" PRIu64 " bytes", name, size);
+    return STATUS_OK;
+}
+
+enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size)
+{
+    TRY(check_member(name, TAR_NAME_FIELD, size));
+    fill_header(block, name, strlen(name), size, '0');
+    return STATUS_OK;
+}
+
+enum status tar_headers(uint8_t bytes[TAR_HEADERS_MAX], const char *name, uint64_t size, size_t *count)
+{
+    size_t length = strlen(name);
+    *count = 0;
+    TRY(check_member(name, TAR_NAME_MAX, size));
+    if (length > TAR_NAME_FIELD) { /* the whole name with its zero, as the data of a header before */
+        static const char link[] = "././@LongLink";
+        fill_header(bytes, link, sizeof link - 1, length + 1, 'L');
+        memset(bytes + TAR_BLOCK_BYTES, 0, (size_t)padded(length + 1));
+        memcpy(bytes + TAR_BLOCK_BYTES, name, length);
+        *count = TAR_BLOCK_BYTES + (size_t)padded(length + 1);
+    }
+    fill_header(bytes + *count, name, length < TAR_NAME_FIELD ? length : TAR_NAME_FIELD, size, '0');
+    *count += TAR_BLOCK_BYTES;
     return STATUS_OK;
 }

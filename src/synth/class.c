@@ -514,11 +514,27 @@ static void write_real(FILE *stream, float value)
     fputs(text, stream);
 }
 
-static void write_list(FILE *stream, const struct atom_class *classes, size_t count)
+static void write_header(FILE *stream)
 {
     for (size_t i = 0; i < COLUMN_COUNT; i++)
         fprintf(stream, "%s%s", i ? "," : "", columns[i].name);
     fputc('\n', stream);
+}
+
+enum status class_check_csv(const char *path)
+{
+    char header[256] = "";
+    FILE *stream = fmemopen(header, sizeof header, "w");
+    if (!stream)
+        return status_set(STATUS_FAILED, "%s: out of memory", path);
+    write_header(stream);
+    fclose(stream);
+    return file_check_kind(path, &(struct file_kind){"list of classes", 0, header, strlen(header)});
+}
+
+static void write_list(FILE *stream, const struct atom_class *classes, size_t count)
+{
+    write_header(stream);
     for (size_t c = 0; c < count; c++) {
         for (size_t i = 0; i < COLUMN_COUNT; i++) {
             double value = column_value(&columns[i], &classes[c]);

@@ -54,6 +54,10 @@ enum status class_check(const struct atom_class *class_);
  * file, line and column otherwise. */
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count);
 
+/* Checks that class_write_csv() could write `path`, and that what is there is such a list or empty.
+ * STATUS_USAGE with the reason and a remedy. */
+enum status class_check_csv(const char *path);
+
 /* Writes the same format, atomically; reals in the fewest digits that read back to the same float. */
 enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count);
 

@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/file.h"
+#include "synth/class.h"
 #include "synth/npy.h"
 #include "synth/picture.h"
 
@@ -24,49 +26,67 @@ static const char *folder_of(const char *file, char *folder)
 static enum status check_index(const char *folder, char *path)
 {
     static const char header[] = "file\tclass\tinstance\tseed";
-    char begin[sizeof header] = "";
+    static const struct file_kind index = {"index of pictures", 0, header, sizeof header - 1};
     bool slash = *folder && folder[strlen(folder) - 1] != '/';
     if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
-        return status_set(STATUS_USAGE, "the name of folder '%.80s...' is too long", folder);
-    FILE *stream = fopen(path, "r");
-    if (!stream)
-        return STATUS_OK;
-    size_t length = fread(begin, 1, sizeof header - 1, stream);
-    fclose(stream);
-    if (length == 0 || strcmp(begin, header) == 0)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s is there and is no index of pictures; name another folder", path);
+        return status_set(STATUS_USAGE, "the name of folder '%s' is too long", folder);
+    return access(path, F_OK) != 0 ? STATUS_OK
+                                   : file_check_kind(path, &index); /* the folder may not be there */
 }
 
-/* Whether the files of --npy can be written, and the labels' is none that another option names. */
-static enum status check_npy(const struct options *given, const char *path)
+/* Whether `path` and the file beside it, which come in pairs, may be written: where one is there without the
+ * other, something else wrote it. */
+static enum status check_pair(const char *path, const struct file_kind *kind, const char *beside)
 {
-    char labels_path[PATH_MAX];
-    TRY(file_check(path));
-    TRY(npy_labels_path(path, labels_path));
-    TRY(file_check(labels_path));
+    struct stat info;
+    TRY(file_check_kind(path, kind));
+    if (stat(path, &info) != 0 || info.st_size == 0 || stat(beside, &info) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s exists without %s, so something else wrote it; name another, or remove it", path,
+                      beside);
+}
+
+static enum status check_sheet(const char *path, char *index)
+{
+    static const struct file_kind png = {"PNG picture", 0, "\x89PNG\r\n\x1a\n", 8};
+    char folder[PATH_MAX];
+    TRY(check_index(folder_of(path, folder), index));
+    return check_pair(path, &png, index);
+}
+
+/* `labels` becomes the name of the second file. */
+static enum status check_npy(const char *path, char *labels)
+{
+    static const struct file_kind npy = {"NumPy file", 0, "\x93NUMPY", 6};
+    TRY(npy_labels_path(path, labels));
+    TRY(file_check_kind(labels, &npy));
+    return check_pair(path, &npy, labels);
+}
+
+/* Whether the labels of --npy go to a file that another option names. */
+static enum status check_labels(const struct options *given, const char *labels)
+{
     for (size_t t = 0; t < given->table_count; t++)
         for (size_t i = 0; i < given->tables[t].count; i++) {
             const struct option_spec *spec = &given->tables[t].specs[i];
             const char *other = NULL;
             if (spec->kind == OPTION_OUTPUT)
                 other = *(const char **)((char *)given->tables[t].values + spec->offset);
-            if (other && file_same(other, labels_path))
+            if (other && file_same(other, labels))
                 return status_set(STATUS_USAGE, "--npy and --%s would both write %s; name another file",
-                                  spec->name, labels_path);
+                                  spec->name, labels);
         }
     return STATUS_OK;
 }
 
 enum status deliver_check(const struct options *given, const struct deliver_files *files)
 {
-    char folder[PATH_MAX], sheet_index[PATH_MAX], png_index[PATH_MAX];
+    char sheet_index[PATH_MAX], png_index[PATH_MAX], labels[PATH_MAX];
     if (files->png || files->sheet)
         TRY(picture_available());
-    if (files->sheet) {
-        TRY(file_check(files->sheet));
-        TRY(check_index(folder_of(files->sheet, folder), sheet_index));
-    }
+    if (files->sheet)
+        TRY(check_sheet(files->sheet, sheet_index));
     if (files->png) {
         TRY(picture_check_folder(files->png));
         TRY(check_index(files->png, png_index));
@@ -74,9 +94,11 @@ enum status deliver_check(const struct options *given, const struct deliver_file
     if (files->png && files->sheet && file_same(sheet_index, png_index))
         return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
                           png_index);
-    if (files->npy)
-        TRY(check_npy(given, files->npy));
-    return files->write_classes ? file_check(files->write_classes) : STATUS_OK;
+    if (files->npy) {
+        TRY(check_npy(files->npy, labels));
+        TRY(check_labels(given, labels));
+    }
+    return files->write_classes ? class_check_csv(files->write_classes) : STATUS_OK;
 }
 
 /* `path` with the variant's name in it where several variants write: DIR/name, and DIR/name/FILE. */
@@ -101,18 +123,21 @@ static enum status make_parent(const char *file)
     return status_set(STATUS_FAILED, "cannot make folder '%s': %s", folder, strerror(errno));
 }
 
+/* Each path is looked at once more: with a variant's name in it, it is another than deliver_check() saw. */
 static enum status write_pictures(const struct synth *synth, const struct deliver_files *files,
                                   const char *name, const struct picture *pictures)
 {
-    char path[2 * PATH_MAX];
+    char path[2 * PATH_MAX], index[PATH_MAX];
     if (files->png) {
         picture_path(path, sizeof path, files->png, name, true);
+        TRY(check_index(path, index));
         TRY(picture_write_folder(path, pictures, synth->batch));
     }
     if (files->sheet) {
         picture_path(path, sizeof path, files->sheet, name, false);
         if (name)
             TRY(make_parent(path));
+        TRY(check_sheet(path, index));
         TRY(picture_write_sheet(path, pictures, synth->batch));
     }
     return STATUS_OK;
@@ -146,10 +171,11 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
 static enum status deliver_npy(const struct synth *synth, const char *file, const char *name,
                                const struct variant *variant, void *state)
 {
-    char path[2 * PATH_MAX];
+    char path[2 * PATH_MAX], labels[PATH_MAX];
     picture_path(path, sizeof path, file, name, false);
     if (name)
         TRY(make_parent(path));
+    TRY(check_npy(path, labels));
     return npy_write_batch(path, synth, variant, state);
 }
 

@@ -98,10 +98,9 @@ static void tell(const char *path, const struct synth *synth)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
                     labels_path, synth->batch);
     if (synth->output.type == OUTPUT_BF16)
-        fprintf(stderr,
-                "fdsl-bench: %s holds bfloat16 as <u2; in PyTorch: "
-                "torch.from_numpy(a.view('int16')).view(torch.bfloat16)\n",
-                path);
+        status_say("%s holds bfloat16 as <u2; in PyTorch: "
+                   "torch.from_numpy(a.view('int16')).view(torch.bfloat16)",
+                   path);
 }
 
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,

@@ -200,6 +200,7 @@ static enum status fill_maker(struct maker *maker, const struct origin_request *
     TRY(check_encoding(maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
+    facts->samples = ORIGIN_ENDLESS;
     facts->sample_bytes = synth_output_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =

@@ -86,6 +86,7 @@ static enum status clips_open(const struct origin_request *request, struct origi
     if (!parameters)
         return status_set(STATUS_FAILED, "out of memory");
     *parameters = *(const struct parameters *)request->parameters;
+    facts->samples = ORIGIN_ENDLESS;
     facts->sample_bytes = 2 * FRAMES * SIDE * SIDE + NPY_HEADER_MAX;
     *state = parameters;
     return STATUS_OK;

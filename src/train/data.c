@@ -18,11 +18,9 @@
 #define DIGITS        10 /* classes */
 #define CLIPS         8
 
-/* An origin that stays open to generate samples, and the words that it was opened with. */
+/* An origin that stays open to generate samples. */
 struct data_origin {
     struct origin_reader reader;
-    char classes[24], res[24];
-    const char *words[7];
 };
 
 static void close_origin(struct data *data)
@@ -167,13 +165,13 @@ static enum status open_synth(const struct data_request *request, struct data *d
     struct data_origin *origin = data->origin = calloc(1, sizeof *origin);
     if (!origin)
         return status_set(STATUS_FAILED, "out of memory");
-    snprintf(origin->classes, sizeof origin->classes, "%" PRIu32, data->classes);
-    snprintf(origin->res, sizeof origin->res, "%" PRIu64, request->res);
-    const char *const words[] = {"--encode", "npy", "--classes", origin->classes, "--res", origin->res, NULL};
-    memcpy(origin->words, words, sizeof words);
+    char classes[24], res[24];
+    snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
+    snprintf(res, sizeof res, "%" PRIu64, request->res);
+    const char *const words[] = {"--encode", "npy", "--classes", classes, "--res", res, NULL};
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
-    enum status status = origin_open("synth", origin->words, &request->resources, &origin->reader);
+    enum status status = origin_open("synth", words, &request->resources, &origin->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &origin->reader, data);
     if (data->feed != DATA_LIVE)

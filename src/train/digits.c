@@ -231,6 +231,7 @@ static enum status digits_open(const struct origin_request *request, struct orig
     if (!parameters)
         return status_set(STATUS_FAILED, "out of memory");
     *parameters = *(const struct parameters *)request->parameters;
+    facts->samples = ORIGIN_ENDLESS;
     facts->sample_bytes = SIDE * SIDE + NPY_HEADER_MAX;
     *state = parameters;
     return STATUS_OK;

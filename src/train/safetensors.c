@@ -1,6 +1,5 @@
 #include "train/safetensors.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,24 +68,9 @@ enum status safetensors_write(const char *path, const char *const about[], const
 
 enum status safetensors_check(const char *path)
 {
-    char bytes[sizeof(uint64_t) + sizeof BEGINNING - 1];
-    TRY(file_check(path));
-    FILE *stream = fopen(path, "rb");
-    if (!stream) /* what is not there is not lost; what cannot be read had better stay */
-        return errno == ENOENT ? STATUS_OK
-                               : status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(errno));
-    size_t size = fread(bytes, 1, sizeof bytes, stream);
-    bool ours =
-        size == sizeof bytes && memcmp(bytes + sizeof(uint64_t), BEGINNING, sizeof BEGINNING - 1) == 0;
-    bool failed = ferror(stream);
-    fclose(stream);
-    if (failed)
-        return status_set(STATUS_USAGE, "%s cannot be read", path);
-    return ours || size == 0
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "%s exists and is no safetensors file of fdsl-bench; name another, or remove it",
-                            path);
+    static const struct file_kind ours = {"safetensors file of fdsl-bench", sizeof(uint64_t), BEGINNING,
+                                          sizeof BEGINNING - 1};
+    return file_check_kind(path, &ours);
 }
 
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,

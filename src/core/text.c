@@ -1,0 +1,110 @@
+#include "core/text.h"
+
+#include <string.h>
+
+#define ESCAPED_MAX 16 /* bytes that one character can become: four times \xNN */
+
+/* The bytes of the character that `text` begins with, and its code point; 0 where it is not UTF-8. Refuses
+ * overlong forms, surrogates and what is beyond Unicode. Reads no byte beyond the end of the string. */
+static size_t decode(const unsigned char *text, uint32_t *code)
+{
+    static const struct {
+        unsigned char mask, lead;
+        uint32_t least;
+    } forms[] = {{0x80, 0x00, 0}, {0xE0, 0xC0, 0x80}, {0xF0, 0xE0, 0x800}, {0xF8, 0xF0, 0x10000}};
+    for (size_t more = 0; more < COUNT_OF(forms); more++) {
+        if ((text[0] & forms[more].mask) != forms[more].lead)
+            continue;
+        *code = text[0] & (unsigned char)~forms[more].mask;
+        for (size_t i = 1; i <= more; i++) {
+            if ((text[i] & 0xC0) != 0x80) /* also at the end */
+                return 0;
+            *code = *code << 6 | (text[i] & 0x3Fu);
+        }
+        bool surrogate = *code >= 0xD800 && *code <= 0xDFFF;
+        return *code >= forms[more].least && *code <= 0x10FFFF && !surrogate ? more + 1 : 0;
+    }
+    return 0;
+}
+
+/* Whether a terminal shows this character, and neither obeys it nor turns the text around. */
+static bool is_shown(uint32_t code)
+{
+    bool control = code < 0x20 || (code >= 0x7F && code <= 0x9F);
+    bool separator = code == 0x2028 || code == 0x2029;
+    bool direction = code == 0x061C || code == 0x200E || code == 0x200F ||
+                     (code >= 0x202A && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+    return !control && !separator && !direction;
+}
+
+/* Moves past one character of a text that is not at its end, and writes what it becomes. */
+static size_t next(const unsigned char **text, char out[ESCAPED_MAX + 1])
+{
+    uint32_t code = 0;
+    size_t bytes = decode(*text, &code), used = 0;
+    if (bytes > 0 && is_shown(code)) {
+        memcpy(out, *text, bytes);
+        out[bytes] = '\0';
+        *text += bytes;
+        return bytes;
+    }
+    for (size_t i = 0; i < (bytes ? bytes : 1); i++, ++*text) {
+        const char *letter = **text ? strchr("\nn\rr\tt", **text) : NULL;
+        used += (size_t)(letter ? snprintf(out + used, ESCAPED_MAX + 1 - used, "\\%c", letter[1])
+                                : snprintf(out + used, ESCAPED_MAX + 1 - used, "\\x%02x", **text));
+    }
+    return used;
+}
+
+const char *text_printable(const char *text, char *out, size_t size)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    char character[ESCAPED_MAX + 1];
+    size_t used = 0;
+    while (*at) {
+        size_t bytes = next(&at, character);
+        if (used + bytes >= size)
+            break;
+        memcpy(out + used, character, bytes);
+        used += bytes;
+    }
+    out[used] = '\0';
+    return out;
+}
+
+void text_print(FILE *stream, const char *text)
+{
+    char character[ESCAPED_MAX + 1];
+    for (const unsigned char *at = (const unsigned char *)text; *at;) {
+        next(&at, character);
+        fputs(character, stream);
+    }
+}
+
+void text_csv_field(FILE *stream, const char *text)
+{
+    if (!strpbrk(text, ",\"\r\n")) {
+        fputs(text, stream);
+        return;
+    }
+    fputc('"', stream);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"')
+            fputc('"', stream);
+        fputc(*c, stream);
+    }
+    fputc('"', stream);
+}
+
+uint64_t text_csv_records(const char *text, size_t size, bool *whole)
+{
+    uint64_t records = 0;
+    bool quoted = false;
+    *whole = true;
+    for (size_t i = 0; i < size; i++) {
+        quoted ^= text[i] == '"'; /* a doubled quote toggles twice */
+        *whole = text[i] == '\n' && !quoted;
+        records += *whole;
+    }
+    return records;
+}

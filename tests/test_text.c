@@ -1,0 +1,110 @@
+/* Text from outside: what a terminal is shown of it, and CSV. */
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/text.h"
+
+static const struct {
+    const char *text, *shown;
+} cases[] = {
+    {"", ""},
+    {"plain text, \\ and \"quotes\"", "plain text, \\ and \"quotes\""},
+    {"\u00e9\u20ac\U0001F600", "\u00e9\u20ac\U0001F600"},
+    {"\x1b[2J\x07", "\\x1b[2J\\x07"},
+    {"a\tb\nc\rd\x7f", "a\\tb\\nc\\rd\\x7f"},
+    {"\xc2\x9b"
+     "31m",
+     "\\xc2\\x9b31m"}, /* CSI, as UTF-8 */
+    {"\x9b"
+     "31m",
+     "\\x9b31m"}, /* and as a single byte */
+    {"\xe2\x80\xae"
+     "gnp.exe",
+     "\\xe2\\x80\\xaegnp.exe"}, /* turns the text around */
+    {"\xe2\x81\xa6", "\\xe2\\x81\\xa6"},
+    {"\xe2\x80\xa8", "\\xe2\\x80\\xa8"}, /* a line separator */
+    {"\xff\xfe", "\\xff\\xfe"},
+    {"\xc0\x80", "\\xc0\\x80"}, /* overlong */
+    {"\xe0\x82\x80", "\\xe0\\x82\\x80"},
+    {"\xf0\x80\x80\x80", "\\xf0\\x80\\x80\\x80"},
+    {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* a surrogate */
+    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond Unicode */
+    {"\xe2\x82", "\\xe2\\x82"},                   /* ends inside of a character */
+    {"x\xe2\x82y", "x\\xe2\\x82y"},
+};
+
+Test(text, what_a_terminal_is_shown)
+{
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char shown[64], again[64], *printed = NULL;
+        size_t size;
+        cr_expect_str_eq(text_printable(cases[i].text, shown, sizeof shown), cases[i].shown);
+        cr_expect_str_eq(text_printable(shown, again, sizeof again), shown, "twice is as once");
+        FILE *stream = open_memstream(&printed, &size);
+        text_print(stream, cases[i].text);
+        cr_assert(fclose(stream) == 0);
+        cr_expect_str_eq(printed, cases[i].shown);
+        free(printed);
+    }
+}
+
+/* Any two bytes, in a buffer of their own size, so that a sanitizer sees a look beyond the end. */
+Test(text, no_bytes_reach_a_terminal_raw)
+{
+    for (unsigned i = 0x0101; i < 0x10000; i++) {
+        char *text = malloc(3), shown[16];
+        text[0] = (char)(i >> 8);
+        text[1] = (char)(i & 0xFF);
+        text[2] = '\0';
+        text_printable(text, shown, sizeof shown);
+        for (const char *c = shown; *c; c++)
+            cr_assert((unsigned char)*c >= ' ' && *c != 127, "%04x", i);
+        free(text);
+    }
+}
+
+Test(text, what_does_not_fit_is_cut_between_characters)
+{
+    static const char text[] = "a\u20ac\x1b";
+    static const char *const shown[] = {"",        "",        "a",       "a",       "a",
+                                        "a\u20ac", "a\u20ac", "a\u20ac", "a\u20ac", "a\u20ac\\x1b"};
+    for (size_t size = 1; size < COUNT_OF(shown); size++) {
+        char *out = malloc(size);
+        cr_expect_str_eq(text_printable(text, out, size), shown[size], "%zu", size);
+        free(out);
+    }
+}
+
+Test(text, fields_of_csv)
+{
+    static const struct {
+        const char *text, *field;
+    } fields[] = {{"", ""},
+                  {"a b", "a b"},
+                  {"a,b", "\"a,b\""},
+                  {"a\nb", "\"a\nb\""},
+                  {"a\rb", "\"a\rb\""},
+                  {"say \"a\"", "\"say \"\"a\"\"\""}};
+    for (size_t i = 0; i < COUNT_OF(fields); i++) {
+        char *written = NULL;
+        size_t size;
+        FILE *stream = open_memstream(&written, &size);
+        text_csv_field(stream, fields[i].text);
+        cr_assert(fclose(stream) == 0);
+        cr_expect_str_eq(written, fields[i].field);
+        free(written);
+    }
+}
+
+Test(text, records_of_csv)
+{
+    bool whole;
+    cr_expect(text_csv_records("", 0, &whole) == 0 && whole);
+    cr_expect(text_csv_records("a\nb\n", 4, &whole) == 2 && whole);
+    cr_expect(text_csv_records("a\nb", 3, &whole) == 1 && !whole);
+    cr_expect(text_csv_records("\"a\nb\",c\n", 8, &whole) == 1 && whole);
+    cr_expect(text_csv_records("\"a\"\"\n\"\nb\n", 9, &whole) == 2 && whole);
+    cr_expect(text_csv_records("\"a\n", 3, &whole) == 0 && !whole);
+}
