@@ -1,5 +1,5 @@
-# Time an image over the images a batch; log2 x, log y.
+# Time per image over the images per batch; log2 x, log y.
 load 'plots/common.gp'
-set xlabel 'images a batch'
-y_name = 'time an image'
+set xlabel 'images per batch'
+y_name = 'time per image'
 load 'plots/lines.gp'

@@ -1,7 +1,7 @@
-# Images a second over the training step, log both; the gray line is what a step lets through.
+# Images per second over the training step, log both; the gray line is what a step lets through.
 load 'plots/common.gp'
 set xlabel 'training step (ms)'
-set ylabel 'images a second' offset character 0.5, 0
+set ylabel 'images per second' offset character 0.5, 0
 load 'plots/axes.gp'
 plot for [i = 1:series] data index i - 1 using 1:2 with lines ls series_style[i], \
      for [i = 2:series] data index i - 1 using 1:2 with points ls series_style[i]

@@ -12,6 +12,8 @@
 #                             alone, n < 0 as a box in colour[-n], 0 is a heading, 0.5 a note under it
 #                             and 0.75 one under a series
 #
+#   ring_block                the block of data with the points (x, y) that did not settle, or 0
+#
 # and what the figure's script says it needs. To draw one by hand: scripts/figures.py --commands NAME.
 
 if (format eq 'png') {
@@ -62,6 +64,10 @@ set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 # 91 and 92 are of loading: the bandwidth of copies of the first device and of the second.
 set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
 set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
+# 93 and 94 are of break_even alone, which has more sources than there are slots. 95 is a ring around what did not settle.
+set style line 93 lc rgb '#882255' lw 1.6 dt (14, 5) pt 3 ps 1.1 * dot
+set style line 94 lc rgb '#999933' lw 2.0 dt solid pt 12 ps 1.1 * dot
+set style line 95 lc rgb '#D55E00' lw 1.2 pt 6 ps 2.4 * dot
 
 # --- Frame, title, legend, caption ---------------------------------------------------------------------------------
 set lmargin at screen x_at(left)

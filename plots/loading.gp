@@ -1,5 +1,5 @@
-# Time a sample over its size, log both.
+# Time per sample over its size, log both.
 load 'plots/common.gp'
 set xlabel 'size of a sample (KiB)'
-y_name = 'time a sample'
+y_name = 'time per sample'
 load 'plots/lines.gp'

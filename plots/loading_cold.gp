@@ -1,8 +1,8 @@
-# Time a sample, nothing in the page cache beside everything in it, log y.
-# Needs besides what bars.gp needs, a group being a variant of a device and a bar a state of the page cache:
+# Time per sample, nothing in the page cache beside everything in it, log y.
+# Needs besides what dots.gp needs, a group being a variant of a device and a dot a state of the page cache:
 # device_lines, and as many last blocks with the lines of the devices' names (x, words).
 load 'plots/common.gp'
-y_name = 'time a sample'
-load 'plots/bars.gp'
-plot @grouped_bars, for [i = 1:device_lines] data index bars + i using 1:(y_low):2 with labels font 'DejaVu Sans,10' \
+y_name = 'time per sample'
+load 'plots/dots.gp'
+plot @grouped_dots, for [i = 1:device_lines] data index dots + i using 1:(y_low):2 with labels font 'DejaVu Sans,10' \
     offset 0, character -2.4 - 1.2 * i

@@ -1,2 +1,2 @@
-# Time a sample over many epochs, a bar a variant of a device, log y. Needs what loading_cold.gp needs.
+# Time per sample over many epochs, a dot for each variant of a device, log y. Needs what loading_cold.gp needs.
 load 'plots/loading_cold.gp'

@@ -1,5 +1,5 @@
-# Bytes a second over threads, log both.
+# Bytes per second over threads, log both.
 load 'plots/common.gp'
 set xlabel 'threads'
-y_name = 'bytes a second'
+y_name = 'bytes per second'
 load 'plots/lines.gp'

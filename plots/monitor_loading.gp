@@ -1,5 +1,6 @@
-# What the machine did while loaders ran, one line each: panels over the time since the timed runs began.
-# Needs besides (common.gp): panels, panel_title[], panel_high[], series, series_style[], x_high. Blocks: a series each, time
+# What the machine did while loaders ran, one line each: panels over the time since the timed runs began. A panel without points is a
+# mean of the whole run.
+# Needs besides (common.gp): panels, of which the first `sampled` have points, panel_title[], panel_high[], series, series_style[], x_high. Blocks: a series each, time
 # and a column a panel.
 load 'plots/common.gp'
 gap = 16
@@ -16,7 +17,8 @@ do for [p = 1:panels] {
     below = p == panels ? 'time since the timed runs began (s)' : ''
     set format x numbers
     set xlabel below
-    plot for [i = 1:series] data index i - 1 using 1:(column(p + 1)) with linespoints ls series_style[i]
+    plot for [i = 1:series] data index i - 1 using 1:(column(p + 1)) with lines ls series_style[i], \
+         for [i = 1:series] data index i - 1 using 1:(p <= sampled ? column(p + 1) : 1e300) with points ls series_style[i]
     # The title, the legend and the caption are drawn once.
     unset label 1
     do for [i = 1:captions] { unset label 100 + i }

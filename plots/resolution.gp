@@ -1,5 +1,5 @@
-# Time an image over its side; log both.
+# Time per image over its side; log both.
 load 'plots/common.gp'
 set xlabel 'side of the image (pixels)'
-y_name = 'time an image'
+y_name = 'time per image'
 load 'plots/lines.gp'

@@ -1,7 +1,7 @@
-# Images a second of all ranks together, with what no loss would give, log both; a panel a kind of scaling.
+# Images per second of all ranks together, with what no loss would give, log both; a panel a kind of scaling.
 # Needs besides (common.gp, axes.gp): series, series_style[], joined[] (by a line, or points alone); panels, gap (px between them),
 # panel_title[], panel_first[], panel_last[] (of the series); cells, cell_panel[], cell_row[], cell_x[], cell_text[]
-# (the efficiencies). Blocks of data: one a series (ranks, images a second, low, high), then one a series with its
+# (the efficiencies). Blocks of data: one a series (ranks, images per second, low, high), then one a series with its
 # ideal as steps (x, y, dx, dy).
 load 'plots/common.gp'
 load 'plots/axes.gp'
@@ -15,7 +15,7 @@ do for [p = 1:panels] {
     set rmargin at screen x_at(begin + panel_px)
     set xlabel 'ranks'
     if (p == 1) {
-        set ylabel 'images a second' offset character 0.5, 0
+        set ylabel 'images per second' offset character 0.5, 0
         set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
     } else { # the scale is that of the first
         unset ylabel

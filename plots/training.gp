@@ -1,10 +1,10 @@
-# Images a second in training over GPUs. Needs besides (common.gp, axes.gp): series, series_style[], and y_high where y is
+# Images per second in training over GPUs. Needs besides (common.gp, axes.gp): series, series_style[], and y_high where y is
 # not log.
-# Blocks of data: GPUs, images a second.
+# Blocks of data: GPUs, images per second.
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel 'GPUs'
-set ylabel 'images a second' offset character 0.5, 0
+set ylabel 'images per second' offset character 0.5, 0
 if (!exists('y_ticks')) {
     set yrange [0:y_high]
 }

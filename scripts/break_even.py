@@ -17,7 +17,7 @@ import sys
 sys.dont_write_bytecode = True
 from devices import Missing  # noqa: E402
 from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, short_device, x_axis  # noqa: E402
-from rows import read_file, stands_for_run  # noqa: E402
+from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
 COMMAND = "scripts/break_even.sh DIR results/break_even"
 IDLE = 0.01  # of the accelerator's time beyond what it waits after the first step: said from here on
@@ -51,8 +51,8 @@ def job_of(row):
 
 
 def kept_fixed(row):
-    """What the rows of one source share: all parameters but the step, and how much there was to read."""
-    return tuple(row[column] for column in row.defaults if column != "compute") + (
+    """What the rows of one source share: their sweep, all parameters but the step, and how much there was to read."""
+    return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
@@ -257,13 +257,16 @@ def say(paths):
 
 # ---- The figure ------------------------------------------------------------------------------------------------
 
-SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "naive": 1,
-         "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5, "shards-gpu": 4, "gpu-resident": 2}
+# Each source has a colour and a point of its own, whichever way it reads; the last two are whole line styles.
+SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5,
+         "shards-gpu": 4, "gpu-resident": 93, "naive": 94}
 STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
 
 def style_of(source):
-    """A colour a variant, and dashes by where it reads; decoding has its own."""
+    """One colour and point for each variant, and dashes by where it reads; decoding has its own."""
+    if SLOTS[source.name] > 9:
+        return SLOTS[source.name]
     return 10 * (4 if source.name.endswith(" png") else STYLE_GROUPS[source.group]) + SLOTS[source.name]
 
 
@@ -273,11 +276,11 @@ def device_words(rows):
 
 
 def figure(measured):
-    rows = [row for row in measured.rows + measured.loads if row["compute_ms"]]
+    rows = [row for row in measured.sweeps + measured.load_sweeps if row["compute_ms"]]
     found = sources(rows)
     if not any(source.group == GENERATED for source in found):
-        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)")
-    plot = Plot("Generate or read: images a second beside a training step")
+        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.rows + measured.loads)
+    plot = Plot("Generate or read: images per second while a training step runs")
     shown = [row for points in found.values() for row in points.values()]
     steps = sorted({step_of(row) for row in shown})
     batch = shown[0]["batch"]
@@ -292,11 +295,13 @@ def figure(measured):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, count_words),
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
     unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
+    unsettled = sorted({row["variant"] for row in shown if row.unsettled})
     plot.caption = [f"Batches of {batch:.0f}. A batch is consumed by a step of calibrated length on the GPU while the next "
                     "ones are made or read; means. On the gray line the accelerator never waits. "
                     f"{device_words(shown)} ({'rows of yours' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
-                    + (f" Not verified: {', '.join(unverified)}." if unverified else "")]
+                    + (f" Not verified: {', '.join(unverified)}." if unverified else "")
+                    + (f" Not settled: {', '.join(unsettled)}." if unsettled else "")]
     return plot
 
 

@@ -20,15 +20,48 @@ NO_SLOT = 8  # gray, of a variant that is not in the table
 
 
 class Missing(Exception):
-    """No data for a figure; the text is the command that measures it."""
+    """No data for a figure; the text is the command that measures it. `known` are all rows of that workload."""
+
+    def __init__(self, command, known=()):
+        super().__init__(command)
+        yours = yours_of(known)
+        self.why = f"none of your {counted(yours)} fits" if yours else "no data"
 
 
-def about_yours(candidates, drawn, columns, command):
-    """Notes on the user's rows: that there are none, or which of those that fit are not drawn, by what they do not
-    share with their line."""
-    yours = [row for row in candidates if row.source == "yours"]
-    shown = [row for row in drawn if row.source == "yours"]
-    left = [row for row in yours if not any(row is other for other in shown)]
+def yours_of(rows):
+    return [row for row in rows if row.source == "yours"]
+
+
+def counted(rows):
+    """'1 row of synth', '12 rows of synth'."""
+    return f"{len(rows)} row{'s' if rows[1:] else ''} of {rows[0]['schema'].split('/')[0]}"
+
+
+COLUMNS_NAMED, VALUES_NAMED = 3, 4  # at most, where a note says why rows are not drawn
+
+
+def differences(rows, drawn):
+    """In words, the parameters of rows that no drawn row has: 'res 224; batch 8, 16'."""
+    values = collections.defaultdict(list)
+    for column in ("variant", "ranks") + rows[0].parameters:
+        known = {row.texts.get(column, "") for row in drawn}
+        values[column] = [row.texts.get(column, "") for row in rows if row.texts.get(column, "") not in known]
+    named = sorted((column for column in values if values[column]), key=lambda column: -len(values[column]))
+    def words(column):
+        found = sorted(dict.fromkeys(text or "none" for text in values[column]), key=lambda text: (len(text), text))
+        return f"{column} {', '.join(found[:VALUES_NAMED])}{' …' if found[VALUES_NAMED:] else ''}"
+    return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the rest of their parameters"
+
+
+def about_yours(known, candidates, drawn, columns, command):
+    """Notes on the user's rows of a workload (`known`): that there are none, that none is drawn and why, or which of those
+    that fit (`candidates`) are not drawn, by the `columns` that they do not share with their line."""
+    shown = yours_of(drawn)
+    left = [row for row in yours_of(candidates) if not any(row is other for other in shown)]
+    if not shown and yours_of(known):
+        yours = yours_of(known)
+        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn; not in this figure: "
+                f"{differences(yours, drawn)}; to measure what is: {command}"]
     if not shown:
         return [f"no rows of yours; to measure them: {command}"]
     if not left:
@@ -107,10 +140,12 @@ class Devices:
         revisions = sorted({row["revision"] for row in rows} - {""})
         unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
         throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
+        unsettled = sorted({row["variant"] for row in rows if row.unsettled})
         return (f"{name}{', ' + threads_words(threads) if threads else ''} "
                 f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
                 f"revision {', '.join(revisions[:3]) or 'not named'}{' …' if revisions[3:] else ''}"
                 + (f", not verified: {', '.join(unverified)}" if unverified else "")
+                + (f", not settled: {', '.join(unsettled)}" if unsettled else "")
                 + (f", clocks held down: {', '.join(throttled)}" if throttled else "") + ")")
 
 

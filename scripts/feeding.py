@@ -6,7 +6,7 @@ import os
 
 from devices import Missing, about_yours, device_of
 from generating import PAPER
-from plot import Plot, linear_ticks, log_range, log_ticks, nice_above, number_words, short_device, x_axis
+from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/live_training.sh DIR results/live_training.csv"
@@ -74,15 +74,15 @@ def about(lines):
             f"revision {row['revision']}).")
 
 
-def notes(lines):
+def notes(measured, lines):
     """That none of these are the user's."""
-    return about_yours([], [row for line in lines.values() for row in line], JOB, COMMAND)
+    return about_yours(measured.trains, [], [row for line in lines.values() for row in line], JOB, COMMAND)
 
 
 def training_time(measured):
     lines = feeds(measured.trains)
     if not lines:
-        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)")
+        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.trains)
     plot = Plot("Training on so many images: generated against loaded")
     live = lines[LIVE][-1]
     plot.legend += [(0, short_device(live["device"])), (0.5, "yours" if live.source == "yours" else "reference")]
@@ -101,20 +101,13 @@ def training_time(measured):
         + (f" Generating takes {100 * share:.2g} % of the time of the steps{', beside them' if live.on_gpu else ''}."
            if share is not None else "")
         + (" Live and loaded, the losses are the same in every digit." if same_training(lines) else "")]
-    plot.notes += notes(lines)
+    plot.notes += notes(measured, lines)
     return plot
 
 
-def training_rates(measured):
-    """(label, images a second with the opening of the data) of ours that may stand beside the published ones, as they are
-    of a GPU; what they are; and notes on them."""
-    lines = feeds([row for row in measured.trains if row.on_gpu])
-    rates = [(name, images(line[-1]) / seconds(line[-1])) for name, line in lines.items() if name == LIVE or is_loaded(name)]
-    return rates, about(lines) if lines else "", notes(lines)
-
-
 def training(measured):
-    plot = Plot("Training throughput over GPUs")
+    """The published points alone: ours train other networks, so a figure of both would compare networks."""
+    plot = Plot("Training throughput over GPUs, as published")
     styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = measured.published_series("training")
     if not series:
@@ -122,21 +115,9 @@ def training(measured):
     plot.legend = [(0, PAPER)]
     for name, points in series.items():
         plot.add_series(styles.get(name, 58), name, points)
-    ours, about_ours, notes_on_ours = training_rates(measured)
-    if ours:
-        plot.legend.append((0, "ours, another network"))
-    for name, rate in ours:
-        plot.add_series(STYLES.get(name, 14), name, [(1, rate)])
-    xs = [at for points in plot.blocks for at, _ in points]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+    xs, ys = zip(*[point for points in plot.blocks for point in points])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
-    ys = [y for points in plot.blocks for _, y in points]
-    if max((rate for _, rate in ours), default=0) > 2 * max(y for points in series.values() for _, y in points):
-        plot.variables.update(log_ticks(*log_range(ys), number_words))
-    else:
-        plot.variables["y_high"] = nice_above(1.05 * max(ys))
-    plot.caption = ["Images a second in training: LOAD reads them, BAT makes them. "
-                    + (f"Ours, with the time that the data took to open: {about_ours}" if ours else
-                       f"The published points alone; to measure ours: {COMMAND}")]
-    plot.notes += notes_on_ours
+    plot.caption = ["Images per second while DeiT-Base and DeiT-Tiny are trained: LOAD reads them, BAT generates them. No row of "
+                    "ours: we train other, smaller networks, whose rates do not compare. Figure training_time shows those."]
     return plot

@@ -39,9 +39,9 @@ FIGURES = {
     "vertices": (generating.vertices, "time an image over its vertices, beside the published points"),
     "resolution": (generating.resolution, "time an image over its side, beside the published points"),
     "batch": (generating.batch, "time an image over the batch, beside the published points"),
-    "training": (feeding.training, "published training throughput over GPUs, and ours on one"),
+    "training": (feeding.training, "published training throughput over GPUs"),
     "training_time": (feeding.training_time, "seconds of training over images: generated live against loaded"),
-    "ladder": (generating.ladder, "the paper's steps as bars, with the speed-up of each"),
+    "ladder": (generating.ladder, "the paper's steps, with the speed-up of each"),
     "stages": (generating.stages, "noise, vertices and painting as shares of an image's time"),
     "scaling": (scaling.figure, "images a second over ranks, with the ideal line and the efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU over a run, by phase"),
@@ -91,7 +91,7 @@ def draw_all(given):
         try:
             plot = FIGURES[name][0](measured)
         except Missing as missing:
-            print(f"  skipped {name}: no data; to measure it: {missing}")
+            print(f"  skipped {name}: {missing.why}; to measure it: {missing}")
             continue
         draw(name, plot, given.out, given.work, commands=given.commands)
         if not given.commands:

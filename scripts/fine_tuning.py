@@ -51,7 +51,7 @@ def by_epoch(rows):
 def figure(measured):
     lines = lines_of(measured.trains)
     if not lines:
-        raise Missing(COMMAND)
+        raise Missing(COMMAND, measured.trains)
     plot = Plot("Fine-tuning: wrong answers")
     sizes = sorted({size for size, _ in lines})[-SIZES_MAX:]
     shown = [row for (size, _), rows in lines.items() if size in sizes for row in rows]
@@ -80,5 +80,5 @@ def figure(measured):
         plot.notes.append(f"{len(alone)} row{'s' if alone[1:] else ''} of yours, of which none are both pre-trained and from "
                           f"scratch at one size; to measure them: {COMMAND}")
     else:
-        plot.notes += about_yours([row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
+        plot.notes += about_yours(measured.trains, [row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
     return plot

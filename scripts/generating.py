@@ -5,7 +5,7 @@ import collections
 
 from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
 from plot import (WIDTH, Plot, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
-from rows import DEFAULTS
+from rows import DEFAULTS, newest, sweep_of
 
 PUBLISHED_SLOTS = {"Python-CPU": 1, "CUDA-Baseline": 3, "CUDA-Batched": 6}
 LADDER = ("gbase", "mem", "rng", "bat", "fused")
@@ -17,7 +17,7 @@ PAPER = "published: PDP 2026"
 # they do not apply.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
-ERROR_BARS = "Median time of a run over its images; whiskers from the least to the 95th percentile."
+ERROR_BARS = "Median time of a run over its images; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
@@ -30,9 +30,10 @@ def is_paper_job(row):
         for column, default in DEFAULTS.items() if column not in VARIED)
 
 
-def paper_rows(measured, variants, **fixed):
-    """Rows of one rank of the paper's job of these variants, with numeric columns of these values."""
-    return [row for row in measured.rows
+def paper_rows(measured, variants, rows=None, **fixed):
+    """Rows of one rank of the paper's job of these variants, with numeric columns of these values; `rows` are those to
+    choose from, by default the newest of each."""
+    return [row for row in (measured.rows if rows is None else rows)
             if row["ranks"] == 1 and row["variant"] in variants and is_paper_job(row)
             and all(row[column] == value for column, value in fixed.items())]
 
@@ -45,11 +46,11 @@ def preferred(row):
 
 
 def series_over(rows, x, free):
-    """Lists of rows by rising x, one a device and variant: of the combinations of the `free` columns the one with
-    most points, and among equals the preferred."""
+    """Lists of rows by rising x, one for each device and variant: of the combinations of a sweep and the `free` columns
+    the one with most points, and among equals the preferred."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
-        combination = tuple(row[column] for column in free)
+        combination = sweep_of(row) + tuple(row[column] for column in free)
         points = groups[device_of(row), row["variant"]][combination]
         if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
             points[row[x]] = row
@@ -72,10 +73,10 @@ def best_rows(rows):
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
-    """Time an image over column x: ours by device, the published points, and the published code where it was timed
+    """Time per image over column x: ours by device, the published points, and the published code where it was timed
     over batches."""
     plot = Plot(title)
-    candidates = paper_rows(measured, IN_FIGURES, **fixed)
+    candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
     ours = series_over(candidates, x, free)
     devices = Devices([row for points in ours for row in points])
     add_ours(plot, devices, ours, x)
@@ -83,7 +84,7 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     if figure == "batchsize":
         add_published_code(measured, plot)
     if not plot.blocks:
-        raise Missing(command)
+        raise Missing(command, measured.rows)
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
                       **axis_of([at for points in plot.blocks for at, *_ in points], x)}
@@ -91,7 +92,8 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     if not ours:
         plot.caption.append("No row of ours: the published points alone.")
     shown = [row for points in ours for row in points if device_of(row) in devices.groups]
-    plot.notes += about_yours(candidates, shown, free, command)
+    plot.notes += about_yours(measured.rows, newest(candidates), shown, free, command)
+    plot.add_rings()
     return plot
 
 
@@ -105,6 +107,7 @@ def add_ours(plot, devices, ours, x):
             plot.add_series(devices.style(points[0]), label,
                             [(row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s")))
                              for row in points])
+            plot.rings += [(row[x], row.micros("time_median_s")) for row in points if row.unsettled]
 
 
 def add_published(measured, plot, figure):
@@ -138,19 +141,19 @@ def add_published_code(measured, plot):
 
 
 def vertices(measured):
-    return lines_plot(measured, "Time an image over its vertices", "nvertex", "vertices", {"res": 512},
+    return lines_plot(measured, "Time per image over its vertices", "nvertex", "vertices", {"res": 512},
                       ("batch", "threads", "seed", "instance"), "scripts/sweep.sh configs/sweep_vertices.tsv",
                       "512 × 512 pixels, 200 orbits.")
 
 
 def resolution(measured):
-    return lines_plot(measured, "Time an image over its side", "res", "res", {"vertices": 1000},
+    return lines_plot(measured, "Time per image over its side", "res", "res", {"vertices": 1000},
                       ("batch", "threads", "seed", "instance"), "scripts/sweep.sh configs/sweep_resolution.tsv",
                       "1000 vertices, 200 orbits.")
 
 
 def batch(measured):
-    return lines_plot(measured, "Time an image over the batch", "batchsize", "batch",
+    return lines_plot(measured, "Time per image over the batch", "batchsize", "batch",
                       {"res": 512, "vertices": 1000}, ("threads", "seed", "instance"),
                       "scripts/sweep.sh configs/sweep_batch.tsv", "512 × 512 pixels, 1000 vertices, 200 orbits.")
 
@@ -162,44 +165,47 @@ def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
         raise Missing("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "
-                      "(needs an NVIDIA GPU)")
-    plot = Plot("The ladder: time an image, step by step")
+                      "(needs an NVIDIA GPU)", measured.rows)
+    plot = Plot("The ladder: time per image, step by step")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
     box = 0.74 / len(names)
     published = [(1.46 + i, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
                                    if point["variant"] == step))
                  for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
-    bar_slots = [6, 2, 5]
+    dot_slots = [6, 2, 5]
     for d, (device, name, whose) in enumerate(names):
-        plot.legend += [(-bar_slots[d], line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
-        plot.blocks.append(ladder_bars(chosen, device, (d - (len(names) - 1) / 2) * box))
+        plot.legend += [(10 + dot_slots[d] + 0.1, line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
+        plot.blocks.append(ladder_dots(chosen, device, (d - (len(names) - 1) / 2) * box))
+        plot.rings += [dot[:2] for dot, step in plot.blocks[-1] if chosen[device, step].unsettled]
+        plot.blocks[-1] = [dot for dot, _ in plot.blocks[-1]]
     plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]
     plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
-    values = [value for bars in plot.blocks[:-2] for bar in bars for value in bar[1:4]]
+    values = [value for dots in plot.blocks[:-2] for dot in dots for value in dot[1:4]]
     values += [us for _, us in published]
     low, high = log_range(values, 1.6)
     plot.width = max(WIDTH, 240 + len(LADDER) * (68 * len(names) + 24))
-    plot.variables = {"groups": len(LADDER), "bars": len(names), "box": box,
+    plot.variables = {"groups": len(LADDER), "dots": len(names),
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick),
-                      "bar_slot": bar_slots[:len(names)]}
+                      "dot_slot": dot_slots[:len(names)]}
+    plot.add_rings()
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: times as fast as gbase on the same device. "
                     + ERROR_BARS] + devices.caption()
     return plot
 
 
-def ladder_bars(chosen, device, shift):
-    """(x, median, low, high, time, speed-up) a step."""
+def ladder_dots(chosen, device, shift):
+    """(x, median, low, high, time, speed-up) and the step, for each step of a device."""
     base = chosen.get((device, "gbase"))
-    bars = []
+    dots = []
     for i, step in enumerate(LADDER):
         row = chosen.get((device, step))
         if row:
             median, p95 = row.micros("time_median_s"), row.micros("time_p95_s")
             speed_up = base.micros("time_median_s") / median if base else None
-            bars.append((1 + i + shift, median, row.micros("time_min_s"), p95, micros_words(median),
-                         f"× {speed_up:.3g}" if speed_up else ""))
-    return bars
+            dots.append(((1 + i + shift, median, row.micros("time_min_s"), p95, micros_words(median),
+                          f"× {speed_up:.3g}" if speed_up else ""), step))
+    return dots
 
 
 def batches_words(chosen, variant):
@@ -209,11 +215,11 @@ def batches_words(chosen, variant):
 
 def stages(measured):
     names = ("noise_s", "vertices_s", "painting_s")
-    rows = [row for row in paper_rows(measured, LADDER + ("omp",), res=512, vertices=1000)
-            if any(row[name] for name in names)]
+    candidates = paper_rows(measured, LADDER + ("omp",), res=512, vertices=1000)
+    rows = [row for row in candidates if any(row[name] for name in names)]
     if not rows:
-        raise Missing("./fdsl-bench --variant gbase,mem,rng,omp --verify --out results/synth.csv "
-                      "(without an NVIDIA GPU: --variant omp)")
+        raise Missing("./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv "
+                      "(without an NVIDIA GPU: --variant omp)", measured.rows)
     plot = Plot("Where the time of an image goes")
     chosen = best_rows(rows)
     devices = Devices(list(chosen.values()), 3)
@@ -230,8 +236,13 @@ def stages(measured):
     device_lines = add_bar_devices(plot, devices, bars)
     plot.legend = [(-9, "painting"), (-2, "vertices"), (-6, "noise")]
     plot.variables = {"bars": len(bars), "stages": 3, "stage_slot": [6, 2, 9], "device_lines": device_lines}
-    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed in a run of their own, one by one; "
-                    "above the bars their sum an image. omp makes noise and vertices in one stage."] + devices.caption()
+    joined = [name for name in dict.fromkeys(row["variant"] for _, row in bars)
+              if not any(row["noise_s"] and row["vertices_s"] for _, row in bars if row["variant"] == name)]
+    without = [name for name in LADDER if name not in {row["variant"] for _, row in bars}]
+    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed one by one, in a run of their own; the "
+                    "number above a bar is their sum per image."
+                    + (f" Noise and vertices are one stage in {' and '.join(joined)}." if joined else "")
+                    + (f" No row has the stages of {' and '.join(without)}." if without else "")] + devices.caption()
     return plot
 
 

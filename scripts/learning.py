@@ -49,7 +49,7 @@ def curves_plot(measured, title, y_name, value, x, about):
     devices = Devices([row for line in lines for row in line], item="first steps")
     lines = [line for line in lines if device_of(line[0]) in devices.groups]
     if not lines:
-        raise Missing(COMMAND)
+        raise Missing(COMMAND, measured.trains)
     for device, name, whose in devices.names():
         plot.legend += [(0, text) for text in name] + [(0.5, whose)]
         for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
@@ -60,7 +60,7 @@ def curves_plot(measured, title, y_name, value, x, about):
                       **log_ticks(low, high, number_words)}
     shown = [row for line in lines for row in line]
     plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
-    plot.notes += about_yours(measured.trains, shown, JOB, COMMAND)
+    plot.notes += about_yours(measured.trains, measured.trains, shown, JOB, COMMAND)
     return plot
 
 

@@ -6,7 +6,7 @@ import statistics
 
 from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
 from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
-from rows import LOAD_DEFAULTS
+from rows import LOAD_DEFAULTS, newest, sweep_of
 
 COMMAND = "scripts/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
@@ -20,7 +20,7 @@ NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this
 DEVICES = 2  # in a figure: order, or the page cache, has the other dashes
 # A line keeps these fixed. Some do not apply to a loader and then are what they are by default.
 FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
-BARS = "Median time of an epoch over its samples; whiskers from the least to the 95th percentile."
+ERROR_BARS = "Median time of an epoch over its samples; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
@@ -28,8 +28,9 @@ BARS = "Median time of an epoch over its samples; whiskers from the least to the
 
 def plain_rows(measured, variants, cache, threads=None):
     """Rows of one rank that load whole sets and do nothing else with them. Other loaders do not set up the page
-    cache, but read all once before the timing: they stand with the warm ones."""
-    return [row for row in measured.loads
+    cache, but read all once before the timing: they stand with the warm ones. Within a file and a revision each is the
+    newest of its kind; a figure of single rows takes the newest of all."""
+    return [row for row in measured.load_sweeps
             if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
             and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
             and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1" and not row["compute_ms"]]
@@ -41,7 +42,7 @@ def order_of(row):
 
 
 def kept_fixed(row):
-    return tuple(row[column] for column in FREE if column != "shuffle" or row["layout"] == "shards")
+    return sweep_of(row) + tuple(row[column] for column in FREE if column != "shuffle" or row["layout"] == "shards")
 
 
 def preferred(row):
@@ -50,8 +51,8 @@ def preferred(row):
 
 
 def series_over(rows, x):
-    """Lists of rows by rising x, one a device, variant and order: of what a line keeps fixed that with most points,
-    and among equals the preferred."""
+    """Lists of rows by rising x, one for each device, variant and order: of what a line keeps fixed (one sweep among it)
+    that with most points, and among equals the preferred."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
@@ -63,19 +64,22 @@ def series_over(rows, x):
 
 
 def of_one_size(rows):
-    """Of each device the rows of one size of sample: that of which most was measured, then the nearest to 16 KiB."""
-    found = collections.defaultdict(lambda: collections.defaultdict(set))
+    """The rows of one size of sample, the same for all devices: one that the user's rows have, then that of most devices,
+    then that of which most was measured, then the nearest to 16 KiB."""
+    found = collections.defaultdict(set)
     for row in rows:
-        found[device_of(row)][row["sample_bytes"]].add(
-            (row["variant"], order_of(row), row["threads"], row["cache"]))
-    chosen = {device: max(sizes, key=lambda size: (len(sizes[size]), -abs(math.log(size / NEAREST_BYTES))))
-              for device, sizes in found.items()}
-    return [row for row in rows if row["sample_bytes"] == chosen[device_of(row)]]
+        found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))
+    def worth(size):
+        devices = {device for device, *_ in found[size]}
+        return (any(device[0] == "yours" for device in devices), len(devices), len(found[size]),
+                -abs(math.log(size / NEAREST_BYTES)))
+    best = max(found, key=worth, default=None)
+    return [row for row in rows if row["sample_bytes"] == best]
 
 
-def need(rows):
+def need(measured, rows):
     if not rows:
-        raise Missing(COMMAND)
+        raise Missing(COMMAND, measured.loads)
     return Devices(rows, DEVICES, "samples")
 
 
@@ -143,10 +147,11 @@ def add_lines(plot, devices, lines, x, point, copied, note):
             for points in of_order:
                 plot.add_series(style_of(devices, points[0]), points[0]["variant"],
                                 [(x(row), *point(row)) for row in points])
+                plot.rings += [(x(row), point(row)[0]) for row in points if row.unsettled]
         plot.crossed += [crossed] * (len(plot.blocks) - before)
 
 
-def lines_plot(plot, devices, lines, candidates, words, axis):
+def lines_plot(measured, plot, devices, lines, candidates, words, axis):
     """Fills in what the figures of lines share; `words` name the ticks of y, `axis` makes the x axis of all x."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
@@ -154,7 +159,8 @@ def lines_plot(plot, devices, lines, candidates, words, axis):
                       **({"series_crossed": plot.crossed} if plot.crossed else {}),
                       **log_ticks(low, high, words), **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
     plot.caption += devices.caption()
-    plot.notes += about_yours(candidates, shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
+    plot.notes += about_yours(measured.loads, newest(candidates), shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
+    plot.add_rings()
     return plot
 
 
@@ -176,16 +182,16 @@ def threads_axis(xs):
 def sizes(measured):
     rows = plain_rows(measured, ONE_THREAD + OTHERS, "warm", 1)
     lines = series_over(rows, "sample_bytes")
-    devices = need([row for points in lines for row in points])
+    devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    plot = Plot("Loading: time a sample over its size")
+    plot = Plot("Loading: time per sample over its size")
     add_lines(plot, devices, lines, lambda row: row["sample_bytes"] / 1024,
               lambda row: tuple(map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
               lambda row: 1e6 * row["sample_bytes"] / row["copy_bytes_per_s"], lambda row: "")
     shown = [row for points in lines for row in points]
-    plot.caption = [f"All in the page cache, one thread. {about_sets(shown)}{about_others(shown)} {BARS} Copying: "
+    plot.caption = [f"All in the page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} Copying: "
                     "memcpy of the same bytes, measured turn by turn with the runs, the median over variants."]
-    return lines_plot(plot, devices, lines, rows, micros_tick, powers_axis)
+    return lines_plot(measured, plot, devices, lines, rows, micros_tick, powers_axis)
 
 
 def threads(measured):
@@ -193,16 +199,16 @@ def threads(measured):
     rows_of_ours = [row for row in rows if row["variant"] in ALL_THREADS]
     chosen = {(device_of(row), row["sample_bytes"]) for row in of_one_size(rows_of_ours)}
     lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads")
-    devices = need([row for points in lines for row in points])
+    devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    plot = Plot("Loading: bytes a second over threads")
+    plot = Plot("Loading: bytes per second over threads")
     add_lines(plot, devices, lines, lambda row: row["threads"], rates, lambda row: row["copy_bytes_per_s"],
               lambda row: f", {size_words(row['sample_bytes'])} a sample")
     shown = [row for points in lines for row in points]
     plot.caption = [f"All in the page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers from "
                     "the 95th percentile of their times to the least. Copying: memcpy of the same bytes by as many "
                     "threads, measured turn by turn with the runs, the median over variants."]
-    return lines_plot(plot, devices, lines, rows, count_words, threads_axis)
+    return lines_plot(measured, plot, devices, lines, rows, count_words, threads_axis)
 
 
 def rates(row):
@@ -221,7 +227,7 @@ def latency(measured):
     chosen = {}
     for row in sorted(of_one_size(rows), key=preferred):
         chosen[device_of(row), row["cache"]] = row
-    devices = need(list(chosen.values()))
+    devices = need(measured, list(chosen.values()))
     plot = Plot("Loading: what a file costs, call by call")
     for device, name, whose in devices.names():
         size = next(row["sample_bytes"] for (other, _), row in chosen.items() if other == device)
@@ -235,18 +241,18 @@ def latency(measured):
                 plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
     shown = shown_by(devices, chosen.values())
     plot.caption = [f"Quantiles of every call of an epoch of files, one thread. {about_sets(shown)}"]
-    lines_plot(plot, devices, [shown], rows, micros_tick,
+    lines_plot(measured, plot, devices, [shown], rows, micros_tick,
                lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
     plot.variables["x_tick_text"] = ["p50", "p99", "p99.9"]
     return plot
 
 
-# ---- Bars ------------------------------------------------------------------------------------------------------
+# ---- Dots ------------------------------------------------------------------------------------------------------
 
 
-def bars_plot(plot, devices, groups, slots):
-    """Fills in the figures of bars. `groups` holds (device, rows), of which one or more are None, in the place of
-    each bar; above a bar stands how many times as fast as files it is, in its place and on its device."""
+def dots_plot(plot, devices, groups, slots):
+    """Fills in the figures of dots. `groups` holds (device, rows), of which one or more are None, one row for each dot
+    of a group; above a dot is how many times as fast as files it is, in the same state and on the same device."""
     box = 0.8 / len(slots)
     plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
     names = [next(row for row in rows if row) for _, rows in groups]
@@ -256,24 +262,26 @@ def bars_plot(plot, devices, groups, slots):
             if rows[b]:
                 files = next((other[b] for at, other in groups if at == device and other[b]
                               and other[b]["variant"] == "files"), None)
-                plot.blocks[b].append(bar(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], files))
-    low, high = log_range([value for bars in plot.blocks for _, *values, _, _ in bars for value in values], 1.6)
+                plot.blocks[b].append(dot(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], files))
+                plot.rings += [plot.blocks[b][-1][:2]] * rows[b].unsettled
+    low, high = log_range([value for dots in plot.blocks for _, *values, _, _ in dots for value in values], 1.6)
     plot.blocks += [[(1 + g, row["variant"], order_of(row)) for g, row in enumerate(names)]]
     device_lines = add_bar_devices(plot, devices, [(device, rows) for device, rows in groups])
-    plot.variables = {"groups": len(groups), "bars": len(slots), "box": box, "bar_slot": slots,
+    plot.variables = {"groups": len(groups), "dots": len(slots), "dot_slot": slots,
                       "device_lines": device_lines,
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick)}
+    plot.add_rings()
     return plot
 
 
-def bar(x, row, files):
+def dot(x, row, files):
     median = row.micros("time_median_s")
     return (x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median),
             f"× {files.micros('time_median_s') / median:.3g}" if files else "")
 
 
 def by_variant(devices, chosen):
-    """The keys (device, variant, order) of rows as bars stand: by device, files first."""
+    """The keys (device, variant, order) of rows in the order of the groups: by device, files first."""
     places = list(devices.groups)
     return sorted((key for key in chosen if key[0] in places),
                   key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))
@@ -290,23 +298,23 @@ def cold(measured):
     cold_rows = plain_rows(measured, ONE_THREAD, "cold", 1)
     warm_rows = plain_rows(measured, ONE_THREAD, "warm", 1)
     chosen = best_rows(of_one_size(cold_rows))
-    devices = need(list(chosen.values()))
-    size = {device: row["sample_bytes"] for (device, _, _), row in chosen.items()}
-    beside = best_rows(row for row in warm_rows if row["sample_bytes"] == size.get(device_of(row)))
+    devices = need(measured, list(chosen.values()))
+    size = next(row["sample_bytes"] for row in chosen.values())
+    beside = best_rows(row for row in warm_rows if row["sample_bytes"] == size)
     plot = Plot("Loading: from the disk, and from the page cache")
     keys = by_variant(devices, chosen)
     shown = [chosen[key] for key in keys]
     warm = [beside[key] for key in keys if key in beside]
     slots = {6: "nothing cached", 2: "all cached"} if warm else {6: "nothing cached"}
-    plot.legend = [(-slot, state) for slot, state in slots.items()]
-    bars_plot(plot, devices, [(key[0], (chosen[key], beside.get(key))[:len(slots)]) for key in keys], list(slots))
+    plot.legend = [(10 + slot + 0.1, state) for slot, state in slots.items()]
+    dots_plot(plot, devices, [(key[0], (chosen[key], beside.get(key))[:len(slots)]) for key in keys], list(slots))
     blocks = [f"{range_words(read)} KiB {state}" for state, rows in (("cold", shown), ("warm", warm))
               if (read := [float(row["block"]) for row in rows if row["variant"] in ("shards", "shards-uring")])]
-    plot.caption = [f"Samples of {range_words([row['sample_bytes'] for row in shown], size_words)}, one thread. "
+    plot.caption = [f"Samples of {size_words(size)}, one thread. "
                     f"{about_sets(shown + warm)}"
                     + (f" Reads of shards and shards-uring: {', '.join(blocks)}." if blocks else "")
-                    + f" {TIMES_FILES} in the same state. {BARS}"] + devices.caption()
-    plot.notes += about_yours(cold_rows, shown, ("data", "sample_bytes") + FREE, COMMAND)
+                    + f" {TIMES_FILES} in the same state. {ERROR_BARS}"] + devices.caption()
+    plot.notes += about_yours(measured.loads, newest(cold_rows), shown, ("data", "sample_bytes") + FREE, COMMAND)
     return plot
 
 
@@ -322,12 +330,12 @@ def is_video_job(row):
 def loops(measured):
     rows = list(filter(is_video_job, plain_rows(measured, ONE_THREAD, "warm", 1)))
     chosen = best_rows(rows)
-    devices = need(list(chosen.values()))
+    devices = need(measured, list(chosen.values()))
     plot = Plot("Loading: many epochs over 1000 samples of video")
     keys = by_variant(devices, chosen)
-    bars_plot(plot, devices, [(key[0], (chosen[key],)) for key in keys], [6])
+    dots_plot(plot, devices, [(key[0], (chosen[key],)) for key in keys], [6])
     shown = [chosen[key] for key in keys]
     plot.caption = [f"1000 samples of float16 (3, 8, 64, 64), {range_words([row['samples'] for row in shown])} loops, "
-                    f"all in the page cache, one thread. {about_sets(shown)} {TIMES_FILES}. {BARS}"] + devices.caption()
-    plot.notes += about_yours(rows, shown, ("data",) + FREE, COMMAND)
+                    f"all in the page cache, one thread. {about_sets(shown)} {TIMES_FILES}. {ERROR_BARS}"] + devices.caption()
+    plot.notes += about_yours(measured.loads, newest(rows), shown, ("data",) + FREE, COMMAND)
     return plot

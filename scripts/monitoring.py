@@ -69,7 +69,9 @@ def over_time(measured):
                     + (f"; rank {ranks[0]} of {len(ranks)}" if len(ranks) > 1 else "")
                     + f". {device_names(samples)} ({'yours' if chosen['source'] == 'yours' else 'reference'}, "
                     f"host {first['host']}, revision {first['revision']})."
-                    + (" GPU use is the driver's mean over up to a second." if panels[0] is PANELS[0] else "")]
+                    + (" GPU use is the driver's mean over up to a second." if panels[0] is PANELS[0] else "")
+                    + (" PCIe is what the driver sees in 20 ms of each period: short bursts are missed."
+                       if any(panel[0].startswith("PCIe") for panel in panels) else "")]
     if chosen["source"] != "yours":
         plot.notes.append("no file of yours; to make one: "
                           "./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
@@ -102,8 +104,9 @@ def fitting_names(found, px_s, size):
 
 # Loaders over time: what each keeps busy, files against shards.
 LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}  # and their slots
-LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("PCIe to the GPU (GB/s)", 1e-9, "pcie_rx_bytes_per_s"),
-                 ("CPU (cores)", 1, "cpu_cores"))
+LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("CPU (cores)", 1, "cpu_cores"))
+RATE_PANEL = "loaded (GB/s), mean"
+OFF = 1e300  # beyond the axis: gnuplot warns of a line without any point
 
 
 def timed_loaders(measured):
@@ -119,34 +122,47 @@ def timed_loaders(measured):
             mine = {variant: newest[host, variant] for variant in LOADERS if (host, variant) in newest}
             if {"files-gpu", "shards-gpu"} <= set(mine):
                 return source, mine
-    raise Missing(f"{break_even.COMMAND} (needs an NVIDIA GPU)")
+    raise Missing(f"{break_even.COMMAND} (needs an NVIDIA GPU)", measured.loads)
+
+
+def row_of_run(measured, sample):
+    """The row of the run that a sample was taken in, or None."""
+    return next((row for row in measured.load_sweeps if row["wait_share"] is not None and all(
+        row[column] == sample[column] for column in ("host", "variant", "time_utc"))), None)
 
 
 def while_loading(measured):
     source, found = timed_loaders(measured)
     plot = Plot("Loading to the GPU, over time", height=HEIGHT + 110)
+    rows = {variant: row_of_run(measured, samples[0]) for variant, samples in found.items()}
     panels = [panel for panel in LOADER_PANELS
               if any(sample[panel[2]] is not None for samples in found.values() for sample in samples)]
+    rated = any(rows.values())
     for variant, samples in found.items():
-        points = [(sample["time_s"] - samples[0]["time_s"],
-                   *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels))
-                  for sample in samples]
-        plot.add_series(10 + LOADERS[variant], variant, points)
-        row = next((row for row in measured.loads if row["wait_share"] is not None and all(
-            row[column] == samples[0][column] for column in ("host", "variant", "time_utc"))), None)
-        plot.legend += [(0.75, f"waits {100 * row['wait_share']:.3g} % of the time")] if row \
-            else []
-    high = [max(points[1 + p] or 0 for block in plot.blocks for points in block) for p in range(len(panels))]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "panels": len(panels),
-                      "panel_title": [title for title, _, _ in panels],
+        row = rows[variant]
+        rate = [1e-9 * row["bytes_per_s"] if row else OFF] * rated
+        plot.add_series(10 + LOADERS[variant], variant, [
+            (sample["time_s"] - samples[0]["time_s"],
+             *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels), *rate)
+            for sample in samples])
+        if row:
+            plot.legend += [(0.75, f"waits {100 * row['wait_share']:.3g} % of the time"),
+                            (0.75, f"loads {1e-9 * row['bytes_per_s']:.3g} GB/s")]
+    titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
+    high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)
+            for p in range(len(titles))]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "panels": len(titles), "sampled": len(panels),
+                      "panel_title": titles,
                       "panel_high": [100 if title == "GPU use (%)" else nice_above(1.04 * top)
-                                     for (title, _, _), top in zip(panels, high)],
+                                     for title, top in zip(titles, high)],
                       "x_high": max(points[-1][0] for points in plot.blocks) or 1}
     samples = [sample for mine in found.values() for sample in mine]
     few = [variant for variant, mine in found.items() if len(mine) < 20]
-    plot.caption = [f"Looks during the timed runs of each, which ran one after the other. {device_names(samples)} "
+    plot.caption = [f"Samples of the monitor during the timed runs of each, one run after the other. {device_names(samples)} "
                     f"({'yours' if source == 'yours' else 'reference'}, host {samples[0]['host']}, revision "
                     f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's mean "
                     "over up to a second: any kernel counts, the step's and those that unpack."
-                    + (f" Fewer than 20 looks: {', '.join(few)}." if few else "")]
+                    + (" Loaded are the bytes that the loader counted over the whole run: the driver's PCIe counter looks "
+                       "for 20 ms at a time and misses bursts." if rated else "")
+                    + (f" Fewer than 20 samples: {', '.join(few)}." if few else "")]
     return plot

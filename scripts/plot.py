@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 800, 470
 INNER_PX = WIDTH - 84 - 190  # of a plot between its axis and its legend, at least
+RING = 95  # the line style of plots/common.gp that marks what did not settle
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------
@@ -159,12 +160,20 @@ class Plot:
         self.caption, self.legend, self.blocks, self.styles, self.variables = [], [], [], [], {}
         self.notes = []
         self.crossed = []  # a series: whether its points have a cross (plots/lines.gp)
+        self.rings = []  # (x, y) of points that did not settle
 
     def add_series(self, style, label, points):
         """A block of data, its line style and its row of the legend: a point alone has no line."""
         self.legend.append((style if len(points) > 1 else style + 0.1, label))
         self.styles.append(style)
         self.blocks.append(points)
+
+    def add_rings(self):
+        """After all other blocks: a block with a ring for each point that did not settle, and its row of the legend."""
+        if self.rings:
+            self.variables["ring_block"] = len(self.blocks)
+            self.blocks.append(self.rings)
+            self.legend += [(0, ""), (RING + 0.1, "did not settle")]
 
     def variables_text(self):
         lines = [line for text in self.caption for line in wrap(text, self.width - 32, 9.5 * 1.02)]
@@ -176,7 +185,7 @@ class Plot:
         values = {"title": self.title, "width": self.width + max(0, self.right - 190), "height": height,
                   "left": self.left, "right": self.right, "top": self.top, "bottom": bottom, "captions": len(lines),
                   "caption": lines, "legends": len(self.legend), "legend_text": [text for _, text in self.legend],
-                  "legend_style": [style for style, _ in self.legend], "legend_y": self.legend_ys(),
+                  "legend_style": [style for style, _ in self.legend], "legend_y": self.legend_ys(), "ring_block": 0,
                   **self.variables}
         return "".join(assignment(name, value) for name, value in values.items())
 

@@ -26,7 +26,9 @@ sys.dont_write_bytecode = True
 from devices import Missing, threads_a_rank  # noqa: E402  (in this folder)
 from figures import FIGURES  # noqa: E402
 import loading  # noqa: E402
+import report_train  # noqa: E402
 from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
+from report_train import trainings  # noqa: E402
 from rows import DEFAULTS, Measured  # noqa: E402
 
 STYLE = """
@@ -89,6 +91,8 @@ FLAGS = ("decode", "augment")  # options without a value
 
 def parameters(row):
     """The options that differ from their defaults, as (option, value)."""
+    if row.is_train or row.is_infer:
+        return report_train.parameters(row)
     defaults = dict(row.defaults) if row.is_load else dict(DEFAULTS, out_res=row.texts["res"])
     found = []
     for column, default in defaults.items():
@@ -104,13 +108,15 @@ def threads_option(row):
     """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
     the cores differ, as they do by default and not by --threads."""
     threads = threads_a_rank(row)
-    one_thread = row["variant"] == "naive" or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS
+    one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
 
 
 def command(rows):
     """The command line that makes these rows, which differ in nothing but their variants and devices."""
     first = rows[0]
+    if first.is_train or first.is_infer:
+        return report_train.command(rows)
     if first["variant"] in loading.NOT_OURS:
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
@@ -146,8 +152,9 @@ def others_command(row):
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
-    others = row["variant"] in loading.NOT_OURS
-    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], tuple(parameters(row)),
+    others = row["variant"] in loading.NOT_OURS or report_train.is_pytorch(row)
+    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
+            tuple(parameters(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
             threads_option(row))
 
@@ -166,6 +173,8 @@ def grouped(rows):
 
 def heading(row):
     """A line on what was run."""
+    if row.is_train or row.is_infer:
+        return report_train.heading(row)
     if row.is_load:
         return load_heading(row)
     if row["vertices"]:
@@ -195,31 +204,54 @@ def percent(value):
     return "" if value is None else f"{100 * value:.3g} %"
 
 
+def interval(row):
+    """How well the median is known, where the row says."""
+    return "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"
+
+
+def settled_words(row):
+    """The last cell of a row: whether it was verified, and what asks for care."""
+    care = (["not settled"] if row.unsettled else []) + (
+        [f"clocks held down: {row['throttled']}"] if row.get("throttled") else [])
+    return ("text" if row["verified"] == "yes" and not care else "text bad",
+            row["verified"] + (f" ({', '.join(care)})" if care else ""))
+
+
+def html_table(head, rows):
+    """A table of (class, text) cells under (name, is it text) headings."""
+    names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
+    lines = ["<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
+                              for kind, cell in cells) + "</tr>" for cells in rows]
+    return "\n".join([f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"] + lines + ["</tbody></table></div>"])
+
+
 def table(rows):
     """A table of rows of one command, the slowest variant first."""
+    if rows[0].is_train or rows[0].is_infer:
+        head = [("variant", 1), ("device", 1), ("threads", 0)] + [(name, 0) for name, _ in report_train.cells(rows[0])]
+        return html_table(head + [("verified", 1)], [
+            [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}")]
+            + [("", cell) for _, cell in report_train.cells(row)] + [settled_words(row)]
+            for row in sorted(rows, key=lambda row: row["items_per_s"])])
     several = any(row["ranks"] > 1 for row in rows)
     load = rows[0].is_load
     head = [("variant", 1), ("device", 1), ("threads", 0), ("a sample" if load else "an image", 0),
-            ("least to 95th perc.", 0), ("samples/s" if load else "images/s", 0)] + \
+            ("median ±", 0), ("minimum to 95th perc.", 0), ("samples/s" if load else "images/s", 0)] + \
         ([("efficiency", 0)] if several else []) + \
         ([("GB/s", 0), ("of copying", 0)] if load else [("roofline", 0)]) + \
         [("runs" if load else "samples", 0), ("verified", 1)]
-    names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
-    lines = [f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"]
+    lines = []
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
-        throttled = f" (clocks held down: {row['throttled']})" if row.get("throttled") else ""
         cells = [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}"),
-                 ("", micros_words(row.micros("time_median_s"))),
+                 ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
                  ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
                  ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
         cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
             [("", percent(row["roofline_share"]))]
-        cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}"),
-                  ("text" if row["verified"] == "yes" and not throttled else "text bad", row["verified"] + throttled)]
-        lines.append("<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
-                                      for kind, cell in cells) + "</tr>")
-    return "\n".join(lines + ["</tbody></table></div>"])
+        cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}"), settled_words(row)]
+        lines.append(cells)
+    return html_table(head, lines)
 
 
 def rows_section(title, rows):
@@ -287,7 +319,7 @@ def figures_section(measured, work):
         try:
             plot = FIGURES[name][0](measured)
         except Missing as missing:
-            parts.append(f"<p class=soft><b>{name}</b> ({what}): no data. To measure it:</p>\n"
+            parts.append(f"<p class=soft><b>{name}</b> ({what}): {missing.why}. To measure it:</p>\n"
                          f"<pre>{text(str(missing))}</pre>")
             continue
         draw(name, plot, work, work, formats=("svg",))
@@ -303,7 +335,7 @@ def figures_section(measured, work):
 
 
 def page(measured, work):
-    rows = measured.rows + measured.loads
+    rows = measured.rows + measured.loads + trainings(measured.trains) + measured.infers
     yours = [row for row in rows if row.source == "yours"]
     reference = [row for row in rows if row.source == "reference"]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -315,10 +347,10 @@ def page(measured, work):
         "<header><h1>fdsl-bench</h1>",
         f"<p>{text(devices)}</p><p class=soft>{len(yours)} rows of yours, {len(reference)} of reference; "
         f"written {now}</p>",
-        '<nav><a href="#figures">Figures</a><a href="#your">Your rows</a><a href="#reference">Reference rows</a>'
+        '<nav><a href="#your">Your rows</a><a href="#figures">Figures</a><a href="#reference">Reference rows</a>'
         '<a href="#machine">Machine</a></nav></header>',
-        "<main>", figures_section(measured, work),
-        rows_section("Your rows", yours), rows_section("Reference rows", reference),
+        "<main>", rows_section("Your rows", yours), figures_section(measured, work),
+        rows_section("Reference rows", reference),
         "<p class=soft>Times are medians over the samples; each command repeats its rows with the sampling of its "
         "defaults. docs/timing.md says how time is measured, docs/figures.md what the figures show.</p>",
         machines_section(measured.machines), "</main></body></html>", ""])

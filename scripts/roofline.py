@@ -19,7 +19,7 @@ def operations_per_s(row):
 def figure(measured):
     rows = [row for row in paper_rows(measured, tuple(SLOTS)) if row["roofline_share"] and row["bytes_per_s"]]
     if not rows:
-        raise Missing("./fdsl-bench --variant all --verify --out results/synth.csv")
+        raise Missing("./fdsl-bench --variant all --verify --out results/synth.csv", measured.rows)
     groups = collections.defaultdict(list)
     for row in rows:
         groups[device_of(row), row["variant"], row["res"], row["vertices"], row["orbits"]].append(row)

@@ -10,7 +10,8 @@ import io
 import json
 import pathlib
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "load/3", "load/4", "load/5", "train/1", "train/2", "infer/1")
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "synth/6", "load/3", "load/4", "load/5", "load/6",
+               "train/1", "train/2", "train/3", "infer/1", "infer/2")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
@@ -32,8 +33,8 @@ LOAD_DEFAULTS = {
 LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of the workload train, in the order of the columns. A row is an epoch. Inference has no figures: its rows
-# are read so that they may lie beside others.
+# The parameters of the workload train, in the order of the columns. A row is one epoch. Rows of infer are in no figure,
+# but in the tables of the report.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
@@ -44,6 +45,7 @@ TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_p
                  "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
+INFER_PARAMETERS = ("data", "checkpoint")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
 
@@ -63,6 +65,7 @@ SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
 STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # of --compute, numbers
 SINCE_4 = ("compute_ms",) + STEPS
 SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
+SINCE_6 = ("settled", "median_error")  # empty in older rows: unknown
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
                  "throttled")
@@ -90,6 +93,20 @@ class Row(dict):
     @property
     def is_train(self):
         return self["schema"].startswith("train/")
+
+    @property
+    def is_infer(self):
+        return self["schema"].startswith("infer/")
+
+    @property
+    def unsettled(self):
+        """Whether the time limit ended the sampling before the median was known well enough."""
+        return self.texts["settled"] == "no"
+
+    @property
+    def parameters(self):
+        """The columns that hold the options of the run."""
+        return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
 
     @property
     def defaults(self):
@@ -180,9 +197,9 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + LOAD_LATER, ""), **fields}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER, ""), **fields}
     fields["compute"] = fields["compute"] or fields["compute_ms"]  # before there were others, a step was so many ms
-    row = Row(numbered(path, line, fields, numbers + STEPS, needed))
+    row = Row(numbered(path, line, fields, numbers + STEPS + ("median_error",), needed))
     row.texts = fields
     for column in needed:
         if row[column] <= 0:
@@ -212,8 +229,8 @@ def read_file(path):
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
-        elif schema in ("train/1", "train/2", "infer/1"):
-            numbers, needed, parameters = ((INFER_NUMBERS, INFER_NEEDED, ("data", "checkpoint")) if schema == "infer/1" else
+        elif schema in ROW_SCHEMAS and schema.startswith(("train/", "infer/")):
+            numbers, needed, parameters = ((INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS) if schema.startswith("infer/") else
                                            (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS))
             need_columns(path, header, [column for column in IDENTITY + ("rank", "verified") + numbers + parameters
                                         if column not in TRAIN_LATER], schema)
@@ -273,11 +290,16 @@ def name_devices(loads):
                          or devices.get((row.source, row["host"]), ""))
 
 
-def newest(rows):
+def sweep_of(row):
+    """What the points of one line must share beyond their parameters: points of two sweeps make no line."""
+    return row.file, row["revision"]
+
+
+def newest(rows, key_of=identity):
     """Of rows that measure the same, the newest; of equally old ones, the last."""
     kept = {}
     for row in rows:
-        key = identity(row)
+        key = key_of(row)
         if key not in kept or row["time_utc"] >= kept[key]["time_utc"]:
             kept.pop(key, None)
             kept[key] = row
@@ -285,12 +307,13 @@ def newest(rows):
 
 
 class Measured:
-    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `trains` (every epoch),
+    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `sweeps` and
+    `load_sweeps` (the newest of each within its file and revision, for lines), `trains` (every epoch), `infers`,
     `monitors` (lists of samples, the user's first and each source's newest first), `published` and `published_code`
     (points), `machines` (env.json)."""
 
     def __init__(self, results, reference):
-        self.rows, self.loads, self.trains = [], [], []
+        self.rows, self.loads, self.trains, self.infers = [], [], [], []
         self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
@@ -298,6 +321,8 @@ class Measured:
                                "names one with CSV files")
             self.read_folder(source, folder)
         name_devices(self.loads)
+        self.sweeps, self.load_sweeps = (newest(rows, lambda row: identity(row) + sweep_of(row))
+                                         for rows in (self.rows, self.loads))
         self.rows, self.loads = newest(self.rows), newest(self.loads)
         reference = pathlib.Path(reference)
         self.published = read_published(
@@ -339,8 +364,9 @@ class Measured:
             if row["wrong"]:
                 items = "images" if row["schema"].startswith("synth/") else "samples" if row.is_load else "steps"
                 self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is left out")
-            elif stands_for_run(row) and not row["schema"].startswith("infer/"):
-                (self.loads if row.is_load else self.trains if row.is_train else self.rows).append(row)
+            elif stands_for_run(row):
+                (self.loads if row.is_load else self.trains if row.is_train else self.infers if row.is_infer else
+                 self.rows).append(row)
 
     def read_machine(self, source, path):
         try:

@@ -5,16 +5,16 @@ import collections
 
 from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_a_rank
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
-from rows import DEFAULTS
+from rows import DEFAULTS, newest, sweep_of
 
 KINDS = {"weak": "weak: each rank has a batch", "strong": "strong: the ranks share a batch"}
 
 
 def line_key(row, kind):
-    """What the points of one line share, the kind of scaling (weak, strong) among it: with weak scaling the batch of
-    a rank, with strong that of all; on a CPU the threads a rank, last."""
+    """What the points of one line share: the sweep, the kind of scaling (weak, strong), with weak scaling the batch of
+    one rank and with strong that of all; on a CPU the threads per rank, last."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
-    return (*device_of(row), row["variant"], kind, batch_size,
+    return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
             *(row.texts[column] for column in DEFAULTS if column != "batch"),
             None if row.on_gpu else threads_a_rank(row))
 
@@ -22,12 +22,12 @@ def line_key(row, kind):
 def figure(measured):
     command = "scripts/sweep.sh configs/sweep_scaling.tsv"
     lines = collections.defaultdict(dict)
-    candidates = [row for row in measured.rows if row["rank"] == "all" and row["efficiency"]
+    candidates = [row for row in measured.sweeps if row["rank"] == "all" and row["efficiency"]
                   and row["variant"] in SLOTS and row["scaling"] in KINDS]
     for row in candidates:
         lines[line_key(row, row["scaling"])].setdefault(row["ranks"], row)
     if not lines:
-        raise Missing(command)
+        raise Missing(command, measured.rows)
     add_one_rank(measured, lines)
     lines = best_lines(lines)
     devices = Devices([row for points in lines for row in points])
@@ -45,14 +45,14 @@ def figure(measured):
     plot.caption = ["Gray: no loss. Percent: the efficiency that the run measured, against one rank alone. Whiskers "
                     "from the 95th percentile to the least time of the slowest rank." + shared_devices(lines)]
     plot.caption += devices.caption()
-    plot.notes += about_yours(candidates, [row for points in lines for row in points],
+    plot.notes += about_yours(measured.rows, newest(candidates), [row for points in lines for row in points],
                               ("ranks", "scaling", "batch", "threads"), command)
     return plot
 
 
 def add_one_rank(measured, lines):
-    """The row of one rank joins the lines with which it shares what each rank had."""
-    for row in measured.rows:
+    """The row of one rank joins the lines of its sweep with which it shares what each rank had."""
+    for row in measured.sweeps:
         if row["ranks"] == 1:
             for kind in KINDS:
                 points = lines.get(line_key(row, kind))

@@ -16,6 +16,11 @@ static void start(void)
 TestSuite(docs, .init = start, .timeout = 60);
 
 #define PAGES "README.md docs/*.md"
+/* A copy of the pages and the rows that a test may change. */
+#define COPY                                                                                   \
+    "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
+    "cp results/README.md $D/results && cp -r results/reference $D/results && "
+#define NUMBERS "scripts/check_numbers.py --root $D "
 #define OPTIONS                                                                                          \
     "{ $P --help; $P --prepare DIR --help; } | sed -n 's/^  \\(-., \\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | " \
     "sort -u"
@@ -35,4 +40,76 @@ Test(docs, every_link_leads_to_a_file)
           "grep -o '](\\([^)#]*\\)' $page | cut -c 3- | grep -v '^http' | "
           "while read -r file; do test -e $(dirname $page)/$file || echo $page: $file; done; done");
     cr_expect_str_eq(out, "", "%s", out);
+}
+
+/* ---- Numbers ---- */
+
+static void need_python(void)
+{
+    static char folder[] = "/tmp/fdsl-docs-XXXXXX";
+    if (shell("python3 -c ''") != 0)
+        cr_skip_test("python3 is not installed");
+    cr_assert_not_null(mkdtemp(folder));
+    setenv("D", folder, 1);
+}
+
+static void remove_copy(void)
+{
+    shell("rm -rf \"$D\"");
+}
+
+TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 60);
+
+Test(numbers, those_on_the_pages_are_those_of_the_rows)
+{
+    shell("scripts/check_numbers.py");
+    cr_expect_eq(status, 0, "scripts/check_numbers.py --fix writes what the rows say: %s", out);
+}
+
+/* What somebody may change, and what is then said. */
+static const struct {
+    const char *change, *says;
+} changes[] = {
+    {"sed -i 's/,0.0105[0-9]*,/,0.0205,/' $D/results/reference/h200_infer.csv; "
+     "sed -i '/,fused,/s/,256,512,1000,/,255,512,1000,/' $D/results/reference/h200_synth.csv",
+     "us(fused batch=256): 0 rows of h200_synth fit 'variant=fused batch=256 res=512"},
+    {"awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"variant\"] == \"gbase\" { "
+     "$at[\"time_median_s\"] *= 2 } 1' results/reference/h200_synth.csv > "
+     "$D/results/reference/h200_synth.csv",
+     ": 815 is 1,630 by us(gbase batch=32)\n"},
+    {"sed -i 's/H200, 3.17 times/H200, 3.2 times/' $D/README.md",
+     ": 3.2 is 3.17 by median.items_per_s(train-graph)/"},
+    {"sed -i 's/| `mem` | its memory/| `mem` | the memory/' $D/README.md",
+     "0 lines of README.md hold '| `mem` | its memory step: noise in half precision | {} | {} |', not 1"},
+    {"echo 'A fast one takes 3.5 µs per image.' >> $D/README.md", ": 3.5 µs has no row in docs/numbers.txt"},
+    {"printf '\\n| a | time |\\n|---|---|\\n| b | 12.5 |\\n' >> $D/docs/train_mixed.md",
+     ": 12.5 has no row in docs/numbers.txt"},
+    {"echo '# New' > $D/docs/new.md", "docs/new.md is no page of docs/numbers.txt"},
+    {"sed -i 's/^## Two floors/## Floors/' $D/docs/train_cuda.md; echo 'other ## Two floors: counted' >> "
+     "$D/docs/numbers.txt",
+     "no line of results/reference/README.md begins with '## Two floors'"},
+    {"sed -i 's/^    us(naive batch=32); rate(naive batch=32)/    us(naive)/' $D/docs/numbers.txt",
+     "2 numbers, 1 values"},
+    {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is no arithmetic over"},
+};
+
+Test(numbers, changes_are_noticed)
+{
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        shell(COPY "{ %s; } && " NUMBERS "README.md docs/train_mixed.md results/reference/README.md",
+              changes[i].change);
+        cr_expect_eq(status, 1, "%s: %d, %s", changes[i].change, status, out);
+        cr_expect(says(changes[i].says), "%s: %s", changes[i].change, out);
+        cr_expect(!says("Traceback"), "%s", out);
+    }
+}
+
+Test(numbers, new_rows_are_written_into_the_pages)
+{
+    shell(COPY "%s && " NUMBERS "--fix; " NUMBERS, changes[1].change);
+    cr_expect_eq(status, 0, "%s", out);
+    shell("diff README.md $D/README.md; diff docs/fused.md $D/docs/fused.md");
+    cr_expect(says("three kernels per image | 1,630 | 613 |"), "%s", out);
+    shell("grep -c . $D/README.md; grep -c . README.md");
+    cr_expect_eq(atoi(out), atoi(strchr(out, '\n')), "%s", out);
 }

@@ -110,14 +110,64 @@ static void fused_over_batch(void)
 
 Test(figures, newest_row_wins)
 {
-    shell("cd " FIXTURES
-          " && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv; grep ',fused,.*,16,512,' synth.csv)"
-          " > $D/results/b.csv && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv |"
-          " sed 's/2026-01-02/2026-01-03/; s/,0\\.000152,/,0.000076,/g') > $D/results/a.csv && cat "
-          "$D/results/a.csv");
+    shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv |"
+          " sed 's/2026-01-02/2026-01-03/; s/,0\\.000152,/,0.000076,/g'; "
+          "grep ',fused,.*,64,512,' synth.csv; grep ',fused,.*,16,512,' synth.csv)"
+          " > $D/results/a.csv && cat $D/results/a.csv");
     cr_assert(says("0.000076"), "%s", out);
     fused_over_batch();
-    cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though its file comes first: %s", out);
+    cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though it comes first: %s", out);
+}
+
+/* A point that was measured elsewhere, or by another revision, is on no line, however new it is. */
+Test(figures, a_line_is_of_one_sweep)
+{
+    static const char *const elsewhere[] = {"b.csv", "a.csv"};
+    for (size_t i = 0; i < COUNT_OF(elsewhere); i++) {
+        shell("rm -f $D/results/*; cd " FIXTURES
+              " && (head -1 synth.csv; grep ',fused,.*,\\(64\\|16\\),512,' synth.csv) > $D/results/a.csv && "
+              "head -1 synth.csv > $D/results/b.csv && grep ',fused,.*,4,512,' synth.csv | "
+              "sed 's/2026-01-02/2026-01-03/; s/0123456789ab/ffffffffffff/' >> $D/results/%s",
+              elsewhere[i]);
+        fused_over_batch();
+        cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s: %s", elsewhere[i], out);
+        shell(SELECT "ladder > /dev/null; " FIGURES "batch");
+        cr_assert(says("1 row of yours on no line, which keeps all else fixed: fused"), "%s", out);
+    }
+}
+
+/* Rows from before the column are unknown, and have no ring. */
+Test(figures, what_did_not_settle_is_marked)
+{
+    shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
+          "{ print $0, NR == 1 ? \"settled\" : $at[\"variant\"] == \"rng\" || $at[\"batch\"] == 64 ? "
+          "\"no\" : \"yes\" }' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference batch ladder > /dev/null; cd $D/work; "
+          "for name in batch ladder; do grep '^ring_block' $name.vars; tail -4 $name.dat; done; "
+          "grep -c 'not settled: ' *.vars; grep -c 'did not settle' *.vars");
+    cr_assert(says("ring_block = 7\n") && says("\n64\t"), "%s", out);
+    cr_assert(says("ring_block = 3\n"), "%s", out);
+    cr_assert(says("batch.vars:1\nladder.vars:1\nbatch.vars:1\nladder.vars:1\n"), "%s", out);
+    shell("cp " FIXTURES "/synth.csv $D/results/a.csv; " SELECT
+          "--reference $D/reference ladder > /dev/null; cat $D/work/ladder.vars");
+    cr_assert(says("ring_block = 0\n") && !says("settle"), "%s", out);
+}
+
+Test(figures, stages_of_any_step_are_drawn)
+{
+    shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
+          "$at[\"variant\"] == \"bat\" { $at[\"noise_s\"] = $at[\"vertices_s\"] = $at[\"painting_s\"] = "
+          "0.0001 } "
+          "$at[\"variant\"] == \"fused\" { $at[\"vertices_s\"] = 0.0001; $at[\"painting_s\"] = 0.0003 } "
+          "1' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference stages > /dev/null; cat $D/work/stages.vars $D/work/stages.dat");
+    cr_assert(says("\tbat\tbatch 256") && says("\tfused\tbatch 256"), "%s", out);
+    cr_assert(says("are one stage in fused and omp."), "%s", out);
+    cr_assert(!says("No row has the stages"), "%s", out);
+    shell(
+        SELECT
+        "--results $D/reference stages > /dev/null; grep -o 'No row has.*bat and fused' $D/work/stages.vars");
+    cr_assert_eq(status, 0, "%s", out);
 }
 
 Test(figures, other_hosts_are_other_series)
@@ -229,7 +279,15 @@ Test(figures, rows_on_no_line_are_counted)
     cr_assert(says("vertices.{png,svg,pdf} (2 rows of yours on no line, which keeps all else fixed: omp, "
                    "batch 8, 16)"),
               "%s", out);
-    cr_assert(says("batch.{png,svg,pdf} (no rows of yours; to measure them:"), "%s", out);
+    cr_assert(
+        says(
+            "batch.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: vertices 300, 500, "
+            "700; to measure what is: scripts/sweep.sh configs/sweep_batch.tsv)"),
+        "%s", out);
+    shell(FIGURES "--reference $D/reference ladder loading");
+    cr_assert(says("skipped ladder: none of your 4 rows of synth fits; to measure it: ") &&
+                  says("skipped loading: no data; to measure it:"),
+              "%s", out);
 }
 
 Test(figures, a_point_alone_is_drawn_without_a_line)

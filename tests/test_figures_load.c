@@ -90,12 +90,28 @@ Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
     }
 }
 
+/* Two machines, of which one was measured at two sizes: the axis is of one size, the user's. */
+Test(figures_load, one_axis_has_one_size)
+{
+    shell(
+        "grep '^schema\\|data/2048-' " FIXTURES "/load.csv > $D/results/a.csv; "
+        "sed -n '1p; /data\\/2048-/{s/,node01,/,node02,/; s/Processor 9000/Elsewhere/; p; s/2048-/131072-/; "
+        "s/,2048,/,131072,/; p; s/,1000,0,/,999,0,/; p}' " FIXTURES "/load.csv > $D/reference/b.csv; " SELECT
+        "--reference $D/reference loading_cold loading_latency loading_threads > /dev/null; "
+        "cat $D/work/loading_cold.vars $D/work/loading_cold.dat; "
+        "grep -ho '[0-9.]* KiB a sample' $D/work/loading_*.vars | sort -u");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("Samples of 2 KiB") && says("\n2 KiB a sample\n") && !says("128 KiB"), "%s", out);
+    cr_assert(says("Elsewhere (reference)") && says("groups = 10"), "the reference at the user's size: %s",
+              out);
+}
+
 Test(figures_load, loops_are_of_the_video_set)
 {
     shell(LOADING("cat", "loading_loops"));
     cr_assert(says("500 loops") && says("1\t11\t10.23\t11.88\t11.0 µs\t× 1\n"), "%s", out);
     shell(LOADING("grep -v video", "loading_loops"));
-    cr_assert(says("skipped loading_loops: no data"), "%s", out);
+    cr_assert(says("skipped loading_loops: none of your "), "%s", out);
 }
 
 Test(figures_load, threads_keep_to_one_size)
@@ -118,6 +134,14 @@ Test(figures_load, break_even_has_a_line_a_source_under_what_a_step_lets_through
     cr_assert(says("\n0.5\t504902.97\n1\t252451.485\n"), "fused: %s", out);
     cr_assert(says("'read, page cache cold'") && says("'shards-omp png'"), "%s", out);
     cr_assert(says("Made-up GPU 9000, Made-up 9000 (rows of yours, host node02"), "%s", out);
+}
+
+Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
+{
+    shell("cd scripts && python3 -B -c 'import break_even, collections\n"
+          "slots = {name.split()[0]: slot for name, slot in break_even.SLOTS.items()}\n"
+          "print([slot for slot, n in collections.Counter(slots.values()).items() if n > 1])'");
+    cr_assert_str_eq(out, "[]\n", "%s", out);
 }
 
 Test(figures_load, break_even_says_which_wins)
@@ -176,7 +200,7 @@ Test(figures_load, rows_beside_a_step_are_of_no_other_figure)
     shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"compute_ms\") c = i } NR == 1 || "
           "$c' " FIXTURES "/break_even_load.csv > $D/results/a.csv; " SELECT
           "--reference $D/reference loading_threads");
-    cr_assert(says("skipped loading_threads: no data"), "%s", out);
+    cr_assert(says("skipped loading_threads: none of your "), "%s", out);
 }
 
 Test(figures_load, loaders_over_time_are_the_newest_timed_runs)
@@ -186,7 +210,9 @@ Test(figures_load, loaders_over_time_are_the_newest_timed_runs)
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("series = 2\n") && says("'files-gpu'") && says("'shards-gpu'"), "%s", out);
     cr_assert(says("x_high = 11.5\n"), "24 looks, 0.5 s apart: %s", out);
-    cr_assert(says("% of the time'"), "the row of the same run tells the wait: %s", out);
+    cr_assert(says("% of the time'") && says("GB/s'") && says("'loaded (GB/s), mean'") &&
+                  !says("PCIe to the GPU"),
+              "the row of the same run tells the wait and the bytes: %s", out);
     shell("grep -v shards-gpu " FIXTURES "/monitor_loading.csv > $D/results/monitor_loading.csv; " SELECT
           "monitor_loading && cat $D/work/monitor_loading.vars");
     cr_assert(says("(reference, host"), "without shards-gpu the user's are no pair: %s", out);

@@ -18,6 +18,34 @@ Test(report, stands_alone)
         "%s", out);
 }
 
+/* The user's rows come first, and every workload has its table. */
+Test(report, yours_first_and_every_workload)
+{
+    shell(
+        "cp " FIXTURES "/*.csv $D/results && { head -1 " REFERENCE "/h200_infer.csv; tail -1 " REFERENCE
+        "/h200_infer.csv; } > $D/results/infer.csv && awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) "
+        "at[$i] = "
+        "i } { print $0, NR == 1 ? \"settled,median_error\" : $at[\"variant\"] == \"naive\" ? \"no,0.074\" : "
+        "\"yes,0.005\" }' " FIXTURES "/synth.csv > $D/results/synth.csv; " REPORT
+        "&& tests/check_page.py $D/report.html && tr -d '\\n' < $D/report.html | grep -o '<h2 id=\"[a-z]*' | "
+        "tr -d '\\n'");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_assert(says("<h2 id=\"your<h2 id=\"figures<h2 id=\"reference<h2 id=\"machine"), "%s", out);
+    shell("sed '/id=\"figures\"/q' $D/report.html | grep -o "
+          "'<h3>\\(training\\|inference\\)[^<]*\\|<pre>[^<]*train-naive[^<]*\\|"
+          "<pre>[^<]*infer-[^<]*\\|<pre>[^<]*pytorch[^<]*\\|± [^<]*\\|yes (not settled)' | sort | uniq -c");
+    cr_assert(says("<h3>training, lenet on 3000 samples of digits, batch 64, adam at 0.001") &&
+                  says("<pre>./fdsl-bench --variant train-naive --train-size 3000 --test-size 1000 --model "
+                       "lenet --epochs 2\n"),
+              "%s", out);
+    cr_assert(says("<pre>scripts/compare_pytorch.py --device cpu --modes resident --train-size 3000"), "%s",
+              out);
+    cr_assert(says("<h3>inference, cnn, batch 4096, mnist") &&
+                  says("infer-cuda --checkpoint run --data mnist --batch 4096"),
+              "%s", out);
+    cr_assert(says("± 0.5 %") && says("± 7.4 %") && says("yes (not settled)"), "%s", out);
+}
+
 Test(report, repeats_threads)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")

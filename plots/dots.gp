@@ -1,0 +1,21 @@
+# Dots of time, log y, in groups with a name below each: on a log axis the length of a bar would mean nothing. A figure's
+# script loads this and then says plot @grouped_dots, and what else it has.
+# Needs besides (common.gp): y_name, groups, dots (in a group), dot_slot[], its y axis (y_low … y_tick_text[]). Blocks of
+# data: one for each dot of the groups (x, median, low, high in µs, time, words in bold), then the groups (x, name, words).
+set xrange [0.45:groups + 0.55]
+set logscale y
+set yrange [y_low:y_high]
+set ytics ()
+do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
+set ylabel y_name offset character 0.5, 0
+unset xtics
+do for [i = 1:groups - 1] { set arrow 700 + i from first i + 0.5, graph 0 to first i + 0.5, graph 1 nohead back lw 0.6 lc rgb '#D4D4D4' }
+small = dots > 1 ? 'DejaVu Sans,8.5' : 'DejaVu Sans,10'
+strong = dots > 1 ? 'DejaVu Sans:Bold,9' : 'DejaVu Sans:Bold,10.5'
+grouped_dots = "for [i = 1:dots] data index i - 1 using 1:3:(0):($4 - $3) with vectors @error_bar lc rgb '#000000', ".\
+    "for [i = 1:dots] data index i - 1 using 1:2 with points ls 10 + dot_slot[i] ps 1.3 * dot, ".\
+    "for [i = 1:(ring_block > 0)] data index ring_block using 1:2 with points ls 95, ".\
+    "for [i = 1:dots] data index i - 1 using 1:4:5 with labels font small offset 0, character 0.9, ".\
+    "for [i = 1:dots] data index i - 1 using 1:4:6 with labels font strong offset 0, character 1.9, ".\
+    "data index dots using 1:(y_low):2 with labels font 'DejaVu Sans:Bold,11' offset 0, character -1, ".\
+    "data index dots using 1:(y_low):3 with labels font 'DejaVu Sans,9.5' offset 0, character -2.1"
