@@ -8,8 +8,9 @@
 #include <stdlib.h>
 
 /* Defined at its build: OLD leaves out what older drivers lack, BROKEN fails to start, BARE has only what the
- * program cannot do without, MUTE refuses every reading, BUSY computes for 2 ms a reading of the utilisation
- * and SLOW waits for 30 ms. GENERATION is that of its PCIe link (5). */
+ * program cannot do without, MUTE refuses every reading, BUSY computes for 2 ms per reading of the
+ * utilisation, SLOW waits for 30 ms, and UNSTEADY has another SM clock at every third reading. The GPU draws
+ * 250 W. GENERATION is that of its PCIe link (5). */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"
@@ -37,7 +38,12 @@ static const char fake_nvml[] =
     "#ifndef BARE\n"
     "int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) {\n"
     "    REFUSE_UNLESS(clock == 1 || clock == 2);\n"
-    "    *mhz = clock == 1 ? 1410 : 3201; return 0; }\n"
+    "    *mhz = clock == 1 ? 1410 : 3201;\n"
+    "#ifdef UNSTEADY\n"
+    "    static int readings;\n"
+    "    if (clock == 1 && readings++ % 3 == 0) *mhz = 345;\n"
+    "#endif\n"
+    "    return 0; }\n"
     "int nvmlDeviceGetMaxClockInfo(void *device, int clock, unsigned *mhz) {\n"
     "    REFUSE_UNLESS(clock == 1);\n"
     "    *mhz = 1980; return 0; }\n"
@@ -73,6 +79,14 @@ static const char fake_nvml[] =
     "int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) {\n"
     "    REFUSE_UNLESS(1);\n"
     "    *lanes = 16; return 0; }\n"
+    "#ifndef OLD\n"
+    "int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {\n"
+    "    REFUSE_UNLESS(1);\n"
+    "    struct timespec now;\n"
+    "    clock_gettime(CLOCK_MONOTONIC, &now);\n"
+    "    unsigned long long ms = now.tv_sec * 1000ull + now.tv_nsec / 1000000;\n"
+    "    *millijoules = ms / 100 * 100 * 250; return 0; }\n"
+    "#endif\n"
     "#ifdef OLD\n"
     "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { (void)device, (void)mw; return 3; }\n"
     "int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {\n"

@@ -1,6 +1,7 @@
 #include "core/bench.h"
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "core/phase.h"
 #include "core/range.h"
@@ -113,28 +114,53 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
+/* The clock and what the kernel has counted for this process so far. */
+struct usage {
+    double clock_s, cpu_s;
+    uint64_t preempted;
+};
+
+static struct usage usage_now(void)
+{
+    struct rusage usage = {0};
+    getrusage(RUSAGE_SELF, &usage); /* cannot fail: the arguments are right */
+    const struct timeval *user = &usage.ru_utime, *kernel = &usage.ru_stime;
+    double cpu_s = (double)(user->tv_sec + kernel->tv_sec) + 1e-6 * (double)(user->tv_usec + kernel->tv_usec);
+    return (struct usage){timer_now_s(), cpu_s, (uint64_t)usage.ru_nivcsw};
+}
+
+static void keep_usage(struct bench *bench, const struct usage *begin)
+{
+    struct usage end = usage_now();
+    bench->span_s = end.clock_s - begin->clock_s;
+    bench->cpu_s = end.cpu_s - begin->cpu_s;
+    bench->preempted = end.preempted - begin->preempted;
+}
+
 static enum status take_samples(const struct variant *variant, void *state, const struct bench_limits *limits,
                                 bench_progress *progress, void *context, struct bench *bench,
                                 struct bench_together *together)
 {
     struct bench *deciding = together ? &together->bench : bench;
-    double begin_s = timer_now_s();
+    struct usage begin = usage_now();
     for (bool enough = false; !enough;) {
         struct sample sample = {0};
         enum status status = take_sample(variant, state, bench->warmups + bench->count + 1, bench, &sample);
         if (status == STATUS_OK && together)
             status = make_room(deciding);
-        double elapsed_s = timer_now_s() - begin_s;
+        double elapsed_s = timer_now_s() - begin.clock_s;
         if (status == STATUS_OK && progress)
             progress(context, bench->count + 1, elapsed_s, limits->max_time_s);
         /* A device time that does not apply is negative on all ranks. */
         double slowest[] = {sample.wall_s, sample.device_s, elapsed_s};
         TRY(keep_step(together, status, slowest, COUNT_OF(slowest)));
         bench->samples[bench->count++] = sample;
+        bench->timed_s += sample.wall_s;
         if (together)
             deciding->samples[deciding->count++] = (struct sample){slowest[0], slowest[1]};
         TRY(decide(deciding, limits, slowest[2], together, &enough));
     }
+    keep_usage(bench, &begin);
     return together ? summarise(bench, limits->max_median_error) : STATUS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Honest timing: warm-up, then samples until the median is known well enough. */
+/* Timing: warm-up, then samples until the median is known well enough. */
 #ifndef FDSL_CORE_BENCH_H
 #define FDSL_CORE_BENCH_H
 
@@ -36,6 +36,12 @@ struct bench {
     bool settled;      /* the median's error went under the limit */
     struct stats time; /* of device_s where the variant gives it, else of wall_s */
     double wall_s;     /* the median wall time */
+
+    /* From the begin of the first timed run to the end of the last one, with what is between them: */
+    double span_s;
+    double timed_s;     /* of it, the sum of the runs' wall times */
+    double cpu_s;       /* CPU time of all threads of this process */
+    uint64_t preempted; /* times that the kernel took a core from one of them that wanted to go on */
 };
 
 /* The run of ranks that take theirs in step. */

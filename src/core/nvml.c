@@ -4,6 +4,7 @@
 #include "core/nvml.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -39,6 +40,7 @@ static struct {
     int (*pcie_kb_per_s)(nvml_device device, int direction, unsigned *kilobytes);
     int (*pcie_generation)(nvml_device device, unsigned *generation);
     int (*pcie_lanes)(nvml_device device, unsigned *lanes);
+    int (*energy_mj)(nvml_device device, unsigned long long *millijoules);
 } nvml;
 
 static const struct {
@@ -62,6 +64,7 @@ static const struct {
     {"nvmlDeviceGetGpuMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", &nvml.pcie_generation,
      false},
     {"nvmlDeviceGetMaxPcieLinkWidth", NULL, &nvml.pcie_lanes, false},
+    {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
 };
 
 /* Why NVML cannot be used; empty once it can. Written under open_once alone. */
@@ -126,11 +129,37 @@ static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_devic
     return query && query(device, clock, &mhz) == NVML_SUCCESS ? (int)mhz : -1;
 }
 
+static uint64_t read_throttle_reasons(nvml_device device)
+{
+    unsigned long long reasons;
+    return nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS ? reasons : 0;
+}
+
+enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks)
+{
+    nvml_device device;
+    *clocks = (struct gpu_clocks){-1, -1, 0};
+    TRY(find_device(pci_bus_id, &device));
+    clocks->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
+    clocks->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
+    clocks->throttle_reasons = read_throttle_reasons(device);
+    return STATUS_OK;
+}
+
+double nvml_gpu_energy_j(const char *pci_bus_id)
+{
+    nvml_device device;
+    unsigned long long millijoules;
+    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.energy_mj ||
+        nvml.energy_mj(device, &millijoules) != NVML_SUCCESS)
+        return NAN;
+    return 1e-3 * (double)millijoules;
+}
+
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
 {
     nvml_device device;
     unsigned value;
-    unsigned long long reasons;
     struct nvml_utilisation utilisation;
     struct nvml_memory memory;
 
@@ -149,8 +178,7 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
         state->memory_used_bytes = (int64_t)memory.used_bytes;
         state->memory_free_bytes = (int64_t)memory.free_bytes;
     }
-    if (nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS)
-        state->throttle_reasons = reasons;
+    state->throttle_reasons = read_throttle_reasons(device);
     return STATUS_OK;
 }
 

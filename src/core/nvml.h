@@ -18,6 +18,13 @@ struct gpu_state {
     uint64_t throttle_reasons;                    /* NVML's bits; 0: none */
 };
 
+/* The part of it that costs least to ask for: a microsecond on an H200, where all of it takes milliseconds.
+ */
+struct gpu_clocks {
+    int sm_clock_mhz, memory_clock_mhz; /* negative where NVML does not tell */
+    uint64_t throttle_reasons;
+};
+
 /* Bytes on its PCIe bus, towards the device and away from it; negative where NVML does not tell. */
 struct gpu_traffic {
     double rx_bytes_per_s, tx_bytes_per_s;
@@ -29,7 +36,15 @@ FDSL_C_BEGIN
  * Any thread may ask. STATUS_UNAVAILABLE with the reason where there is no NVML. */
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 
-/* The same for the traffic, on its own as NVML counts for 20 ms in each direction before it answers. */
+/* The device's clocks now. Any thread may ask. STATUS_UNAVAILABLE with the reason where there is no NVML. */
+enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
+
+/* The energy in joules that the device has used since the driver was loaded; NaN where NVML does not tell. It
+ * is brought up to date every 100 ms or so; to ask takes 4 ms on an H200. */
+double nvml_gpu_energy_j(const char *pci_bus_id);
+
+/* The bytes that the device's bus carries now. On its own, as NVML counts for 20 ms in each direction before
+ * it answers. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
 /* The peak rate of the device's PCIe link in one direction, in bytes per second: the most lanes, at the

@@ -1,0 +1,121 @@
+/* What is seen of a GPU while it is timed, through a library that stands in for NVML. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core/gpu_watch.h"
+#include "core/nvml.h"
+#include "core/phase.h"
+#include "core/timer.h"
+#include "fake_nvml.h"
+#include "folder.h"
+
+static char folder[] = "/tmp/fdsl-watch-XXXXXX";
+#define GPU "0000:17:00.0"
+
+static void start(void)
+{
+    enter_folder(folder);
+}
+
+static void stop(void)
+{
+    leave_folder(folder);
+}
+
+TestSuite(gpu_watch, .init = start, .fini = stop, .timeout = 60);
+
+static void nap(double seconds)
+{
+    struct timespec left = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
+    while (nanosleep(&left, &left) != 0)
+        ;
+}
+
+static struct gpu_watched watch_for(double seconds, enum phase phase)
+{
+    struct gpu_watch *watch;
+    struct gpu_watched watched;
+    cr_assert_eq(gpu_watch_begin(GPU, &watch), STATUS_OK);
+    cr_assert_not_null(watch);
+    phase_enter(phase);
+    nap(seconds);
+    gpu_watch_end(watch, &watched);
+    return watched;
+}
+
+Test(gpu_watch, clocks_power_and_reasons)
+{
+    load_fake_nvml(folder, "-DUNSTEADY");
+    struct gpu_watched watched = watch_for(1.2, PHASE_TIMED);
+    cr_expect_eq(watched.sm_clock_mhz, 1410, "the median, not the mean or the latest: %d",
+                 watched.sm_clock_mhz);
+    cr_expect_eq(watched.mem_clock_mhz, 3201);
+    cr_expect_eq(watched.throttle_reasons, 0x24);
+    cr_expect(fabs(watched.power_w - 250) <= 30, "%g W", watched.power_w);
+}
+
+Test(gpu_watch, short_runs_have_clocks_but_no_power)
+{
+    load_fake_nvml(folder, "");
+    struct gpu_watched watched = watch_for(0.001, PHASE_TIMED);
+    cr_expect_eq(watched.sm_clock_mhz, 1410);
+    cr_expect_eq(watched.mem_clock_mhz, 3201);
+    cr_expect(isnan(watched.power_w));
+}
+
+Test(gpu_watch, what_is_not_timed_does_not_count)
+{
+    load_fake_nvml(folder, "");
+    struct gpu_watched watched = watch_for(0.12, PHASE_WARM_UP);
+    cr_expect_lt(watched.sm_clock_mhz, 0);
+    cr_expect_lt(watched.mem_clock_mhz, 0);
+    cr_expect_eq(watched.throttle_reasons, 0);
+}
+
+Test(gpu_watch, drivers_that_do_not_tell)
+{
+    load_fake_nvml(folder, "-DOLD");
+    struct gpu_watched watched = watch_for(1, PHASE_TIMED);
+    cr_expect_eq(watched.sm_clock_mhz, 1410);
+    cr_expect(isnan(watched.power_w), "no energy is counted: %g", watched.power_w);
+}
+
+Test(gpu_watch, a_driver_that_refuses)
+{
+    load_fake_nvml(folder, "-DMUTE");
+    struct gpu_watched watched = watch_for(1, PHASE_TIMED);
+    cr_expect_lt(watched.sm_clock_mhz, 0);
+    cr_expect_lt(watched.mem_clock_mhz, 0);
+    cr_expect(isnan(watched.power_w));
+    cr_expect_eq(watched.throttle_reasons, 0);
+    cr_expect(isnan(nvml_gpu_energy_j(GPU)));
+}
+
+Test(gpu_watch, without_a_gpu_nothing_is_known)
+{
+    struct gpu_watch *watch;
+    struct gpu_watched watched;
+    cr_assert_eq(gpu_watch_begin("", &watch), STATUS_OK);
+    cr_expect_null(watch);
+    gpu_watch_end(NULL, &watched);
+    cr_expect(watched.sm_clock_mhz < 0 && watched.mem_clock_mhz < 0 && isnan(watched.power_w));
+    load_fake_nvml(folder, "");
+    cr_assert_eq(gpu_watch_begin("0000:ff:00.0", &watch), STATUS_OK);
+    cr_expect_null(watch, "NVML does not know it");
+}
+
+Test(gpu_watch, it_ends_at_once)
+{
+    struct gpu_watch *watch;
+    struct gpu_watched watched;
+    load_fake_nvml(folder, "");
+    double begin_s = timer_now_s();
+    for (int i = 0; i < 20; i++) {
+        cr_assert_eq(gpu_watch_begin(GPU, &watch), STATUS_OK);
+        gpu_watch_end(watch, &watched);
+    }
+    cr_expect_lt(timer_now_s() - begin_s, 20 * 0.05, "it does not wait for the next look");
+}
