@@ -5,6 +5,7 @@
 
 #include "program.h"
 
+#include <sched.h>
 #include <sys/file.h>
 
 TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
@@ -42,6 +43,72 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
                                         "bus_share",    "bus_slowdown", "loss"};
     for (size_t i = 0; i < COUNT_OF(empty); i++)
         cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
+}
+
+/* ---- Threads ---- */
+
+#ifdef _OPENMP
+Test(cli, omp_num_threads_is_the_default_of_threads)
+{
+    cpu_set_t mask;
+    cr_assert(sched_getaffinity(0, sizeof mask, &mask) == 0);
+    int all = CPU_COUNT(&mask);
+    const struct {
+        const char *variable, *arguments;
+        int threads;
+        bool ignored;
+    } cases[] = {
+        {"1", "", 1, false},
+        {"4,2", "", 4, false},
+        {" 3 , 2 ", "", 3, false},
+        {"", "", all, false},
+        {"1", "--threads 2", 2, false},
+        {"1", "--threads 0", all, false},
+        {"0", "", all, true},
+        {"two", "", all, true},
+        {"2x", "", all, true},
+        {"-1", "", all, true},
+        {"2,", "", all, true},
+        {"8193", "", all, true},
+        {"two", "--threads 1", 1, false},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        setenv("OMP_NUM_THREADS", cases[i].variable, 1);
+        run("--variant omp " TINY " --format csv %s", cases[i].arguments);
+        cr_assert_eq(status, 0, "%s", err);
+        cr_expect_eq(number(out, 1, "threads"), cases[i].threads, "'%s' %s: %g threads, not %d",
+                     cases[i].variable, cases[i].arguments, number(out, 1, "threads"), cases[i].threads);
+        cr_expect_eq(strstr(err, "is ignored: it is not a number from 1 to") != NULL, cases[i].ignored,
+                     "'%s': %s", cases[i].variable, err);
+    }
+    unsetenv("OMP_NUM_THREADS");
+    run("--variant omp " TINY " --format csv");
+    cr_expect_eq(number(out, 1, "threads"), all);
+}
+
+Test(cli, omp_num_threads_may_exceed_the_cores)
+{
+    cpu_set_t mask, one;
+    cr_assert(sched_getaffinity(0, sizeof mask, &mask) == 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &mask))
+            CPU_SET(cpu, &one);
+    cr_assert(sched_setaffinity(0, sizeof one, &one) == 0);
+    run("--variant omp " TINY " --format csv");
+    cr_expect_eq(number(out, 1, "threads"), 1, "%s", err);
+    setenv("OMP_NUM_THREADS", "3", 1);
+    run("--variant omp " TINY " --format csv");
+    cr_expect_eq(number(out, 1, "threads"), 3, "%s", err);
+}
+#endif
+
+Test(cli, prepare_takes_omp_num_threads)
+{
+    setenv("OMP_NUM_THREADS", "two", 1);
+    run("--prepare %s/set --samples 2 --sample-shape 1,2,2 --dtype u8", folder);
+    cr_expect_eq(status, 0, "%s", err);
+    cr_expect(strstr(err, "OMP_NUM_THREADS='two' is ignored"), "%s", err);
 }
 
 /* ---- Terminals ---- */

@@ -14,6 +14,8 @@
 #include <hwloc.h>
 #endif
 
+#include "core/status.h"
+
 #ifndef FDSL_REVISION
 #define FDSL_REVISION "unknown"
 #endif
@@ -249,6 +251,36 @@ static const char *widest_simd(void)
 #else
     return "";
 #endif
+}
+
+/* The first of the comma-separated numbers in `text`; 0 if one of them is not a number of threads. */
+static uint64_t first_of_list(const char *text)
+{
+    uint64_t first = 0;
+    for (;; text++) {
+        text += strspn(text, " \t");
+        char *end;
+        unsigned long value = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
+        if (value < 1 || value > ENV_THREADS_MAX)
+            return 0;
+        first = first ? first : value;
+        text = end + strspn(end, " \t");
+        if (*text != ',')
+            return *text ? 0 : first;
+    }
+}
+
+uint64_t env_openmp_threads(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (!text || !*text)
+        return 0;
+    uint64_t threads = first_of_list(text);
+    if (threads == 0)
+        status_warn("OMP_NUM_THREADS='%s' is ignored: it is not a number from 1 to %d; correct it, or say "
+                    "--threads N",
+                    text, ENV_THREADS_MAX);
+    return threads;
 }
 
 /* Drivers whose cpuinfo_max_freq includes boost. */

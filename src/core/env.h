@@ -29,6 +29,8 @@ struct env {
     char kernel[128], compiler[128];
 };
 
+#define ENV_THREADS_MAX 8192 /* the most that Linux can be configured for on x86-64 */
+
 FDSL_C_BEGIN
 
 /* The time now, as env.time_utc has it. */
@@ -36,6 +38,11 @@ void env_time(char text[ENV_TIME_MAX]);
 
 /* Fills what can be known; what cannot stays empty or 0. hwloc where built in, else /proc and sysconf. */
 void env_capture(struct env *env);
+
+/* The number of CPU threads that OMP_NUM_THREADS asks for: the default of --threads. Of a list ("4,2") the
+ * first number counts; the others are for nested levels. 0 if the variable is unset or empty; also 0, after a
+ * warning, if it holds anything else. */
+uint64_t env_openmp_threads(void);
 
 /* The highest clock of any core by the frequency drivers' files under `root` (/sys/devices/system/cpu); 0
  * where a core has none, or one of a driver that leaves out boost. */

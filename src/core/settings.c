@@ -12,8 +12,7 @@
 #include "core/monitor.h"
 #include "core/file.h"
 
-#define THREADS_MAX 8192    /* the most that Linux can be configured for on x86-64 */
-#define RANKS_MAX   1000000 /* more than any machine has cores and GPUs for */
+#define RANKS_MAX 1000000 /* more than any machine has cores and GPUs for */
 
 static const char *const formats[] = {"table", "csv", "json", NULL};
 static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
@@ -51,8 +50,8 @@ static const struct option_spec specs[] = {
      "watch the GPU and this process every MS milliseconds (" MONITOR_PERIODS "), and append what is seen to "
      "this CSV file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
-    {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, THREADS_MAX, NULL, false,
-     "CPU threads; 0 is all that this process may use"},
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device number; under mpirun rank i of a machine takes device i"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
@@ -348,6 +347,8 @@ static enum status derive(struct settings *settings)
         settings->limits.max_time_s = 0;
     }
     settings->resources.device = (int)settings->device;
+    if (!options_given(&settings->options, "threads"))
+        settings->threads = env_openmp_threads();
     settings_take_threads(settings);
     lock_set_timeout(settings->lock_timeout_s);
 #ifndef HAVE_JANSSON

@@ -59,8 +59,8 @@ static const struct option_spec specs[] = {
      "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
      "how files are called: NAME-000000.tar, NAME.index (default: the origin)"},
-    {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, 8192, NULL, false,
-     "CPU threads; 0 is all that this process may use"},
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for variants that use one"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
@@ -241,6 +241,8 @@ static enum status open_job(struct job *job)
     struct parameters *parameters = &job->parameters;
     struct env env;
     env_capture(&env);
+    if (!options_given(&job->options, "threads"))
+        parameters->threads = env_openmp_threads();
     int threads = parameters->threads ? (int)parameters->threads : env.allowed_threads;
 #ifdef _OPENMP
     omp_set_num_threads(threads < 1 ? 1 : threads);
