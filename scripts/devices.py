@@ -17,7 +17,7 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "torch-shards": 8, "webdataset": 4,
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
 PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/published.py
-PUBLISHED_GROUPS = (5, 6)  # open points: on the first device of a figure, and on others
+PUBLISHED_GROUP_HERE = 8  # open points and thin lines
 DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
 NO_SLOT = 8  # gray, of a variant that is not in the table
 
@@ -116,7 +116,7 @@ class Devices:
 
     def style(self, row):
         if row["variant"] in PUBLISHED:
-            return 10 * PUBLISHED_GROUPS[self.groups[device_of(row)] > 1] + SLOTS[row["variant"]]
+            return 10 * PUBLISHED_GROUP_HERE + SLOTS[row["variant"]]
         return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
 
     def names(self):
