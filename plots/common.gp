@@ -35,8 +35,8 @@ y_at(px) = 1 - px / (1.0 * height)
 
 # --- Line styles: 10 * group + slot ------------------------------------------------------------------------------
 # The slot is what was run, with its colour and its shape of point; the group is whose and where, with its dashes:
-# 1 to 4 are devices of ours, with filled points, 5 the published points and 6 the published code on another device,
-# with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
+# 1 to 4 are devices of ours, with filled points, 5 the published points, 6 the published code on another device and 8
+# on a device of ours, with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
 # 71 to 74 are of training, which shows no variants: images read are gray and made ones blue, by two models.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
@@ -50,6 +50,7 @@ do for [slot = 1:9] {
     set style line 40 + slot lc rgb colour[slot] lw 1.6 dt (8, 3, 2, 3, 2, 3) pt filled[slot] ps 0.84 * dot
     set style line 50 + slot lc rgb colour[slot] lw 1.4 dt (5, 4) pt hollow[slot] ps 1.19 * dot
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
+    set style line 80 + slot lc rgb colour[slot] lw 1.0 dt solid pt hollow[slot] ps 1.19 * dot
 }
 # Slot 0 is slot 2 with an open point: the same library in another format.
 slot_of_colour(style) = int(style) % 10 ? int(style) % 10 : 2

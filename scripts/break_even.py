@@ -2,7 +2,7 @@
 """Generate or read? Says of rows of both, with and without a training step beside them (--compute), which wins at which
 step time, and what disk is saved. Also the figure of that name.
 
-  scripts/break_even.py SYNTH.csv LOAD.csv     as scripts/break_even.sh wrote them
+  scripts/break_even.py SYNTH.csv LOAD.csv ...     as scripts/break_even.sh wrote them
 
 Exit status: 0 done, 2 a file that cannot be used, or rows that do not compare.
 """
@@ -306,7 +306,7 @@ def figure(measured):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+    if len(sys.argv) < 3 or sys.argv[1].startswith("-"):
         print(__doc__.strip())
         sys.exit(0 if "--help" in sys.argv or "-h" in sys.argv else 2)
     sys.exit(exit_status("break_even", lambda: say(sys.argv[1:])))

@@ -16,8 +16,10 @@
 # short one takes as long and a reader that never waits would seem slower. So the number of images is a multiple of
 # threads x batch. Windows of --shuffle are an eighth of a thread's share: its first batch need not wait for all of it.
 #
-# SAMPLES (10000): images that are read, at least. TIME (3): seconds a row of reading, at most, but for six runs, of
-# four epochs each where all is warm. FDSL_BENCH: the program (./fdsl-bench). Some fifteen minutes.
+# SAMPLES (10000): images that are read, at least. TIME (3): seconds per row of reading, at most, but MIN_SAMPLES runs (6)
+# at least, of four epochs each where all is warm. READERS: those to measure, of files, files-omp, files-gpu, shards,
+# shards-omp, shards-gpu, gpu-resident and png (all). CACHES: warm, cold, or both (both, where cold is possible). WATCH:
+# empty for no monitor. FDSL_BENCH: the program (./fdsl-bench). Some fifteen minutes.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 nothing can generate here.
 set -euo pipefail
@@ -26,6 +28,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 samples=${SAMPLES:-10000}
 shards=16 # as many threads may share them
 max_time_s=${TIME:-3}
+min_samples=${MIN_SAMPLES:-6}
+read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png}"
+read -ra wanted_caches <<<"${CACHES:-warm cold}"
+watched=${WATCH-yes}
 epochs=4 # of a run, warm: more than one, as an epoch's first batch is what a reader may wait for
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
@@ -37,6 +43,11 @@ die() { # exit status, text
 (($# == 2 || $# == 3)) || die 2 'usage: scripts/break_even.sh DIR FILE [TABLE]'
 [[ $samples =~ ^[1-9][0-9]{0,8}$ ]] || die 2 "SAMPLES=$samples: give a whole number from 1"
 [[ $max_time_s =~ ^[0-9]*\.?[0-9]+$ ]] || die 2 "TIME=$max_time_s: give seconds"
+[[ $min_samples =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "MIN_SAMPLES=$min_samples: give a whole number from 1"
+for name in "${wanted[@]}"; do
+    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: there is no reader '$name'"
+done
+for name in "${wanted_caches[@]}"; do [[ $name =~ ^(warm|cold)$ ]] || die 2 "CACHES: '$name' is neither warm nor cold"; done
 bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
 bench=$(realpath "$bench")
 mkdir -p "$1" || die 2 "$1: name a folder for the images"
@@ -91,7 +102,7 @@ choose() { # variants: those that run here
 
 mapfile -t generators < <(choose "${variants[@]}")
 ((${#generators[@]})) || die 4 'nothing of the table generates images here'
-mapfile -t readers < <(choose files files-omp files-gpu shards shards-omp shards-gpu gpu-resident)
+mapfile -t readers < <(choose "${wanted[@]/png/shards-omp}" | awk '!seen[$0]++')
 ((${#readers[@]})) || die 4 'nothing reads here: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
     note "no step runs beside it, so plain rates are compared: ${lacks#fdsl-bench: }"
@@ -116,17 +127,22 @@ prepare() { # name, options ...
 prepare files --layout files --encode npy
 prepare shards --layout shards --shards $shards --encode npy
 # Compressed once, decoded in every epoch; needs libpng.
-png=yes
-prepare png --layout shards --shards $shards --encode png || { png='' && note 'nothing is read from PNG'; }
+png=''
+! keep png "${wanted[@]}" || png=yes
+[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'nothing is read from PNG'; }
 
-caches=(warm)
-if ((EUID != 0)); then
+caches=()
+! keep warm "${wanted_caches[@]}" || caches+=(warm)
+if ! keep cold "${wanted_caches[@]}"; then
+    :
+elif ((EUID != 0)); then
     note 'reading cold is left out: only root can drop what the kernel has cached of names'
 elif ! lacks=$("$bench" --variant shards --data "$dir/shards" --cache cold --loops 1 --warmups 0 --warmup-time 0 2>&1); then
     note "reading cold is left out: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
 else
     caches+=(cold)
 fi
+((${#caches[@]})) || die 4 'nothing is read: cold is not possible here'
 
 # ---- Two tables for sweep.sh ----
 
@@ -147,13 +163,13 @@ generating_table() {
 }
 
 reading_lines() { # variant, set, cache, decode
-    local step tensor=- window=$shuffle runs=$epochs
+    local step tensor=- window=$shuffle runs=$epochs warmups=1
     [[ $1 != *gpu* ]] || tensor=raw
     [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle all
-    [[ $3 == warm ]] || runs=-
+    [[ $3 == warm ]] || runs=- warmups=0 # what is evicted before each run needs no warm-up
     for step in "${steps[@]}"; do
-        printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t1\t6\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
-            "$window" "$runs" "$tensor" "$4" "$step" "$max_time_s"
+        printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
+            "$window" "$runs" "$tensor" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
     done
 }
 
@@ -162,13 +178,14 @@ reading_table() {
     printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\ttensor\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
+            keep "$variant" "${wanted[@]}" || continue # shards-omp may be there for the .png alone
             case $variant:$cache in
             gpu-resident:cold) ;; # once it is there, a set in the GPU's memory is not read again
             files*) reading_lines "$variant" files "$cache" - ;;
             *) reading_lines "$variant" shards "$cache" - ;;
             esac
         done
-        [[ $variant != shards-omp || ! $png ]] || reading_lines "$variant" png warm yes
+        [[ $variant != shards-omp || ! $png || ${caches[0]} != warm ]] || reading_lines "$variant" png warm yes
     done
 }
 
@@ -196,5 +213,5 @@ generating_table >"$dir/sweep_generating.tsv"
 reading_table >"$dir/sweep_reading.tsv"
 sweep generating "${out}_synth.csv"
 sweep reading "${out}_load.csv"
-((${#steps[@]} == 1)) || watch
+[[ ! $watched || ${#steps[@]} == 1 ]] || watch
 "$root/scripts/break_even.py" "${out}_synth.csv" "${out}_load.csv"

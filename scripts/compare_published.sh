@@ -3,9 +3,14 @@
 # H200, 512 x 512, 1000 vertices, 200 orbits) and prints the ratios. The steps that work image by image have one
 # figure and are timed at several batches; ours clears the images, the published code does not.
 #
-#   scripts/compare_published.sh [CSV]     CSV: append the rows there
+#   scripts/compare_published.sh [CSV]           CSV: append the rows there
+#   scripts/compare_published.sh CLONE [CSV]     before that, time the published code itself on this machine
 #
-# Exit status 1 when a step is slower than its figure.
+# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/published.py times its Python (original and NumPy, one core) and its
+# CUDA code over the sizes of the figures, some three minutes; the rows go to CSV (results/published.csv), and make plots draws
+# them beside ours. Where the ladder cannot run, that is all.
+#
+# Exit status: 1 when a step is slower than its figure; with CLONE also that of scripts/published.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +25,11 @@ time_variants() { # names batch
     rm -f "$rows.new"
 }
 
+if [[ -d ${1-} ]]; then
+    scripts/published.py "$1" "${2:-results/published.csv}" --bench "$bench"
+    "$bench" --variant gbase --dry-run >/dev/null 2>&1 || exit 0
+    shift
+fi
 out=${1:-}
 for batch in 1 32 512; do
     time_variants "$(awk -F, 'NR > 1 && $1 != "bat" { print $1 }' $reference | paste -sd,)" "$batch"

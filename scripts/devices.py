@@ -14,7 +14,10 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
          "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
-         "torch-shards": 8, "webdataset": 4}
+         "torch-shards": 8, "webdataset": 4,
+         "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
+PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/published.py
+PUBLISHED_GROUP_HERE = 8  # open points and thin lines
 DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
 NO_SLOT = 8  # gray, of a variant that is not in the table
 
@@ -112,6 +115,8 @@ class Devices:
         return (list(SLOTS) + [row["variant"]]).index(row["variant"])
 
     def style(self, row):
+        if row["variant"] in PUBLISHED:
+            return 10 * PUBLISHED_GROUP_HERE + SLOTS[row["variant"]]
         return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
 
     def names(self):

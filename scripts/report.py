@@ -23,7 +23,7 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from devices import Missing, threads_a_rank  # noqa: E402  (in this folder)
+from devices import PUBLISHED, Missing, threads_a_rank  # noqa: E402  (in this folder)
 from figures import FIGURES  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
@@ -108,7 +108,7 @@ def threads_option(row):
     """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
     the cores differ, as they do by default and not by --threads."""
     threads = threads_a_rank(row)
-    one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS
+    one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
 
 
@@ -117,6 +117,8 @@ def command(rows):
     first = rows[0]
     if first.is_train or first.is_infer:
         return report_train.command(rows)
+    if first["variant"] in PUBLISHED:
+        return "scripts/compare_published.sh CLONE"
     if first["variant"] in loading.NOT_OURS:
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
@@ -152,7 +154,7 @@ def others_command(row):
 
 def group_key(row):
     """What rows share that one command repeats: all but the variant and what it runs on."""
-    others = row["variant"] in loading.NOT_OURS or report_train.is_pytorch(row)
+    others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
             tuple(parameters(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
