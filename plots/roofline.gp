@@ -1,20 +1,19 @@
-# Arithmetic a second over arithmetic a byte, under the ceilings of each device, log both.
-# Needs besides (common.gp, axes.gp): series, series_style[], roofs, roof_dash[]; slopes, slope_rate[] (bytes a second),
-# slope_text[]. Blocks of data: one a series (operations a byte, operations a second), then one a ceiling (the same),
-# then the names of the ceilings (x, y, words, 1 above the line or -1 below).
+# Bars of shares of the roofline, one per variant, below the name of their device.
+# Needs besides (common.gp): y_low, y_high, inside (percent from which words are inside a bar), kinds, kind_slot[].
+# Blocks of data: one per kind of bound (share in %, y, words), then the names of variants (y, name) and of devices (y, words).
 load 'plots/common.gp'
-load 'plots/axes.gp'
-set xlabel 'arithmetic intensity (operations a byte of finished image)'
-set ylabel 'operations a second' offset character 0.5, 0
-# A ceiling of memory rises one decade a decade; its name lies along it, of the highest above, of others below.
-decade_x = (width - left - right) / log10(x_high / x_low)
-decade_y = (height - top - bottom) / log10(y_high / y_low)
-rise = atan2(decade_y, decade_x) * 180 / pi
-do for [i = 1:slopes] {
-    set label 500 + i slope_text[i] at first 1.25 * x_low, slope_rate[i] * 1.25 * x_low rotate by rise font 'DejaVu Sans,10' \
-        offset character (i == 1 ? 0 : 0.8), character (i == 1 ? 0.8 : -0.8)
-}
-plot for [i = 1:roofs] data index series + i - 1 using 1:2 with lines lc rgb '#000000' lw 1.8 dt roof_dash[i], \
-     for [i = 1:series] data index i - 1 using 1:2 with points ls series_style[i] ps 1.3 * dot, \
-     for [side = -1:1:2] data index series + roofs using 1:($4 == side ? $2 : 1e300):3 with labels right font 'DejaVu Sans,10' \
-         offset 0, character 0.6 * side
+set xrange [0:100]
+set xtics 0, 20, 100
+set xlabel 'share of the roofline (%)'
+set yrange [y_low:y_high]
+unset ytics
+set grid xtics lt 1 lc rgb '#BBBBBB' lw 0.8
+box = 0.36
+plot for [i = 1:kinds] data index i - 1 using 1:2:(0):1:($2 - box):($2 + box) \
+         with boxxyerror fs solid 1 border lc rgb '#000000' fc rgb colour[kind_slot[i]], \
+     for [i = 1:kinds] data index i - 1 using ($1 < inside ? $1 : 1e300):2:3 \
+         with labels left font 'DejaVu Sans,9.5' offset character 0.6, 0, \
+     for [i = 1:kinds] data index i - 1 using ($1 < inside ? 1e300 : $1):2:3 \
+         with labels right font 'DejaVu Sans,9.5' tc rgb '#FFFFFF' offset character -0.6, 0, \
+     data index kinds using (0):1:2 with labels right font 'DejaVu Sans:Bold,10' offset character -0.6, 0, \
+     data index kinds + 1 using (0):1:2 with labels left font 'DejaVu Sans:Bold,10.5' offset character 0.3, 0

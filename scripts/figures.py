@@ -46,7 +46,7 @@ FIGURES = {
     "scaling": (scaling.figure, "images a second over ranks, with the ideal line and the efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU over a run, by phase"),
     "monitor_loading": (monitoring.while_loading, "GPU use, PCIe and cores while samples are loaded: files against shards"),
-    "roofline": (roofline.figure, "arithmetic done under each device's ceilings"),
+    "roofline": (roofline.figure, "how much of the least possible time of its work each variant reaches"),
     "loading": (loading.sizes, "time a sample over its size: a file each against shards, beside a copy"),
     "loading_threads": (loading.threads, "bytes a second over threads, files against shards, under that of copies"),
     "loading_cold": (loading.cold, "time a sample with nothing in the page cache and with everything"),

@@ -66,6 +66,8 @@ STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdo
 SINCE_4 = ("compute_ms",) + STEPS
 SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
 SINCE_6 = ("settled", "median_error")  # empty in older rows: unknown
+# Of the roofline. Rows without `bound` have a `roofline_share` of something else, which is not read.
+ROOFLINE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "roofline_share")
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
                  "throttled")
@@ -197,9 +199,11 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER, ""), **fields}
+    if "bound" not in fields:
+        fields = {**fields, "bound": "", "roofline_share": ""}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER + ROOFLINE, ""), **fields}
     fields["compute"] = fields["compute"] or fields["compute_ms"]  # before there were others, a step was so many ms
-    row = Row(numbered(path, line, fields, numbers + STEPS + ("median_error",), needed))
+    row = Row(numbered(path, line, fields, numbers + STEPS + ROOFLINE + ("median_error",), needed))
     row.texts = fields
     for column in needed:
         if row[column] <= 0:
