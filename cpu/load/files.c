@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/range.h"
 #include "reader.h"
 
 static uint64_t now_ns(void)
@@ -65,17 +66,27 @@ static enum status read_sample(struct worker *worker, uint32_t number, uint8_t *
     return STATUS_OK;
 }
 
-static enum status files_epoch(struct worker *worker)
+/* The samples of turns first .. first + count - 1 into slots 0 .. count - 1. */
+static enum status read_batch(struct worker *worker, uint32_t first, uint32_t count)
 {
-    uint32_t batch = worker->load->batch, count = worker->order.count;
-    for (uint32_t turn = 0; turn < count; turn++) {
-        uint32_t slot = turn % batch, number = worker->order.samples[turn];
+    RANGE(READ);
+    for (uint32_t slot = 0; slot < count; slot++) {
+        uint32_t number = worker->order.samples[first + slot];
         enum status status = read_sample(worker, number, worker->slots + slot * worker->reader->stride);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));
-        if (slot == batch - 1 || turn == count - 1)
-            TRY(worker_deliver(worker, 0, slot + 1));
+    }
+    return STATUS_OK;
+}
+
+static enum status files_epoch(struct worker *worker)
+{
+    uint32_t batch = worker->load->batch, count = worker->order.count;
+    for (uint32_t first = 0, size; first < count; first += size) {
+        size = count - first < batch ? count - first : batch;
+        TRY(read_batch(worker, first, size));
+        TRY(worker_deliver(worker, 0, size));
     }
     return STATUS_OK;
 }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/range.h"
 #include "load/guard.h"
 #include "reader.h"
 
@@ -167,23 +168,38 @@ static enum status copy_sample(const struct worker *worker, const struct mapped 
     return STATUS_OK;
 }
 
-static enum status mapped_epoch(struct worker *worker)
+/* Where an epoch is. */
+struct position {
+    uint32_t asked, current, entered; /* as read_ahead() has them */
+    const uint8_t *end;               /* as copy_member() has it */
+};
+
+/* The samples of turns first .. first + count - 1 into slots 0 .. count - 1. */
+static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t count, struct position *at)
 {
     const struct mapped *mapped = (const struct mapped *)worker->reader;
-    const struct order *order = &worker->order;
-    uint32_t batch = worker->load->batch, asked = 0, current = 0, entered = 0;
-    const uint8_t *end = NULL;
-    for (uint32_t turn = 0; turn < order->count; turn++) {
-        uint32_t slot = turn % batch, number = order->samples[turn];
-        if (worker->load->cache != LOAD_WARM && turn >= entered)
-            read_ahead(worker, mapped, turn, &asked, &current, &entered);
+    RANGE(COPY);
+    for (uint32_t slot = 0; slot < count; slot++) {
+        uint32_t turn = first + slot, number = worker->order.samples[turn];
+        if (worker->load->cache != LOAD_WARM && turn >= at->entered)
+            read_ahead(worker, mapped, turn, &at->asked, &at->current, &at->entered);
         enum status status =
-            copy_sample(worker, mapped, turn, worker->slots + slot * worker->reader->stride, &end);
+            copy_sample(worker, mapped, turn, worker->slots + slot * worker->reader->stride, &at->end);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));
-        if (slot == batch - 1 || turn == order->count - 1)
-            TRY(worker_deliver(worker, 0, slot + 1));
+    }
+    return STATUS_OK;
+}
+
+static enum status mapped_epoch(struct worker *worker)
+{
+    struct position at = {0};
+    uint32_t batch = worker->load->batch, count = worker->order.count;
+    for (uint32_t first = 0, size; first < count; first += size) {
+        size = count - first < batch ? count - first : batch;
+        TRY(copy_batch(worker, first, size, &at));
+        TRY(worker_deliver(worker, 0, size));
     }
     return STATUS_OK;
 }

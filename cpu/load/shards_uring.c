@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/range.h"
 #include "reader.h"
 #include "uring.h"
 
@@ -208,6 +209,7 @@ static enum status take_block(struct worker *worker, const struct block *block, 
     const struct dataset *dataset = worker->load->dataset;
     uint64_t have = block->result < 0 ? 0 : (uint64_t)block->result;
     uint64_t stop = block->offset + block->wanted; /* beyond: later blocks */
+    RANGE(COPY);
     while (cursor->sample < end) {
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];

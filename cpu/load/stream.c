@@ -9,6 +9,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "core/range.h"
 #include "load/key.h"
 #include "load/tar.h"
 #include "reader.h"
@@ -37,6 +38,7 @@ static enum status broken(const struct stream *stream, enum status status)
 static enum status fill(struct stream *stream, uint64_t from, size_t need)
 {
     size_t gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
+    RANGE(READ);
     if (need > stream->buffer_bytes)
         return status_set(STATUS_FAILED, "offset %llu: a header of %zu bytes; raise --block",
                           (unsigned long long)from, need);
@@ -186,6 +188,7 @@ static enum status read_segment(struct worker *worker, struct stream *stream,
                                 const struct order_segment *segment, uint32_t arrival)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
+    RANGE(COPY);
     enum status status = begin_segment(stream, segment);
     bool lost = status != STATUS_OK;
     for (uint32_t i = 0; i < segment->count; i++, arrival++) {

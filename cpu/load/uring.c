@@ -1,3 +1,4 @@
+#include "core/range.h"
 #include "uring.h"
 
 #include <errno.h>
@@ -38,6 +39,7 @@ enum status uring_submit(struct io_uring *ring)
 enum status uring_wait(struct io_uring *ring)
 {
     int result;
+    RANGE(WAIT);
     do
         result = io_uring_submit_and_wait(ring, 1);
     while (result == -EINTR);

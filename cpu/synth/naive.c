@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/range.h"
 #include "core/variant.h"
 #include "synth/line.h"
 #include "synth/synth.h"
@@ -94,6 +95,7 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
         struct synth_image image = synth_run_image(synth, number, j);
         uint32_t class_id = synth->classes[image.class_index].id;
         uint8_t *finished = naive->images + j * synth_output_bytes(synth);
+        RANGE(DRAW);
         naive->labels[j] = class_id;
         draw_image(naive, image, naive->canvas ? naive->canvas : finished);
         if (naive->canvas)

@@ -13,6 +13,7 @@
 
 #include <omp.h>
 
+#include "core/range.h"
 #include "core/timer.h"
 #include "core/variant.h"
 #include "omp_kernel.h"
@@ -352,21 +353,38 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     omp->kernel->begin(arc);
 }
 
+/* Around a stage of the run that is timed stage by stage. Other runs see no clock and no range in between. */
+static double begin_stage(const struct omp *omp, const char *name)
+{
+    if (!omp->timed)
+        return 0;
+    range_push(name);
+    return timer_now_s();
+}
+
+static void end_stage(const struct omp *omp, double begin_s, double *total_s)
+{
+    if (!omp->timed)
+        return;
+    *total_s += timer_now_s() - begin_s;
+    range_pop();
+}
+
 /* Draws the orbits of the arcs that place_arc() placed: in their grays, or in their numbers plus one. */
 static void draw_orbits(const struct omp *omp, uint32_t orbits, struct philox_key key, struct omp_pen *pen,
                         struct worker *worker)
 {
     const struct omp_kernel *kernel = omp->kernel;
     for (uint32_t orbit = 0; orbit < orbits; orbit++) {
-        double start_s = omp->timed ? timer_now_s() : 0;
+        double start_s = begin_stage(omp, RANGE_VERTICES);
         for (int i = 0; orbit % 2 == 0 && i < arcs_of_part(omp); i++)
             kernel->advance(&worker->arcs[i], orbit / 2);
-        double moved_s = omp->timed ? timer_now_s() : 0;
+        end_stage(omp, start_s, &worker->geometry_s);
+        start_s = begin_stage(omp, RANGE_PAINTING);
         pen->value = omp->parts > 1 ? orbit + 1 : atom_gray(key, omp->synth->formula, orbit);
         for (int i = 0; i < arcs_of_part(omp); i++)
             kernel->trace(&worker->arcs[i], (int)(orbit % 2), pen);
-        worker->geometry_s += moved_s - start_s;
-        worker->painting_s += omp->timed ? timer_now_s() - moved_s : 0;
+        end_stage(omp, start_s, &worker->painting_s);
     }
 }
 
@@ -384,10 +402,11 @@ static void draw_part(const struct omp *omp, struct synth_image image, uint32_t 
     size_t pixel_bytes = omp->parts > 1 ? sizeof(uint16_t) : 1;
     struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray,
                           .origin = canvas + canvas_row(omp, 0) * pixel_bytes};
-    double start_s = omp->timed ? timer_now_s() : 0;
+    RANGE(DRAW);
+    double start_s = begin_stage(omp, RANGE_CLEAR);
     memset(canvas + (size_t)OMP_GUARD * omp->pitch * pixel_bytes, 0,
            omp->synth->res * omp->pitch * pixel_bytes);
-    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    end_stage(omp, start_s, &worker->painting_s);
     uint64_t arcs = (uint64_t)omp->parts * (uint64_t)arcs_of_part(omp);
     for (int i = 0; i < arcs_of_part(omp); i++) {
         uint64_t arc = part + (uint64_t)i * omp->parts;
@@ -403,14 +422,14 @@ static void finish_image(const struct omp *omp, struct synth_image image, uint64
 {
     const struct synth *synth = omp->synth;
     uint8_t *finished = omp->images + j * synth_output_bytes(synth);
-    double start_s = omp->timed ? timer_now_s() : 0;
+    double start_s = begin_stage(omp, RANGE_PAINTING);
     if (output_is_canvas(&synth->output))
         for (size_t y = 0; y < synth->res; y++)
             memcpy(finished + y * synth->res, worker->canvas + canvas_row(omp, y), synth->res);
     else
         output_convert(&synth->output, synth->res, image_key(synth, image),
                        (const uint8_t *)worker->canvas + canvas_row(omp, 0), omp->pitch, finished);
-    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    end_stage(omp, start_s, &worker->painting_s);
 }
 
 /* Makes some rows of image j of the canvases of its parts; the first of these receives the maximum. */
@@ -473,13 +492,13 @@ static void merge_share(const struct omp *omp, struct synth_image image, uint64_
 {
     const struct synth *synth = omp->synth;
     struct philox_key key = image_key(synth, image);
-    double start_s = omp->timed ? timer_now_s() : 0;
+    double start_s = begin_stage(omp, RANGE_PAINTING);
     worker->grays[0] = 0;
     for (uint32_t orbit = 0; orbit < synth->classes[image.class_index].orbits; orbit++)
         worker->grays[orbit + 1] = atom_gray(key, synth->formula, orbit);
     merge_rows(omp, worker->grays, j, (size_t)synth->res * part / omp->parts,
                (size_t)synth->res * (part + 1) / omp->parts);
-    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    end_stage(omp, start_s, &worker->painting_s);
 }
 
 /* The same share of the rows of its output, once all of its canvas is there. */
@@ -490,11 +509,11 @@ static void finish_share(const struct omp *omp, struct synth_image image, uint64
     uint64_t res = synth->output.res;
     struct output_rows rows = {(uint32_t)(res * part / omp->parts),
                                (uint32_t)(res * (part + 1) / omp->parts)};
-    double start_s = omp->timed ? timer_now_s() : 0;
+    double start_s = begin_stage(omp, RANGE_PAINTING);
     output_convert_rows(&synth->output, synth->res, image_key(synth, image),
                         omp->merged + j * synth_image_bytes(synth), synth->res, rows,
                         omp->images + j * synth_output_bytes(synth));
-    worker->painting_s += omp->timed ? timer_now_s() - start_s : 0;
+    end_stage(omp, start_s, &worker->painting_s);
 }
 
 static void draw_cut_images(struct omp *omp, uint64_t number)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/env.h"
+#include "core/range.h"
 #include "core/timer.h"
 #include "train/engine.h"
 #include "train/feed.h"
@@ -73,6 +74,7 @@ static struct passing passing_at(const struct naive *naive, const struct passing
 static void forward(struct naive *naive, const struct passing *passing, uint32_t j)
 {
     const struct model *model = naive->train->model;
+    RANGE(FORWARD);
     for (uint32_t i = 0; i < model->layer_count; i++) {
         const struct passing at = passing_at(naive, passing, i, j);
         kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
@@ -84,6 +86,7 @@ static void forward(struct naive *naive, const struct passing *passing, uint32_t
 /* Gradients of outputs are sums over all layers that take them. */
 static void backward(struct naive *naive, const struct passing *passing, uint32_t j)
 {
+    RANGE(BACKWARD);
     const struct model *model = naive->train->model;
     for (uint32_t i = 0; i + 1 < model->layer_count; i++)
         memset(output_of(naive, naive->deltas, i, j), 0, model->layers[i].out_values * sizeof(real));
@@ -268,10 +271,18 @@ static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
 static void update_parameters(struct naive *naive, uint64_t step)
 {
     const struct train *train = naive->train;
+    RANGE(UPDATE);
     struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
     for (size_t i = 0; i < train->model->arena_values; i++)
         optimizer_step(&update, naive->gradients[i], &naive->parameters[i], &naive->first[i],
                        &naive->second[i]);
+}
+
+static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
+{
+    RANGE(GATHER);
+    for (uint32_t j = 0; j < count; j++)
+        take_to_learn(naive, epoch, j);
 }
 
 static enum status make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch,
@@ -281,8 +292,7 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     double begin_s = timer_now_s();
     uint32_t count = train_batch(train, order, step, naive->numbers);
     TRY(feed_step(&naive->feed, epoch, naive->numbers, count));
-    for (uint32_t j = 0; j < count; j++)
-        take_to_learn(naive, epoch, j);
+    take_batch(naive, epoch, count);
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     double loss = learn(naive, epoch, count);

@@ -11,6 +11,7 @@
 
 #include <omp.h>
 
+#include "core/range.h"
 #include "omp_engine.h"
 #include "omp_net.h"
 #include "train/trainer.h"
@@ -261,6 +262,7 @@ static void add_totals(struct net *net, uint64_t number)
 /* The batch in net->numbers, up to its logits. */
 static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
+    RANGE(FORWARD);
 #pragma omp for schedule(dynamic) nowait
     for (uint32_t j = 0; j < net->count; j++) {
         const struct passing passing = passing_of(net, j, epoch, part, training);
@@ -295,6 +297,7 @@ static void samples_backward(struct net *net, uint32_t epoch)
 
 static void backward(struct net *net, uint32_t epoch)
 {
+    RANGE(BACKWARD);
     for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
         after_rows(net, &net->blocks[i], epoch, true, true);
         linear_backward(net, &net->blocks[i], net->count);
@@ -310,6 +313,7 @@ static void update_parameters(struct net *net, uint64_t number)
     enum { PART = 16384 };
     const struct train *train = net->train;
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    RANGE(UPDATE);
 #pragma omp for nowait
     for (size_t i = 0; i < net->arena_values; i += PART)
         net->kernel->update(&update, net->gradients + i, net->parameters + i, net->first + i, net->second + i,

@@ -1,6 +1,7 @@
 /* `train-omp`: a sample's way through all layers but linear ones, and back, by one thread. */
 #include <string.h>
 
+#include "core/range.h"
 #include "core/timer.h"
 #include "omp_net.h"
 
@@ -155,6 +156,7 @@ static void gather(const struct net *net, struct worker *worker, const struct pa
     const struct train *train = net->train;
     const struct block *input = &net->blocks[0];
     struct draw_move move = {0, 0, false};
+    RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);

@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/consumer.h"
+#include "core/range.h"
 
 /* ---- Opening ---- */
 
@@ -201,6 +202,7 @@ static enum status await_step(struct outlet *outlet, uint32_t index)
     const struct load *load = outlet->delivery->load;
     struct berth *berth = &outlet->berths[index];
     bool ended;
+    RANGE(WAIT);
     TRY(await_handed(outlet, berth, &ended));
     if (!ended)
         CUDA_TRY(cudaEventSynchronize(berth->done));

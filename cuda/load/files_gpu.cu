@@ -10,6 +10,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "core/range.h"
 #include "load/delivery.cuh"
 
 #define BATCHES    2                   /* that have room: one is filled while another is consumed */
@@ -44,6 +45,7 @@ static enum status read_sample(struct files_gpu *files, uint32_t number)
 {
     const struct dataset *dataset = files->delivery.load->dataset;
     const struct array_sample *array = &files->delivery.arrays.samples[number];
+    RANGE(READ);
     for (uint32_t m = 0; m < array->members; m++)
         TRY(read_member(dataset, &dataset->members[dataset->samples[number].member + m],
                         files->host + array->at[m]));
@@ -57,12 +59,16 @@ static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_
     struct unpack job = outlet_job(outlet);
     *entry = {0, number, slot};
     /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
-    CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry, cudaMemcpyHostToDevice,
-                             outlet->stream));
+    {
+        RANGE(COPY);
+        CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry,
+                                 cudaMemcpyHostToDevice, outlet->stream));
+    }
     job.bytes = files->device;
     job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
     job.count = 1;
     TRY(unpack_launch(&job, outlet->stream));
+    RANGE(WAIT);
     CUDA_TRY(cudaStreamSynchronize(outlet->stream));
     return STATUS_OK;
 }

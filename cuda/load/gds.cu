@@ -14,6 +14,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "core/range.h"
 #include "load/cufile.h"
 #include "load/ring.cuh"
 
@@ -130,6 +131,7 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     void *file = piece->handle ? static_cast<struct gds_file *>(piece->handle)->file : NULL;
     if (chunk->piece_count == 0 || piece->broken)
         return STATUS_OK;
+    RANGE(READ);
     if (!gds->batches) {
         take(piece, gds->library->read(file, worker->device, piece->bytes, (off_t)piece->offset,
                                        (off_t)(index * worker->ring->buffer_bytes)));
@@ -158,6 +160,7 @@ static enum status gds_complete(struct ring_worker *worker, uint32_t index)
     struct gds_worker *own = static_cast<struct gds_worker *>(worker->own);
     struct chunk *chunk = &worker->chunks[index];
     struct piece *piece = &chunk->pieces[0];
+    RANGE(WAIT);
     while (chunk->piece_count > 0 && piece->read) {
         struct cufile_event event = {};
         unsigned count = 1;

@@ -12,6 +12,7 @@
 
 #include "common/check.cuh"
 #include "core/env.h"
+#include "core/range.h"
 #include "core/timer.h"
 
 #define PIECE_ALIGNMENT 512 /* of pieces in a buffer: the members of tars keep their alignment */
@@ -229,6 +230,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (!fits && !(share && outlet_handed(share->outlet))) {
             /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it.
              */
+            RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;
         }
@@ -299,9 +301,12 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     struct outlet *outlet = chunk->share->outlet;
     uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
              from = ring->type->on_device ? table : 0;
-    CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
-                             table + count * sizeof(struct unpack_entry) - from, cudaMemcpyHostToDevice,
-                             worker->copies));
+    {
+        RANGE(COPY);
+        CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
+                                 table + count * sizeof(struct unpack_entry) - from, cudaMemcpyHostToDevice,
+                                 worker->copies));
+    }
     CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
     CUDA_TRY(cudaStreamWaitEvent(outlet->stream, worker->copied[index], 0));
     struct unpack job = outlet_job(outlet);
@@ -354,6 +359,7 @@ static enum status complete(struct ring_worker *worker)
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
+    RANGE(WAIT);
     if (worker->chunks[index].launched)
         CUDA_TRY(cudaEventSynchronize(worker->unpacked[index]));
     return STATUS_OK;

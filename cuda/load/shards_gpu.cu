@@ -11,6 +11,7 @@
 #include <new>
 
 #include "common/device.h"
+#include "core/range.h"
 #include "load/guard.h"
 #include "load/ring.cuh"
 
@@ -58,6 +59,7 @@ static void shards_gpu_close(struct ring_worker *worker, void *handle)
 
 static void read_piece(uint8_t *to, struct piece *piece)
 {
+    RANGE(READ);
     while (piece->got < piece->bytes) {
         ssize_t count = pread(descriptor_of(piece->handle), to + piece->got, piece->bytes - piece->got,
                               (off_t)(piece->offset + piece->got));
@@ -73,6 +75,7 @@ static void read_piece(uint8_t *to, struct piece *piece)
 /* Sample by sample where a page is gone, so that those before it are still there. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
+    RANGE(COPY);
     const struct array_place *places = worker->ring->delivery.arrays.places + piece->first;
     const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
     piece->got = piece->bytes;

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "common/check.cuh"
+#include "core/range.h"
 #include "load/tally.cuh"
 
 #define BLOCK_THREADS 256
@@ -332,6 +333,7 @@ enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
         return status_set(STATUS_USAGE,
                           "%u samples of %llu values are more than one launch takes; lower --chunk",
                           unpack->count, (unsigned long long)unpack->values);
+    RANGE(UNPACK);
     unpacker.kernel<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(*unpack, share);
     CUDA_TRY_LAUNCH("unpack_kernel");
     return STATUS_OK;

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "core/range.h"
 #include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 
@@ -162,6 +163,7 @@ template <class Step> struct bat_batch {
         uint64_t left = batch.synth->batch - first, count = left < split ? left : split;
         struct bat_launch launch = {batch.input, scratch, batch.run,
                                     first,       stages,  (unsigned)multiprocessors};
+        RANGE(DRAW);
         bat_parent_kernel<Step><<<(unsigned)count, 1, 0, batch.clock.stream>>>(launch);
         CUDA_TRY_LAUNCH("bat_parent_kernel");
         return STATUS_OK;

@@ -6,6 +6,7 @@
 #include "common/check.cuh"
 #include "common/device.h"
 #include "common/stream.cuh"
+#include "core/range.h"
 
 enum status device_batch_probe(const struct resources *resources)
 {
@@ -186,6 +187,7 @@ enum status device_batch_begin(struct device_batch *batch, uint64_t run)
     batch->run = run;
     CUDA_TRY(cudaSetDevice(batch->device));
     TRY(device_clock_begin(&batch->clock));
+    RANGE(CLEAR);
     CUDA_TRY(cudaMemsetAsync(batch->input.pixels, 0, synth->batch * synth_image_bytes(synth),
                              batch->clock.stream));
     return STATUS_OK;

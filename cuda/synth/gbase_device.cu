@@ -1,6 +1,7 @@
 /* `gbase-device`: gbase with one launch per image from the host. A parent kernel of one thread launches the
  * three kernels of the image (dynamic parallelism). An image still waits for the one before it, as in gbase.
  */
+#include "core/range.h"
 #include "synth/device_launch.cuh"
 #include "synth/gbase.cuh"
 
@@ -38,6 +39,7 @@ struct gbase_parent {
     }
     enum status launch(const image_work<noise> &work, unsigned stages, cudaStream_t stream) const
     {
+        RANGE(DRAW);
         gbase_parent_kernel<<<1, 1, 0, stream>>>(work, stages, failure);
         CUDA_TRY_LAUNCH("gbase_parent_kernel");
         return STATUS_OK;

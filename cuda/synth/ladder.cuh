@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "core/range.h"
 #include "synth/stages.cuh"
 
 /* The host launches one kernel per stage. */
@@ -34,14 +35,17 @@ template <class Step> struct host_launcher {
     enum status launch(const image_work<noise> &work, unsigned stages, cudaStream_t stream) const
     {
         if (stages & STAGE_NOISE) {
+            RANGE(NOISE);
             Step::launch(work, stream);
             CUDA_TRY_LAUNCH("the noise kernel");
         }
         if (stages & STAGE_VERTICES) {
+            RANGE(VERTICES);
             vertex_kernel<<<blocks_for(work.vertices(), VERTEX_BLOCK), VERTEX_BLOCK, 0, stream>>>(work);
             CUDA_TRY_LAUNCH("vertex_kernel");
         }
         if (stages & STAGE_PAINTING) {
+            RANGE(PAINTING);
             paint_kernel<<<paint_grid(work.vertices(), work.orbits()), PAINT_BLOCK, 0, stream>>>(work);
             CUDA_TRY_LAUNCH("paint_kernel");
         }

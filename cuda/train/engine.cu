@@ -8,6 +8,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "core/range.h"
 #include "train/cudnn.cuh"
 #include "train/feed.cuh"
 #include "train/multiply.cuh"
@@ -375,6 +376,7 @@ static enum status forward(struct network *network, const struct pass *pass)
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *end = last_layer(network) + 1;
+    RANGE(BACKWARD);
     for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
         const struct device_layer *self = &network->layers[i];
         bool shared = i > 0 && self[-1].layer->is_added;
@@ -393,6 +395,7 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
 {
     struct device_set set = network->sets[DATA_TRAIN];
     bool live = device_feed_is_live(&network->feed);
+    RANGE(GATHER);
     TRY(batch_draw(network->train, &set, &network->batch, epoch, step, count, network->stream));
     if (live)
         TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
@@ -412,6 +415,7 @@ static enum status update_parameters(struct network *network, const struct updat
 {
     size_t values = network->train->model->arena_values;
     struct device_scale *scale = network->losses.scale;
+    RANGE(UPDATE);
     if (scale)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
     TRY(parameters_update(update, values, network->gradients, scale, &network->state, network->stream));
@@ -425,9 +429,12 @@ static enum status learn(struct network *network, uint32_t epoch, uint32_t step)
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     const struct pass pass = pass_of(network, step_count(train, step), true, epoch);
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
-    TRY(forward(network, &pass));
-    TRY(loss_take(train, last->out, network->batch.labels, pass.count, number, last->out_delta,
-                  &network->losses, network->stream));
+    {
+        RANGE(FORWARD);
+        TRY(forward(network, &pass));
+        TRY(loss_take(train, last->out, network->batch.labels, pass.count, number, last->out_delta,
+                      &network->losses, network->stream));
+    }
     TRY(backward(network, &pass));
     return update_parameters(network, &update);
 }

@@ -2,6 +2,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "core/range.h"
 
 /* ---- Opening ---- */
 
@@ -90,6 +91,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
                         const struct feed_look *look)
 {
     const struct train *train = feed->train;
+    RANGE(GENERATE);
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t first = (uint32_t)(number % steps) * train->batch, all = train->data->sets[DATA_TRAIN].count;
     uint32_t count = all - first < train->batch ? all - first : train->batch;

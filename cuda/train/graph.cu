@@ -7,6 +7,7 @@
 
 #include "common/check.cuh"
 #include "common/device.h"
+#include "core/range.h"
 #include "train/graph.cuh"
 #include "train/network.cuh"
 #include "train/progress.cuh"
@@ -371,6 +372,7 @@ static enum status graph_gradients(void *state, float *gradients)
 
 static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint32_t count)
 {
+    RANGE(GRAPH);
     CUDA_TRY(cudaGraphLaunch(steps, graph->stream));
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
@@ -427,7 +429,10 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
         graph->page->moment.part = part;
         graph->page->moment.first = first + done;
         graph->page->moment.count = now;
-        CUDA_TRY(cudaGraphLaunch(graph->inference, graph->stream));
+        {
+            RANGE(GRAPH);
+            CUDA_TRY(cudaGraphLaunch(graph->inference, graph->stream));
+        }
         CUDA_TRY(cudaStreamSynchronize(graph->stream));
         memcpy(logits + (size_t)done * classes, graph->page->logits, (size_t)now * classes * sizeof *logits);
     }

@@ -12,16 +12,4 @@ void range_pop(void)
 {
     nvtxRangePop();
 }
-
-#else
-
-void range_push(const char *name)
-{
-    (void)name;
-}
-
-void range_pop(void)
-{
-}
-
 #endif

@@ -1,3 +1,4 @@
+#include "core/range.h"
 #include "train/feed.h"
 
 #include <stdlib.h>
@@ -30,6 +31,7 @@ enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers
 {
     if (!feed_is_live(feed))
         return STATUS_OK;
+    RANGE(GENERATE);
     double begin_s = timer_now_s();
     for (uint32_t j = 0; j < count; j++)
         feed->numbers[j] = data_number(feed->train->data->fresh, epoch, numbers[j]);
