@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #ifdef HAVE_ZLIB
 #include <zlib.h>
@@ -87,6 +88,28 @@ Test(npy, what_is_refused)
     expect_text("longer than");
 }
 
+/* A header that is as long as the file is the longest; what would make it whole lies one byte beyond. */
+Test(npy, a_header_ends_where_the_file_does)
+{
+    static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
+    size_t length = sizeof dictionary - 1;
+    for (int version = 1; version <= 2; version++)
+        for (size_t more = 0; more <= 6; more++) {
+            size_t begin = version == 1 ? 10 : 12, size = begin + length - more;
+            uint8_t *bytes = calloc(1, begin + length); /* the rest is there, and is not the file's */
+            struct npy_header header;
+            memcpy(bytes, "\x93NUMPY", 6);
+            bytes[6] = (uint8_t)version;
+            bytes[8] = (uint8_t)length;
+            memcpy(bytes + begin, dictionary, length);
+            cr_expect_eq(npy_header_parse(bytes, size, &header), more ? STATUS_FAILED : STATUS_OK,
+                         "version %d, %zu bytes beyond the end", version, more);
+            if (more)
+                expect_text("longer than");
+            free(bytes);
+        }
+}
+
 /* ---- IDX and CIFAR-10 ---- */
 
 Test(idx, images_and_labels)
@@ -103,6 +126,9 @@ Test(idx, faults)
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
     expect_text("11 bytes, by its header; it has 10");
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7\x08", 12, &idx), STATUS_FAILED);
+    expect_text("11 bytes, by its header; it has 12");
+    cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2a", 17, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x0d\1\0\0\0\0", 8, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\0", 4, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\2\xff\xff\xff\xff\xff\xff\xff\xff", 12, &idx),
@@ -130,6 +156,97 @@ Test(idx, gzipped_and_cut)
         idx_free(&idx);
     }
     unlink(path);
+}
+#endif
+
+#ifdef HAVE_ZLIB
+/* Packs bytes as one gzip member; returns its size. */
+static size_t pack(const void *bytes, size_t size, uint8_t *packed, size_t room)
+{
+    z_stream stream = {.next_in = (Bytef *)(uintptr_t)bytes,
+                       .avail_in = (uInt)size,
+                       .next_out = packed,
+                       .avail_out = (uInt)room};
+    cr_assert_eq(deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY), Z_OK);
+    cr_assert_eq(deflate(&stream, Z_FINISH), Z_STREAM_END);
+    deflateEnd(&stream);
+    return stream.total_out;
+}
+
+static enum status take(const uint8_t *packed, size_t size, struct idx *idx)
+{
+    uint8_t *owned = malloc(size);
+    memcpy(owned, packed, size);
+    return idx_take(owned, size, idx);
+}
+
+static const char labels_idx[] = "\0\0\x08\1\0\0\0\3\5\6\7";
+
+/* gzip files may be joined with cat: their contents are too. */
+Test(idx, gzip_of_several_members)
+{
+    uint8_t packed[512];
+    struct idx idx;
+    for (size_t cut = 0; cut <= 11; cut++) {
+        size_t size = pack(labels_idx, cut, packed, sizeof packed);
+        size += pack(labels_idx + cut, 11 - cut, packed + size, sizeof packed - size);
+        size += pack("", 0, packed + size, sizeof packed - size);
+        cr_assert_eq(take(packed, size, &idx), STATUS_OK, "cut at %zu: %s", cut, status_text());
+        cr_expect(idx.shape[0] == 3 && memcmp(idx.values, "\5\6\7", 3) == 0);
+        idx_free(&idx);
+        cr_assert_eq(take(packed, size - 1, &idx), STATUS_FAILED);
+        expect_text("damaged or cut");
+        idx_free(&idx);
+        packed[size] = 'x';
+        cr_assert_eq(take(packed, size + 1, &idx), STATUS_FAILED);
+        expect_text("damaged or cut");
+        idx_free(&idx);
+    }
+}
+
+Test(idx, gzip_with_more_than_its_header_says)
+{
+    static uint8_t packed[1 << 17], more[100000];
+    struct idx idx;
+    memcpy(more, labels_idx, 11);
+    for (size_t size = 12; size <= sizeof more; size = size < 100 ? size + 1 : 10 * size) {
+        cr_assert_eq(take(packed, pack(more, size, packed, sizeof packed), &idx), STATUS_FAILED, "%zu", size);
+        expect_text("an IDX file of 11 bytes, by its header; it has ");
+        idx_free(&idx);
+    }
+}
+
+/* What is no IDX file is seen at its beginning: not a byte more of a file that unpacks to 256 MiB is looked
+ * at. A header that promises too much costs no memory for it. */
+Test(idx, gzip_bombs_are_not_unpacked)
+{
+    static const struct {
+        const char *begin;
+        size_t size;
+        const char *words;
+    } bombs[] = {{"PK\3\4", 4, "no IDX file"},
+                 {"\0\0\x0d\1", 4, "type 0x0d"},
+                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes, by its header; it has more"},
+                 {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "more values than"}};
+    static uint8_t packed[1 << 19], plain[1 << 20];
+    struct rusage before, after;
+    struct idx idx;
+    getrusage(RUSAGE_SELF, &before);
+    for (size_t i = 0; i < COUNT_OF(bombs); i++) {
+        memcpy(plain, bombs[i].begin, bombs[i].size);
+        size_t size = pack(plain, sizeof plain, packed, sizeof packed);
+        memset(plain, 0, bombs[i].size);
+        size_t zeros = pack(plain, sizeof plain, packed + size, sizeof packed - size);
+        for (int m = 1; m < 255; m++, size += zeros) /* members of 1 MiB of zeros each */
+            memcpy(packed + size + zeros, packed + size, zeros);
+        cr_assert_eq(take(packed, size + zeros, &idx), STATUS_FAILED);
+        expect_text(bombs[i].words);
+        idx_free(&idx);
+    }
+    getrusage(RUSAGE_SELF, &after);
+#ifndef FDSL_SANITIZED
+    cr_expect_lt(after.ru_maxrss - before.ru_maxrss, 64 << 10, "%ld KiB more", after.ru_maxrss);
+#endif
 }
 #endif
 
@@ -270,6 +387,42 @@ Test(index, bad_lines_are_named)
                      "0123456789abcdef\n",
                      "line 3: x: offset 1536: the member before ends at 1112");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
+}
+
+/* Neither our index nor DALI's has quotes: a name that would be read as several fields or lines is refused.
+ */
+Test(index, names_that_no_line_can_hold_are_refused)
+{
+    static const char *const names[] = {"", "a b", "a\tb", "a\nb", "a\rb", "\x1b[2J", "a\x7f"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        for (int key = 0; key <= 1; key++) {
+            const struct index_member member = {.extension = key ? "png" : names[i], .size = 1};
+            char *text = NULL;
+            size_t size;
+            FILE *stream = open_memstream(&text, &size);
+            cr_expect_eq(index_text_add_sample(stream, key ? names[i] : "0", &member, 1), STATUS_FAILED);
+            cr_expect_eq(dali_add_sample(stream, key ? names[i] : "0", &member, 1), STATUS_FAILED);
+            expect_text("rename the file");
+            cr_assert_eq(fclose(stream), 0);
+            cr_expect_eq(size, 0, "nothing is written of it");
+            free(text);
+        }
+}
+
+Test(index, extensions_are_counted_once)
+{
+    static char names[INDEX_EXTENSIONS_MAX + 1][8];
+    struct index_extensions extensions = {.count = 0};
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < INDEX_EXTENSIONS_MAX; i++) {
+            snprintf(names[i], sizeof names[i], "e%zu", i);
+            cr_assert_eq(index_extensions_add(&extensions, names[i]), STATUS_OK);
+        }
+    cr_expect_eq(extensions.count, INDEX_EXTENSIONS_MAX);
+    cr_expect_str_eq(extensions.names[7], "e7");
+    cr_expect_eq(index_extensions_add(&extensions, "more"), STATUS_FAILED);
+    extensions.count = 0;
+    cr_expect_eq(index_extensions_add(&extensions, "a\tb"), STATUS_FAILED);
 }
 
 #ifdef HAVE_JANSSON

@@ -7,6 +7,7 @@
 #endif
 
 #include "cells.h"
+#include "core/npy.h"
 
 /* Refused with one line that holds these words. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
@@ -183,7 +184,7 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
     EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
-    expect_refusal(1, "--model cnn3d --data odd", "sample 0: no member cls");
+    expect_refusal(1, "--model cnn3d --data odd", "sample 0, '000000': no member cls");
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && mkdir two/none");
@@ -191,6 +192,39 @@ Test(train_data, datasets_and_their_faults)
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
     expect_refusal(2, "--data two", "there is a dataset train in it and no test");
+}
+#endif
+
+#ifdef HAVE_XXHASH
+/* A half that is no finite number is found where it comes in, not blamed on the learning rate later. */
+Test(train_data, halves_that_are_not_finite_name_their_sample)
+{
+    static const struct {
+        uint16_t bits;
+        const char *what;
+    } bad[] = {{0x7E00, "NaN"}, {0xFC01, "NaN"}, {0x7C00, "infinite"}, {0xFC00, "infinite"}};
+    uint8_t bytes[NPY_HEADER_MAX + 2 * 64];
+    size_t header = npy_header((char *)bytes, "<f2", "1, 8, 8");
+    EXPECT(0, "mkdir m");
+    for (int i = 0; i < 40; i++) {
+        char name[32];
+        memset(bytes + header, i, 128); /* finite: exponents up to 0x27 */
+        snprintf(name, sizeof name, "m/k%02d.npy", i);
+        put(name, bytes, header + 128);
+        snprintf(name, sizeof name, "m/k%02d.cls", i);
+        put(name, i % 2 ? "1" : "0", 1);
+    }
+    EXPECT(0, "$P --variant train-naive " ON);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char words[128];
+        memset(bytes + header, 0, 128);
+        memcpy(bytes + header + 2 * 37, &bad[i].bits, 2);
+        put("m/k23.npy", bytes, header + 128);
+        snprintf(words, sizeof words, "--data m: sample 23, 'k23': its value number 37 of 64 is %s",
+                 bad[i].what);
+        expect_refusal(1, ON, words);
+        expect_refusal(1, ON "--allow-nan", words);
+    }
 }
 #endif
 

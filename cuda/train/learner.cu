@@ -206,8 +206,11 @@ static enum status cuda_loss(struct learner *learner, double *loss)
     const struct train_totals *newest = &looks[(self->steps - 1) % LOOKS];
     const struct train_totals *oldest = &looks[self->steps % LOOKS]; /* zeros before it was written */
     if (newest->bad_step != TRAIN_FINE)
-        return status_set(STATUS_FAILED, "the loss of step %llu of the training was no finite number",
-                          (unsigned long long)newest->bad_step);
+        return status_set(
+            STATUS_FAILED,
+            "the loss of step %llu of the training was no finite number; see whether samples hold "
+            "NaN or infinite values",
+            (unsigned long long)newest->bad_step);
     *loss = (newest->loss - oldest->loss) / (double)(newest->samples - oldest->samples);
     return STATUS_OK;
 }

@@ -28,6 +28,7 @@ struct origin_member {
 struct origin_sample {
     struct origin_member members[ORIGIN_MEMBERS_MAX];
     size_t count;
+    const char *key; /* its name where it comes from, or NULL; lives as long as the origin is open */
 };
 
 /* What is known once an origin is open. */

@@ -70,6 +70,7 @@ static enum status dataset_origin_make(void *state, uint64_t first, uint64_t cou
     enum status status = STATUS_OK;
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = &dataset->samples[first + i];
+        samples[i].key = sample->key;
         if (sample->members > ORIGIN_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
                                 sample->key, sample->members, ORIGIN_MEMBERS_MAX);

@@ -96,6 +96,22 @@ static enum status read_label(const struct origin_sample *sample, uint32_t *labe
 
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
 
+/* No network learns from what is no finite number, and a bad loss would be put down to the learning rate. */
+static enum status check_finite(const struct stored *stored)
+{
+    const uint8_t *values = stored->values;
+    size_t count = stored->type == DATA_F16 ? shape_values(&stored->shape) : 0;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, values + 2 * i, sizeof bits); /* in a file they may lie at any byte */
+        if ((bits & 0x7C00) == 0x7C00)
+            return status_set(STATUS_FAILED,
+                              "its value number %zu of %zu is %s; leave the sample out or correct it", i,
+                              count, bits & 0x03FF ? "NaN" : "infinite");
+    }
+    return STATUS_OK;
+}
+
 /* The first sample decides what all are. */
 static enum status fit(struct data *data, const struct stored *stored)
 {
@@ -164,6 +180,8 @@ static enum status add_sample(struct data *data, struct data_set *set, bool know
     if (status == STATUS_OK)
         status = fit(data, &stored);
     if (status == STATUS_OK)
+        status = check_finite(&stored);
+    if (status == STATUS_OK)
         status = read_label(sample, &label);
     if (status == STATUS_OK)
         status = make_room(data, set, known, room);
@@ -211,6 +229,15 @@ static void end_progress(void)
         fputs("\r\033[K", stderr);
 }
 
+/* Puts the sample before what is wrong with it. */
+static void name_sample(enum status status, uint64_t number, const char *key)
+{
+    if (key)
+        status_prefix(status, "sample %" PRIu64 ", '%s'", number, key);
+    else
+        status_prefix(status, "sample %" PRIu64, number);
+}
+
 enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part)
 {
@@ -228,7 +255,7 @@ enum status data_fill(struct origin_reader *reader, struct data_range range, uin
             if (status == STATUS_OK && wanted && set->count < limit) {
                 status = add_sample(data, set, range.held < 0, &room, &samples[i]);
                 if (status != STATUS_OK)
-                    status_prefix(status, "sample %" PRIu64, range.first + at + i);
+                    name_sample(status, range.first + at + i, samples[i].key);
             }
             origin_sample_free(&samples[i]);
         }

@@ -1,0 +1,245 @@
+/* Inputs that want to hurt: names, sizes, ends and depths that nobody would choose, given to --prepare and to
+ * the readers from outside. */
+#include "shell.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "load/tar.h"
+
+#if defined(HAVE_XXHASH)
+
+TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+/* Refused with this status and one line that holds these words; nothing raw for a terminal in it. */
+static void expect_refusal(int wanted, const char *words, const char *command)
+{
+    run("%s", command);
+    expect_line(wanted, words);
+    cr_expect_null(strchr(out, '\033'), "%s", out);
+}
+
+/* ---- Shards with any names ---- */
+
+static char shard_path[PATH_MAX];
+
+static FILE *begin_shard(const char *name)
+{
+    snprintf(shard_path, sizeof shard_path, "%s/%s", folder, name);
+    FILE *stream = fopen(shard_path, "w");
+    cr_assert_not_null(stream);
+    return stream;
+}
+
+static void add_member(FILE *stream, const char *name, const char *data)
+{
+    static const uint8_t zeros[TAR_BLOCK_BYTES];
+    uint8_t headers[TAR_HEADERS_MAX];
+    size_t count, size = strlen(data);
+    cr_assert_eq(tar_headers(headers, name, size, &count), STATUS_OK, "%s", status_text());
+    fwrite(headers, 1, count, stream);
+    fwrite(data, 1, size, stream);
+    fwrite(zeros, 1, tar_padding(size), stream);
+}
+
+static void end_shard(FILE *stream)
+{
+    static const uint8_t zeros[TAR_END_BYTES];
+    cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
+}
+
+/* An extension whose tab or newline would be a field or a line of the index. */
+Test(hostile, extensions_that_would_inject_records)
+{
+    static const char *const extensions[] = {"a\tb", "a\nsample\t9", "a b", "\033[2J"};
+    for (size_t i = 0; i < sizeof extensions / sizeof *extensions; i++) {
+        char name[64];
+        EXPECT(0, "rm -rf s f o && mkdir s f");
+        FILE *stream = begin_shard("s/x.tar");
+        for (int k = 0; k < 3; k++) {
+            snprintf(name, sizeof name, "k%d.%s", k, extensions[i]);
+            add_member(stream, name, "data");
+        }
+        end_shard(stream);
+        snprintf(name, sizeof name, "f/k.%s", extensions[i]);
+        put(name, "data", 4);
+        expect_refusal(1, "s/x.tar: '", "$P --prepare o --from dataset --source s");
+        expect_refusal(1, "which no index can hold; rename the file",
+                       "$P --prepare o --from dataset --source f --layout files");
+        EXPECT(0, "! test -e o"); /* seen before anything is written */
+    }
+}
+
+/* Names that differ after byte 100 alone, and keys of any length: none is cut, so none becomes another. */
+Test(hostile, long_names_stay_apart)
+{
+    char extension[1200], name[2000];
+    EXPECT(0, "mkdir s");
+    FILE *stream = begin_shard("s/x.tar");
+    memset(extension, 'e', sizeof extension);
+    extension[1100] = '\0';
+    for (int k = 0; k < 3; k++)
+        for (char last = 'a'; last <= 'b'; last++) {
+            extension[1099] = last;
+            snprintf(name, sizeof name, "%0*d.%s", k ? 100 * k : 4, k, extension);
+            add_member(stream, name, last == 'a' ? "first" : "second");
+        }
+    end_shard(stream);
+    EXPECT(0, "$P --prepare o --from dataset --source s && $P --prepare p --from dataset --source o && "
+              "cmp o/dataset-000000.tar p/dataset-000000.tar");
+    EXPECT(0, "$P --variant shards --data o --cache any --verify --min-time 0 --format csv | tail -n 1 | "
+              "grep -c ',yes,0$'");
+    EXPECT(0, "grep -c %0200d, o/samples.csv", 2);
+    if (run("python3 -c 'import tarfile, csv' 2>/dev/null") != 0)
+        return;
+    EXPECT(0, "python3 -c \"import tarfile\n"
+              "t = tarfile.open('o/dataset-000000.tar')\n"
+              "names = t.getnames()\n"
+              "assert len(set(names)) == 6, names\n"
+              "assert [len(n) for n in names] == [1107] * 6\n"
+              "assert [t.extractfile(n).read() for n in names] == [b'first', b'second'] * 3\"");
+}
+
+/* ---- Ends ---- */
+
+/* A shard is not over where zeros begin: cat a.tar b.tar, and a page that was zeroed. */
+Test(hostile, samples_after_an_end_are_not_lost_in_silence)
+{
+    EXPECT(0, "mkdir s t");
+    for (int part = 0; part < 2; part++) {
+        FILE *stream = begin_shard(part ? "s/b" : "s/a");
+        for (int k = 0; k < (part ? 94 : 6); k++) {
+            char name[32];
+            snprintf(name, sizeof name, "%d-%06d.bin", part, k);
+            add_member(stream, name, "data");
+        }
+        end_shard(stream);
+    }
+    EXPECT(0, "cat s/a s/b > s/x.tar");
+    expect_refusal(1, "s/x.tar: offset 6144: the shard ends here, and data follow at offset 7168",
+                   "$P --variant shards --data s --cache any --min-time 0");
+    EXPECT(0, "cp s/b t/x.tar && dd if=/dev/zero of=t/x.tar bs=4096 seek=3 count=1 conv=notrunc 2>/dev/null");
+    expect_refusal(1, "t/x.tar: offset 12288: the shard ends here, and data follow at offset 16384",
+                   "$P --variant shards --data t --cache any --min-time 0");
+    EXPECT(0, "$P --variant shards --data t --cache any --on-error skip --min-time 0 --format csv");
+    cr_expect_not_null(strstr(out, "data follow at offset 16384"), "%s", out);
+    EXPECT(0, "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* records of 10 KiB and more */
+    EXPECT(0, "$P --variant shards --data t --cache any --min-time 0 --verify");
+}
+
+/* ---- Depth ---- */
+
+/* Folders as deep as a path can be: a stack and the limit of open files are smaller. */
+Test(hostile, deep_folders_are_read)
+{
+    char path[PATH_MAX] = "";
+    snprintf(path, sizeof path, "%s/s", folder);
+    cr_assert(mkdir(path, 0777) == 0);
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    for (int depth = 0; depth < 1990; depth++) {
+        cr_assert(fd >= 0 && mkdirat(fd, "d", 0777) == 0);
+        int deeper = openat(fd, "d", O_RDONLY | O_DIRECTORY);
+        close(fd);
+        fd = deeper;
+    }
+    int file = openat(fd, "1.bin", O_WRONLY | O_CREAT, 0666);
+    cr_assert(file >= 0 && write(file, "deep", 4) == 4 && close(file) == 0);
+    put("s/2.bin", "high", 4);
+    EXPECT(0, "ulimit -s 512 -n 64; $P --prepare o --from dataset --source s");
+    cr_expect_not_null(strstr(out, "2 samples in 1 shard"), "%s", out);
+    for (int depth = 0; depth < 60; depth++) {
+        cr_assert(mkdirat(fd, "d", 0777) == 0);
+        int deeper = openat(fd, "d", O_RDONLY | O_DIRECTORY);
+        close(fd);
+        fd = deeper;
+    }
+    file = openat(fd, "3.bin", O_WRONLY | O_CREAT, 0666);
+    cr_assert(file >= 0 && close(file) == 0 && close(fd) == 0);
+    expect_refusal(1, ": File name too long", "$P --prepare p --from dataset --source s");
+}
+
+/* ---- CSV and terminals ---- */
+
+Test(hostile, samples_csv_is_quoted)
+{
+    EXPECT(0, "mkdir s && printf 1 > 's/say \"a\", b\nc.txt' && printf 2 > s/x.png && printf 3 > s/x.txt");
+    EXPECT(0, "$P --prepare o --from dataset --source s --layout files && cat o/samples.csv");
+    cr_expect_str_eq(strstr(out, "key,"), "key,source_key,file_txt,file_png\n"
+                                          "000000,\"say \"\"a\"\", b\nc\",000/000000.txt,\n"
+                                          "000001,x,000/000001.txt,000/000001.png\n");
+    EXPECT(0, "$P --prepare o --from dataset --source s --layout files");
+    cr_expect_not_null(strstr(out, "complete already"), "a line end in quotes ends no record: %s", out);
+    if (run("python3 -c 'import csv' 2>/dev/null") != 0)
+        return;
+    EXPECT(0, "python3 -c \"import csv\n"
+              "rows = list(csv.DictReader(open('o/samples.csv', newline='')))\n"
+              "assert rows[0]['source_key'] == 'say \\\"a\\\", b\\nc', rows\n"
+              "assert [len(r) for r in rows] == [4, 4]\"");
+}
+
+/* What a name holds, a terminal does not get. */
+Test(hostile, names_are_escaped)
+{
+    EXPECT(0, "mkdir \"$(printf 's\\033[31m')\" && printf x > \"$(printf 's\\033[31m/k\\007.npy')\"");
+    expect_refusal(1, "s\\x1b[31m: sample", "$P --variant train-naive --data \"$(printf 's\\033[31m')\"");
+    EXPECT(0, "$P --prepare \"$(printf 'o\\033[31m')\" --samples 2");
+    cr_expect(strstr(out, "o\\x1b[31m: 2 samples") && !strchr(out, '\033'), "%s", out);
+    expect_refusal(2, "unknown option '--\\x1b[31m'", "$P \"$(printf -- '--\\033[31m')\"");
+}
+
+/* ---- Sources ---- */
+
+Test(hostile, an_empty_source_gives_no_samples)
+{
+    put("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2", 16);
+    put("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\0", 8);
+    expect_refusal(1, "--from idx: its source holds no samples",
+                   "$P --prepare o --from idx --source x-images-idx3-ubyte");
+    expect_refusal(1, "--from idx: its source holds no samples",
+                   "$P --prepare o --from idx --source x-images-idx3-ubyte --samples 50000");
+    EXPECT(0, "! test -e o");
+}
+
+Test(hostile, a_target_in_its_own_source_is_refused)
+{
+    EXPECT(0, "mkdir -p s/deep && printf 1 > s/1.txt && ln -s s link");
+    static const char *const targets[] = {"s",        "s/",     "s/new",   "s/deep/new/er",
+                                          "link/new", "./link", "$PWD/s/x"};
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        char command[256];
+        snprintf(command, sizeof command, "$P --prepare %s --from dataset --source s", targets[i]);
+        expect_refusal(2, "this is in its own source, s; name a folder outside of it", command);
+    }
+    EXPECT(0, "test \"$(find s | wc -l)\" = 3");
+    EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that begins alike is another */
+}
+
+/* A value may look like an option. */
+Test(hostile, a_folder_of_dashes)
+{
+    expect_refusal(2, "--data --: no such folder", "$P --variant train-naive --data=--");
+    expect_refusal(2, "--data needs a value", "$P --variant train-naive --data --");
+    EXPECT(0, "mkdir -- --");
+    expect_refusal(2, "--data --: no samples there", "$P --variant train-naive --data=--");
+}
+
+/* ---- A damaged index ---- */
+
+/* What is advised works: prepare again, or read without it. */
+Test(hostile, a_cut_index_can_be_prepared_again)
+{
+    static const char options[] = "--samples 20 --shards 3 --sample-shape 3";
+    EXPECT(0, "$P --prepare whole %s && cp -r whole a && truncate -s -20 a/counter.index", options);
+    expect_refusal(1, "prepare the dataset again, or remove the index to read without it",
+                   "$P --variant shards --data a --cache any --min-time 0");
+    EXPECT(2, "$P --prepare a %s --seed 1", options);
+    cr_expect_not_null(strstr(out, "remove the folder and prepare it again, or remove the index"), "%s", out);
+    EXPECT(0, "$P --prepare a %s", options);
+    cr_expect_not_null(strstr(out, "a/counter.index was cut or changed: all is made again"), "%s", out);
+    EXPECT(0, "diff -r whole a && truncate -s 9 a/counter.index");
+    EXPECT(2, "$P --prepare a %s", options);
+    EXPECT(0, "rm a/counter.index && $P --variant shards --data a --cache any --min-time 0");
+}
+
+#endif
