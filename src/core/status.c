@@ -9,7 +9,7 @@
 static _Thread_local char message[1024];
 
 /* Set before any thread begins. */
-static bool launched;
+static bool launched, joined;
 static int own_rank, rank_count = 1;
 
 int status_severity(enum status code)
@@ -65,6 +65,12 @@ void status_launched(int rank, int ranks)
     launched = true;
     own_rank = rank;
     rank_count = ranks;
+}
+
+void status_joined(int rank, int ranks)
+{
+    status_launched(rank, ranks);
+    joined = true;
 }
 
 bool status_shows_progress(void)
@@ -137,6 +143,10 @@ void status_say(const char *format, ...)
 
 void status_print(void)
 {
-    if (own_rank == 0 || rank_count == 0)
-        print_line("\033[31m", "", message);
+    if (joined && own_rank != 0)
+        return;
+    char kind[32] = "";
+    if (own_rank != 0)
+        snprintf(kind, sizeof kind, "rank %d: ", own_rank);
+    print_line("\033[31m", kind, message);
 }
