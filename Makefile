@@ -98,7 +98,7 @@ endif
 # --- Sources -------------------------------------------------------------------------------------------------
 
 C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
-             mpi/launcher.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
+             mpi/launcher.c mpi/launcher_watch.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))

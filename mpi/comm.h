@@ -19,6 +19,11 @@ FDSL_C_BEGIN
 enum status comm_open(void);
 void comm_close(void);
 
+/* Ends the run where ranks wait for another one for more than so many seconds, in comm_agree() and
+ * comm_vote(); 0: never. From 30 s on warnings name the rank. To join, ranks wait for at most 300 s unless a
+ * time is set. Called before comm_open(). */
+void comm_set_timeout(double seconds);
+
 int comm_rank(void);
 int comm_size(void);
 

@@ -4,16 +4,27 @@
 #include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "core/timer.h"
 #include "launcher.h"
 
 #define NAP_US_MAX 1000 /* the longest that a waiting rank sleeps at a time */
+#define NOTE_S     1    /* a rank that has waited so long tells rank 0 that it is there */
+#define WARN_S     30 /* rank 0 then names the ranks that are not; each further warning comes twice as late */
+#define GRACE_S    5  /* rank 0 reports first, as it knows more */
+#define NOTE_TAG   1
 
+static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
 static bool joined, broken; /* broken: an MPI call failed, and who knows what the others wait for */
 static MPI_Comm machine = MPI_COMM_NULL;
+
+/* Agreements and votes are numbered. On rank 0: the latest number that each rank has noted; NULL elsewhere.
+ */
+static uint64_t meeting, *noted;
 
 /* Every rank tells of its own failing call: the others may never hear of it. */
 static enum status mpi_status(int error, const char *call)
@@ -30,12 +41,110 @@ static enum status mpi_status(int error, const char *call)
 
 #define MPI_TRY(call) TRY(mpi_status((call), #call))
 
+/* ---- Waiting ---- */
+
+/* On rank 0: receives what waiting ranks have sent. */
+static int take_notes(void)
+{
+    int error = MPI_SUCCESS, found = rank == 0 && noted;
+    while (error == MPI_SUCCESS && found) {
+        MPI_Status from;
+        uint64_t number;
+        error = MPI_Iprobe(MPI_ANY_SOURCE, NOTE_TAG, MPI_COMM_WORLD, &found, &from);
+        if (error == MPI_SUCCESS && found)
+            error = MPI_Recv(&number, 1, MPI_UINT64_T, from.MPI_SOURCE, NOTE_TAG, MPI_COMM_WORLD,
+                             MPI_STATUS_IGNORE);
+        if (error == MPI_SUCCESS && found)
+            noted[from.MPI_SOURCE] = number;
+    }
+    return error;
+}
+
+/* "rank 3", "ranks 3, 5 and 6 more": those that have not noted this meeting. */
+static void name_missing(char *text, size_t bytes)
+{
+    int missing = 0, shown = 0;
+    for (int i = 1; i < size; i++)
+        missing += noted[i] != meeting;
+    size_t used = (size_t)snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
+    for (int i = 1; i < size && shown < 8; i++)
+        if (noted[i] != meeting)
+            used += (size_t)snprintf(text + used, bytes - used, "%s %d", shown++ ? "," : "", i);
+    if (missing > shown)
+        snprintf(text + used, bytes - used, " and %d more", missing - shown);
+}
+
+/* One wait for all ranks. */
+struct wait {
+    double begin_s, warn_s; /* warn_s: when the next warning is due, from the beginning */
+    bool noted;
+};
+
+/* Once in a while during a wait: tells rank 0 that this rank is there; on rank 0 names those that are not.
+ * After the timeout no rank can go on. */
+static enum status look_around(struct wait *wait)
+{
+    char names[128] = "rank 0";
+    double waited_s = timer_now_s() - wait->begin_s;
+    if (waited_s >= NOTE_S && rank > 0 && !wait->noted) {
+        wait->noted = true;
+        MPI_TRY(MPI_Send(&meeting, 1, MPI_UINT64_T, 0, NOTE_TAG, MPI_COMM_WORLD));
+    }
+    bool over = timeout_s > 0 && waited_s >= timeout_s + (rank > 0 ? GRACE_S : 0);
+    bool warns = rank == 0 && waited_s >= wait->warn_s;
+    if (!over && !warns)
+        return STATUS_OK;
+    MPI_TRY(take_notes());
+    if (rank == 0)
+        name_missing(names, sizeof names);
+    if (warns && !over) {
+        status_warn("waiting for %s for %.0f s", names, waited_s);
+        wait->warn_s *= 2;
+    }
+    if (!over)
+        return STATUS_OK;
+    broken = true;
+    if (rank > 0)
+        status_warn_own("gave up waiting for rank 0 after %.0f s", waited_s);
+    return status_set(STATUS_FAILED,
+                      "gave up waiting for %s after %.0f s; look what keeps it, or wait longer with "
+                      "--rank-timeout",
+                      names, waited_s);
+}
+
+/* Completes a collective call. Asleep, the core is free for ranks that time their runs. */
+static enum status wait_for(MPI_Request *request, bool asleep)
+{
+    struct wait wait = {.begin_s = timer_now_s(), .warn_s = WARN_S};
+    useconds_t nap_us = 1;
+    meeting++;
+    for (;;) {
+        int done;
+        MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done)
+            return STATUS_OK;
+        TRY(look_around(&wait));
+        if (asleep) {
+            usleep(nap_us);
+            nap_us = 2 * nap_us < NAP_US_MAX ? 2 * nap_us : NAP_US_MAX;
+        }
+    }
+}
+
 /* ---- Joining ---- */
+
+void comm_set_timeout(double seconds)
+{
+    timeout_s = seconds;
+}
 
 static enum status join(void)
 {
     int thread_level;
-    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &thread_level));
+    struct launcher_watch *watch = launcher_watch_begin(timeout_s);
+    int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &thread_level);
+    launcher_watch_end(watch);
+    TRY(mpi_status(error, "MPI_Init_thread"));
     joined = true;
     if (thread_level < MPI_THREAD_FUNNELED)
         return status_set(STATUS_UNAVAILABLE, "this MPI cannot live with threads; use one that was built for "
@@ -46,6 +155,8 @@ static enum status join(void)
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine));
     MPI_TRY(MPI_Comm_rank(machine, &local_rank));
     MPI_TRY(MPI_Comm_size(machine, &local_size));
+    if (rank == 0 && !(noted = calloc((size_t)size, sizeof *noted)))
+        return status_set(STATUS_FAILED, "out of memory for %d ranks", size);
     return STATUS_OK;
 }
 
@@ -68,7 +179,7 @@ enum status comm_open(void)
             "started as rank %ld of several (%s), but MPI knows of no other; start it with this "
             "MPI's own mpirun, or with srun --mpi=pmix",
             launcher.rank, launcher.variable);
-    status_launched(rank, size); /* a launcher may have told less */
+    status_joined(rank, size);
     return STATUS_OK;
 }
 
@@ -78,6 +189,9 @@ void comm_close(void)
         return;
     if (broken)
         (void)MPI_Abort(MPI_COMM_WORLD, STATUS_FAILED);
+    (void)take_notes();
+    free(noted);
+    noted = NULL;
     if (machine != MPI_COMM_NULL)
         (void)MPI_Comm_free(&machine);
     (void)MPI_Finalize();
@@ -108,19 +222,6 @@ int comm_local_size(void)
 
 /* ---- Agreeing ---- */
 
-/* Waits without keeping the core busy: other ranks may be timing their runs. */
-static int wait_asleep(MPI_Request *request)
-{
-    useconds_t nap_us = 1;
-    for (;;) {
-        int done, error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (error != MPI_SUCCESS || done)
-            return error;
-        usleep(nap_us);
-        nap_us = 2 * nap_us < NAP_US_MAX ? 2 * nap_us : NAP_US_MAX;
-    }
-}
-
 /* How bad a status is, and the lowest rank that has it, as MPI_2INT. */
 struct verdict {
     int severity, rank;
@@ -148,17 +249,20 @@ enum status comm_agree(enum status status)
     struct verdict mine = {status_severity(status), rank}, worst;
     MPI_Request request;
     MPI_TRY(MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD, &request));
-    MPI_TRY(wait_asleep(&request));
+    TRY(wait_for(&request, true));
     return worst.severity == 0 ? STATUS_OK : share_failure(status, &worst);
 }
 
 enum status comm_vote(enum status status, double *values, size_t count)
 {
-    if (size == 1)
-        return status;
+    if (size == 1 || broken)
+        return broken ? STATUS_FAILED : status;
+    MPI_Request request;
     double votes[COMM_VOTE_MAX + 1] = {status != STATUS_OK};
     memcpy(votes + 1, values, count * sizeof *values);
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, votes, 1 + (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
+    MPI_TRY(
+        MPI_Iallreduce(MPI_IN_PLACE, votes, 1 + (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD, &request));
+    TRY(wait_for(&request, false));
     memcpy(values, votes + 1, count * sizeof *values);
     return votes[0] == 0 ? STATUS_OK : comm_agree(status);
 }

@@ -17,6 +17,13 @@ bool launcher_find(struct launcher *launcher);
 /* The rank that the launcher gave; 0 without one. */
 int launcher_rank(void);
 
+/* While a process waits for the other ranks to start: warns after 30 s, and after `limit_s` (0: 300 s) ends
+ * it with exit status 1, as a rank that has ended early (or is another program) would be waited for for ever.
+ * Names the ranks that are missing where all are of this machine. NULL where no thread can be made: then
+ * there is no watch. */
+struct launcher_watch *launcher_watch_begin(double limit_s);
+void launcher_watch_end(struct launcher_watch *watch);
+
 /* To be called before a process ends with a failure. A launcher ends all ranks when the first one fails: the
  * others wait a second, so that rank 0 can say why. */
 void launcher_leave_word_to_rank_0(void);

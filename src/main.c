@@ -33,17 +33,20 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-static enum status dispatch(struct settings *settings, int argc, char *argv[])
+static enum status dispatch(struct settings *settings, enum status read, int argc, char *argv[])
 {
-    if (settings_informational(settings))
+    if (read == STATUS_OK && settings_informational(settings))
         return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
-    TRY(comm_open());
+    TRY(runner_join(settings, read));
     return settings->prepare ? prepare_run(argc, argv) : runner_run(settings);
 }
 
-/* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. */
+/* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. A rank
+ * that could not join lets rank 0 speak first, which may have the same to say. */
 static enum status conclude(enum status status)
 {
+    if (status != STATUS_OK && comm_size() == 1)
+        launcher_leave_word_to_rank_0();
     if (status != STATUS_OK)
         status_print();
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
@@ -64,11 +67,11 @@ int main(int argc, char *argv[])
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = settings_read(&settings, argc, argv);
-    if (status == STATUS_OK)
-        status = dispatch(&settings, argc, argv);
+    status = dispatch(&settings, status, argc, argv);
+    bool joined = comm_size() > 1;
     status = conclude(status);
     comm_close();
-    if (status != STATUS_OK)
+    if (status != STATUS_OK && joined)
         launcher_leave_word_to_rank_0();
     settings_free(&settings);
     return (int)status;

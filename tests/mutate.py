@@ -7,7 +7,7 @@
 
 Faults are drawn from a seed: an equal share per room (a folder that holds sources), by operators such as a changed
 relation or a dropped statement. Without --gpu the Criterion suites run for faults outside cuda/, those first that
-call what the changed file defines, then all others; with --gpu the checks below run for faults in cuda/. A fault is
+call what the changed file defines, then those of its room; with --gpu the checks below run for faults in cuda/. A fault is
 caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose object
 code equals that of the original, is replaced by the next spare of its room. The working tree is never changed.
 
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import mutate_faults
 from mutate_build import Build, CompileError, copy_tree, LEFT_OUT, PROGRAM
@@ -34,6 +34,11 @@ from mutate_build import Build, CompileError, copy_tree, LEFT_OUT, PROGRAM
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
+
+# Rooms, and the suites that exercise each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
+ROOM_SUITES = [('train', 'train|live|compute|cli_runs|mpi'), ('load', 'load|prepare|tar|formats|cli|mpi|consumed|fuzz'),
+               ('synth', 'cli|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
+               ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
 # Sample sets that the checks of loaders read; made once by the program without faults.
 GPU_SETS = ['--store shards odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
@@ -97,17 +102,18 @@ def defined_in(path):
     return names - {'main', 'defined'}
 
 
-def suites_for(path, suites, times):
-    """The suites in the order in which they should run: callers of the file's functions, the room's own, the rest."""
+def suites_for(path, suites, times, every):
+    """The suites that matter for a file, the quickest first: those that call its functions or bear its name, then those
+    of its room (ROOM_SUITES). With `every`, then all others."""
     names, stem = defined_in(path), os.path.splitext(os.path.basename(path))[0]
-    room = os.path.dirname(path).split('/')[-1]
+    pattern = next(suites for room, suites in ROOM_SUITES if re.search(room, os.path.dirname(path)))
 
     def rank(suite):
-        with open(os.path.join(TREE, f'tests/{os.path.basename(suite)}.c'), encoding='utf-8') as file:
+        name = os.path.basename(suite)
+        with open(os.path.join(TREE, f'tests/{name}.c'), encoding='utf-8') as file:
             words = set(re.findall(r'\w+', file.read()))
-        own = words & names or stem in suite
-        return (0 if own else 1 if room in suite else 2, times.get(suite, 5))
-    return sorted(suites, key=rank)
+        return (0 if words & names or stem in name else 1 if re.search(pattern, name) else 2, times.get(suite, 5))
+    return [suite for suite in sorted(suites, key=rank) if every or rank(suite)[0] < 2]
 
 
 def limit_resources():
@@ -141,7 +147,7 @@ class Bench:
 
     def __init__(self, arguments):
         self.gpu, self.jobs, self.work = arguments.gpu, arguments.jobs, os.path.abspath(arguments.work)
-        self.guard, cores = not self.gpu, os.cpu_count() or 1
+        self.guard, self.every, cores = not self.gpu, arguments.every, os.cpu_count() or 1
         kind = 'gpu' if self.gpu else 'test'
         names = sorted(name.split('.')[0] for name in os.listdir(os.path.join(TREE, 'tests'))
                        if re.fullmatch(kind + r'_\w+\.(c|cu)', name))
@@ -248,7 +254,8 @@ class Bench:
 
     def compile(self, fault):
         """'' and the fault's objects in a folder of their own, or why the fault cannot be tested."""
-        outputs = [output for output in self.build.dependent(fault.path) if not output.startswith('build/tests/test_')]
+        dependent = self.build.dependent(fault.path)
+        outputs = [output for output in dependent if not output.startswith('build/tests/test_')] or dependent[:1]
         if not outputs:
             return 'not part of this build'
         tree = self.trees.get()
@@ -295,7 +302,7 @@ class Bench:
     def order(self, fault):
         if self.gpu:
             return [command for pattern, commands in gpu_checks().items() if fault.path.startswith(pattern) for command in commands]
-        return suites_for(fault.path, self.suites, self.times)
+        return suites_for(fault.path, self.suites, self.times, self.every)
 
     def test_by(self, suite, fault, tree, replaced):
         name = os.path.basename(suite) if not self.gpu else suite
@@ -411,7 +418,8 @@ def run(arguments):
         result = result if verdicts[fault] else f'caught by {result}' if result else 'survived'
         return fault, f'| {fault.id} | `{fault.path}:{fault.line}` | {fault.operator} | {cell(fault.before)} | {cell(fault.after)} | {result} |\n'
     with ThreadPoolExecutor(bench.jobs) as pool:
-        for fault, row in pool.map(judge, chosen):
+        for done in as_completed([pool.submit(judge, fault) for fault in chosen]):
+            fault, row = done.result()
             rows[fault.id] = row
             print(row, end='', flush=True)
             write_table(arguments.table, rows, order, notes)
@@ -430,6 +438,7 @@ def main():
     parser.add_argument('--rooms', default='.', help='regular expression: only rooms that match it')
     parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/; else those outside it')
     parser.add_argument('--jobs', type=int, default=0, help='faults tested at a time (default: one per core; with --gpu, 4)')
+    parser.add_argument('--every', action='store_true', help='run every suite for each fault that survives the suites of its room')
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
     parser.add_argument('--only', help='test these faults alone, as in 3,7,src/core+1; other rows of the table stay')

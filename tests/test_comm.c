@@ -8,6 +8,7 @@
 /* Under names of their own: the build may hold comm_mpi.c's. */
 #define comm_open         serial_open
 #define comm_close        serial_close
+#define comm_set_timeout  serial_set_timeout
 #define comm_rank         serial_rank
 #define comm_size         serial_size
 #define comm_local_rank   serial_local_rank

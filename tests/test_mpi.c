@@ -283,6 +283,38 @@ Test(mpi, a_rank_that_mpi_knows_nothing_of_is_refused)
     cr_expect(access("rows.csv", F_OK) != 0, "no rows");
 }
 
+/* Variables that look like a launcher's, and no launcher: there is no rank 0 to speak. */
+Test(mpi, a_rank_that_nobody_launched_says_why_it_ends)
+{
+    setenv("PMI_RANK", "1", 1);
+    setenv("PMI_SIZE", "2", 1);
+    run(0, TINY "--batch 2 --out rows.csv");
+    expect_refusal(4, "fdsl-bench: rank 1: started as one of 2 ranks (PMI_SIZE)");
+    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+}
+
+Test(mpi, what_is_wrong_with_one_ranks_options_is_said)
+{
+    static const struct {
+        const char *others, *words;
+    } cases[] = {{"--bogus", "fdsl-bench: rank 1: unknown option '--bogus'"},
+                 {"--variant ompp", "fdsl-bench: rank 1: unknown variant 'ompp'"},
+                 {"--prepare folder", "fdsl-bench: rank 1: --prepare must be given to all ranks or to none"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s", TINY "--batch 2",
+              cases[i].others);
+        expect_refusal(2, cases[i].words);
+    }
+}
+
+Test(mpi, a_rank_that_ended_before_the_run_is_named)
+{
+    shell("timeout 50 mpirun --bind-to none -n 2 $PROGRAM %s --rank-timeout 1 : -n 1 true", TINY "--batch 2");
+    cr_expect(status == 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, "gave up waiting for rank 2 to start MPI after 1 s"), "%s", err);
+    cr_expect(*out == '\0', "%s", out);
+}
+
 /* Address space for the program, but not for its batch. */
 Test(mpi, a_rank_that_fails_ends_all_with_its_message)
 {
@@ -325,7 +357,36 @@ static bool is_gone(pid_t pid)
     return false;
 }
 
-/* Rank 2 sleeps while rank 0 runs alone: when it has computed for a while, all are being timed. */
+/* Starts four ranks and waits until rank 2 has computed for a while: it sleeps while rank 0 runs alone, so
+ * then all are being timed. */
+static pid_t start_four_and_wait(const char *arguments, pid_t ranks[8])
+{
+    pid_t mpirun = start_ranks("4", arguments);
+    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 60; nap())
+        if (children_of(mpirun, ranks) == 4 && computed(ranks[2]) > 50)
+            break;
+    cr_assert(computed(ranks[2]) > 50);
+    return mpirun;
+}
+
+Test(mpi, a_rank_that_hangs_is_named)
+{
+    pid_t ranks[8] = {0};
+    int ended;
+    pid_t mpirun =
+        start_four_and_wait("--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
+                            "--min-time 4 --max-time 60 --rank-timeout 2",
+                            ranks);
+    cr_assert(kill(ranks[2], SIGSTOP) == 0);
+    bool ends = ends_within(mpirun, 30, &ended);
+    kill(ranks[2], SIGCONT);
+    cr_assert(ends, "the others wait for it for ever");
+    cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x", ended);
+    read_text("stderr.txt", err);
+    cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 2 s"), "%s", err);
+    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+}
+
 Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
 {
     static const char line[] =
@@ -340,11 +401,7 @@ Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
     cr_assert(count_of(before, "\n") == 6, "%s", before);
 
     snprintf(arguments, sizeof arguments, line, 4.0, 60.0);
-    pid_t mpirun = start_ranks("4", arguments);
-    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 60; nap())
-        if (children_of(mpirun, ranks) == 4 && computed(ranks[2]) > 50)
-            break;
-    cr_assert(computed(ranks[2]) > 50);
+    pid_t mpirun = start_four_and_wait(arguments, ranks);
     cr_assert(kill(ranks[2], SIGKILL) == 0);
     int ended;
     cr_assert(ends_within(mpirun, 10, &ended), "the others go on without it");

@@ -5,6 +5,10 @@
 #include "core/settings.h"
 #include "core/status.h"
 
+/* Joins the ranks. `read` is what came of reading this rank's command line: its failure ends all ranks, each
+ * of which returns it. STATUS_USAGE where some ranks prepare and others run. */
+enum status runner_join(const struct settings *settings, enum status read);
+
 /* Sets up, verifies, times, records and reports every chosen variant. STATUS_WRONG when a variant differs
  * from its oracle (the others still run); any other failure ends the runs at once, and the rows written so
  * far stay. */

@@ -1,10 +1,12 @@
 /* Where each rank runs: its cores, its GPU, its share of the work; and that all ranks were asked for the
  * same. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm.h"
 #include "core/cores.h"
+#include "core/runner.h"
 #include "core/runner_parts.h"
 
 /* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
@@ -16,6 +18,24 @@ bool runner_any_on_gpu(const struct settings *settings)
         if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)
             return true;
     return false;
+}
+
+enum status runner_join(const struct settings *settings, enum status read)
+{
+    char failure[1024];
+    snprintf(failure, sizeof failure, "%s", status_text());
+    comm_set_timeout(settings->rank_timeout_s);
+    enum status status = comm_open();
+    if (read != STATUS_OK)
+        status_set(read, "%s", failure);
+    if (status != STATUS_OK)
+        return read != STATUS_OK ? read : status;
+    TRY(comm_agree(read));
+    bool prepares = settings->prepare, rank_0_prepares = prepares;
+    TRY(comm_spread(&rank_0_prepares, sizeof rank_0_prepares));
+    return comm_agree(prepares == rank_0_prepares
+                          ? STATUS_OK
+                          : status_set(STATUS_USAGE, "--prepare must be given to all ranks or to none"));
 }
 
 /* Ranks that were told different things would wait for each other for good, or make images that fit together

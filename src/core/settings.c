@@ -60,6 +60,10 @@ static const struct option_spec specs[] = {
      "under mpirun: every rank makes a batch (weak), or all share one (strong)"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
      "under mpirun: ranks share a machine's cores out (auto), or run where they are (none)"},
+    {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
+     "under mpirun: end the run when ranks have waited S seconds for another one; 0 only warns, and waits at "
+     "most "
+     "300 s for all to start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "runs before the first sample, at least"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},

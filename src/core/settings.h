@@ -21,7 +21,8 @@ struct settings {
     const char *monitor; /* once read, the file alone */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* that --dry-run checks for; 0: those that there are */
-    double warmup_time_s, min_time_s, max_time_s, max_error_percent, lock_timeout_s;
+    double warmup_time_s, min_time_s, max_time_s, max_error_percent;
+    double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
     bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
 

@@ -14,7 +14,7 @@
 static _Thread_local char message[MESSAGE_BYTES];
 
 /* Set before any thread begins. */
-static bool launched;
+static bool launched, joined;
 static int own_rank, rank_count = 1;
 
 int status_severity(enum status code)
@@ -105,6 +105,12 @@ void status_launched(int rank, int ranks)
     rank_count = ranks;
 }
 
+void status_joined(int rank, int ranks)
+{
+    status_launched(rank, ranks);
+    joined = true;
+}
+
 bool status_shows_progress(void)
 {
     return !launched && isatty(STDERR_FILENO);
@@ -175,6 +181,10 @@ void status_say(const char *format, ...)
 
 void status_print(void)
 {
-    if (own_rank == 0 || rank_count == 0)
-        print_line("\033[31m", "", message);
+    if (joined && own_rank != 0)
+        return;
+    char kind[32] = "";
+    if (own_rank != 0)
+        snprintf(kind, sizeof kind, "rank %d: ", own_rank);
+    print_line("\033[31m", kind, message);
 }

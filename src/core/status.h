@@ -46,6 +46,9 @@ bool status_coloured(int fd);
  * terminal or not, there are neither colours nor progress. */
 void status_launched(int rank, int ranks);
 
+/* Says the same once the ranks have joined, so that they agree on every failure. */
+void status_joined(int rank, int ranks);
+
 /* Whether progress may be shown on stderr: a terminal, and this process is the one to write there. */
 bool status_shows_progress(void);
 
@@ -62,8 +65,8 @@ void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for anybody, terminal or not: what a log should hold. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error line to stderr; of several ranks rank 0 does, and each where the
- * launcher did not tell how many there are, as rank 0 may not know of the others. */
+/* Prints the recorded message as an error line to stderr. Of ranks that have joined rank 0 does, for all;
+ * before that each speaks for itself, as rank 0 cannot know of its failure. */
 void status_print(void);
 
 #define TRY(call)                         \
