@@ -34,7 +34,7 @@ find_architectures()
 {
     local known gpus
     [[ $NVCC ]] || return
-    known=$("$NVCC" --list-gpu-code 2>/dev/null | sed -n 's/^sm_//p' | tr '\n' ' ')
+    known=$(eval "$NVCC --list-gpu-code" 2>/dev/null | sed -n 's/^sm_//p' | tr '\n' ' ')
     gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9.]+$' | tr -d . |
         sort -nu | tr '\n' ' ')
     echo "nvcc_archs := $known"
