@@ -1,19 +1,23 @@
 # fdsl-bench
 #
-#   make            builds ./fdsl-bench with what this machine has; says what it found
-#   make bench      installs what is missing, builds, runs every variant that runs here, writes results/*.csv
-#   make check      installs what is missing, builds, passes the tests and the linters (SAN=1: under ASan, UBSan)
-#   make check-gpu  verifies every variant over a grid of sizes, on a machine with a GPU
+#   make              builds ./fdsl-bench with what this machine has, and says what it found
+#   make bench        installs what is missing, builds, runs every variant that runs here, writes results/*.csv
+#   make check        installs what is missing, builds, runs the tests and the linters (SAN=1: under ASan and UBSan)
+#   make plots        draws the figures of results/*.csv and results/reference/ into results/plots/
+#   make report       writes results/report.html: figures, rows, the commands that repeat them
+#   make install      copies the program, its man page and shell completion to PREFIX=/usr/local
+#   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for every GPU architecture
+#   make check-gpu    verifies every variant over a grid of sizes, on a machine with a GPU
 #   make check-slurm  builds, then runs a sweep as a job array under a Slurm of its own; as root
-#   make plots      draws the figures of results/*.csv and results/reference/ into results/plots/
-#   make report     writes results/report.html: figures, rows, the commands that repeat them
-#   make fuzz       feeds the parsers of files to libFuzzer, a minute each (FUZZ_TIME=60); needs clang
-#   make install    PREFIX=/usr/local: the program, its man page and shell completion
-#   make clean
-#   V=1             shows the commands
+#   make fuzz         feeds the file parsers to libFuzzer, one minute each (FUZZ_TIME=60); needs clang
+#   make lint         runs the linters; make format formats the C and CUDA files
+#   make clean        removes build/ and the program
 #
-# A part is used when it is found. Leave one out with NAME=0, e.g. make CUDA=0 OMP=0.
-# CUDA_ARCHS="90 100" sets the GPU architectures; by default this machine's GPU, or all that nvcc knows of ours.
+#   CUDA=0 OMP=0      leaves a part out; the parts are those that make lists
+#   CUDA_ARCHS="90"   GPU architectures; all: every one. Default: this machine's GPUs; where there are none, sm_80
+#                     and PTX, which a newer GPU's driver compiles when kernels are loaded
+#   -j4               number of jobs; default: one per core
+#   V=1               shows the commands
 
 VERSION  := 0.1.0
 PREFIX   ?= /usr/local
@@ -23,54 +27,86 @@ SAN      ?= 0
 BUILD    := build$(if $(filter 1,$(SAN)),/san)
 PROGRAM  := $(if $(filter 1,$(SAN)),$(BUILD)/)fdsl-bench
 V        ?= 0
+# Rules of make's own are never used here, and looking for them takes time.
+MAKEFLAGS += -r
 say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
 Q        := $(if $(filter 1,$(V)),,@)
 .DEFAULT_GOAL := all
 
+# Goals that build nothing, or in a make of their own
+APART := bench check check-slurm dist clean format lint plots report help
+
+# One job per core, unless -j says otherwise. OMP_NUM_THREADS says how many threads a program takes, not make.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(or $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null),1)
+endif
+# With each target's output in one piece; but that of long runs as it comes.
+ifeq ($(filter $(APART) check-gpu fuzz,$(MAKECMDGOALS)),)
+MAKEFLAGS += --output-sync=target
+endif
+
 # --- What this machine has ---------------------------------------------------------------------------------
 
-CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
-NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
-
 comma := ,
-# $(call found,header,link flags,compiler flags): 1 where a program with that header compiles and links
-found = $(shell printf '\043include <stddef.h>\n\043include <stdio.h>\n\043include <$(1)>\nint main(void){return 0;}\n' | \
-          $(CC) -x c - -o /dev/null $(3) $(2) 2>/dev/null && echo 1)
+folders = $(subst :, ,$(1))
+# $(call program,NAME ARGUMENT...): its path
+program = $(firstword $(wildcard $(addsuffix /$(firstword $(1)),$(call folders,$(PATH)))) $(wildcard $(firstword $(1))))
 
-ifneq ($(filter clean format plots report,$(MAKECMDGOALS)),$(or $(MAKECMDGOALS),all))
-# $(call part,NAME,value): the value unless NAME= was given; expanded once, as every use would probe again
-part = $(if $(filter undefined,$(origin $(1))),$(eval $(1) := $(2)))
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
+NVCC      ?= $(firstword $(call program,nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
+MPICC     ?= mpicc
 
-$(call part,CUDA,$(if $(NVCC),1))
-$(call part,OMP,$(call found,omp.h,,-fopenmp))
-$(call part,PNG,$(call found,png.h,-lpng))
-$(call part,JANSSON,$(call found,jansson.h,-ljansson))
-$(call part,XXHASH,$(call found,xxhash.h,-lxxhash))
-$(call part,ZLIB,$(call found,zlib.h,-lz))
-$(call part,CRYPTO,$(call found,openssl/evp.h,-lcrypto))
-$(call part,URING,$(call found,liburing.h,-luring))
-$(call part,INIH,$(call found,ini.h,-linih))
-$(call part,HWLOC,$(call found,hwloc.h,-lhwloc))
-# "gcc -I... -L... -lmpi" of Open MPI and of MPICH alike
-MPICC   ?= mpicc
-MPI_FLAGS := $(shell $(MPICC) -show 2>/dev/null)
-MPI_CFLAGS := $(filter -I% -D%,$(MPI_FLAGS))
-MPI_LIBS   := $(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS))
-$(call part,MPI,$(call found,mpi.h,$(MPI_LIBS),$(MPI_CFLAGS)))
-$(call part,CRITERION,$(call found,criterion/criterion.h,-lcriterion))
-NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
-$(call part,NVTX,$(if $(NVTX_INCLUDE),1))
-$(call part,ARCHIVE,$(call found,archive.h,-larchive))
-# Its header alone: the library is opened at run time.
-$(call part,CUDNN,$(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1))
+ifneq ($(filter-out $(APART),$(or $(MAKECMDGOALS),all)),)
+# scripts/probe.sh asks, and found.mk keeps its answers. They hold as long as the words of FOUND_FOR stay the same, and
+# no file or folder of FOUND_IN is newer: installing a package changes at least one of these.
+FOUND     := $(BUILD)/found.mk
+FOUND_FOR := $(strip $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
+               $(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH) $(file </proc/sys/kernel/hostname) $(wildcard /proc/driver/nvidia/gpus/*))
+FOUND_IN  := scripts/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
+             $(wildcard /usr/include /usr/include/*-linux-gnu /usr/local/include /usr/local/lib \
+               $(call folders,$(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH)) \
+               /var/lib/dpkg/status /var/lib/rpm/rpmdb.sqlite /usr/lib/sysimage/rpm/rpmdb.sqlite)
+ifneq ($(FOUND_FOR),$(strip $(file <$(FOUND).for)))
+FOUND_IN  += FORCE
 endif
+# Asked once in a call: a clock that runs behind the files' times must not have it asked for ever.
+$(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
+	@mkdir -p $(@D)
+	@scripts/probe.sh > $@.new
+	@mv $@.new $@
+	@printf '%s\n' "$$FOUND_FOR" > $@.for
+$(FOUND): export CC := $(CC)
+$(FOUND): export FLAGS := $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)
+$(FOUND): export MPICC := $(MPICC)
+$(FOUND): export NVCC := $(NVCC)
+$(FOUND): export FOUND_FOR := $(FOUND_FOR)
+include $(FOUND)
+endif
+
+# NAME=0 on the command line or in the environment comes first.
+CUDA    ?= $(if $(NVCC),1)
+OMP     ?= $(found_OMP)
+PNG     ?= $(found_PNG)
+JANSSON ?= $(found_JANSSON)
+XXHASH  ?= $(found_XXHASH)
+ZLIB    ?= $(found_ZLIB)
+CRYPTO  ?= $(found_CRYPTO)
+URING   ?= $(found_URING)
+INIH    ?= $(found_INIH)
+HWLOC   ?= $(found_HWLOC)
+MPI     ?= $(found_MPI)
+ARCHIVE ?= $(found_ARCHIVE)
+# Headers alone: these libraries are opened at run time, if at all.
+NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
+NVTX    ?= $(if $(NVTX_INCLUDE),1)
+CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
 on = $(filter 1,$($(1)))
 
-CPPFLAGS += -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN,$(if $(call on,$(part)),-DHAVE_$(part)=1))
-LDLIBS   += $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
+ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
-            $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm
+            $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
 # No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
 EXACT    := -ffp-contract=off
@@ -83,16 +119,18 @@ endif
 # --- CUDA ----------------------------------------------------------------------------------------------------
 
 ifneq ($(call on,CUDA),)
-OUR_ARCHS  := 80 86 89 90 100 120
-NVCC_ARCHS := $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_//p')
-GPU_ARCHS  := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9.]+$$')))
-$(call part,CUDA_ARCHS,$(or $(filter $(NVCC_ARCHS),$(GPU_ARCHS)),$(filter $(NVCC_ARCHS),$(OUR_ARCHS))))
-GENCODE    := $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
+OUR_ARCHS   := 80 86 89 90 100 120
+KNOWN_ARCHS := $(filter $(nvcc_archs),$(OUR_ARCHS))
+# compute_N is PTX: code that a driver compiles for its GPU, N or newer.
+CUDA_ARCHS  ?= $(or $(filter $(nvcc_archs),$(gpu_archs)),$(firstword $(KNOWN_ARCHS)) $(addprefix compute_,$(firstword $(KNOWN_ARCHS))))
+ARCHS       := $(if $(filter all,$(CUDA_ARCHS)),$(KNOWN_ARCHS) $(addprefix compute_,$(lastword $(KNOWN_ARCHS))),$(CUDA_ARCHS))
+codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),sm_$(arch)))
+GENCODE     := $(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code))
 # --fmad=false: where the images want a fused multiply-add they say fmaf.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
-LDLIBS += $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
+CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
 
 # --- Sources -------------------------------------------------------------------------------------------------
@@ -102,6 +140,11 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
+# Those that take longest first, as the last one to end decides when a parallel build does.
+LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
+                  load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
+                  train/packed_conv.cu train/graph_forward.cu train/graph_conv_back.cu load/ring.cu load/delivery.cu)
+CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
@@ -109,7 +152,7 @@ C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URI
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
-OBJECTS := $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) $(CU_SOURCES:%=$(BUILD)/%.o) \
+OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
 TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 # Need a GPU: built wherever nvcc is, run by check-gpu.
@@ -117,14 +160,14 @@ GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildc
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu check-slurm fuzz plots report report-parts install clean format lint tests FORCE
+.PHONY: all bench check check-gpu check-slurm dist fuzz plots report report-parts help install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
 mark = $(if $(call on,$(1)),✓,✗)
 report-parts:
 	@printf '%s\n' \
-	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for sm_$(subst $(eval) ,$(eval) sm_,$(strip $(CUDA_ARCHS))),GPU variants are left out: no nvcc, or CUDA=0)' \
+	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for $(codes),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
@@ -141,38 +184,37 @@ report-parts:
 # Objects depend on the flags that made them: this file changes only when they do.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(LDLIBS)' | \
-	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(LDLIBS)' > $@
+	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
+	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
 # The revision that rows carry, as a header that changes only when it does.
 # An exported tree inside another repository has none.
-REVISION := $(or $(strip $(if $(filter $(CURDIR),$(shell git rev-parse --show-toplevel 2>/dev/null)),\
-              $(shell git describe --always --dirty --abbrev=12 2>/dev/null))),unknown)
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
-	@echo '$(REVISION)' | cmp -s - $@ || echo '$(REVISION)' > $@
-$(BUILD)/mpi/comm_mpi.c.o: CPPFLAGS += $(MPI_CFLAGS)
-$(BUILD)/src/core/range.c.o: CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
-$(BUILD)/src/core/env.c.o: CPPFLAGS += -DFDSL_REVISION='"$(REVISION)"'
+	@[ "$$(git rev-parse --show-toplevel 2>/dev/null)" = '$(CURDIR)' ] && revision=$$(git describe --always --dirty --abbrev=12 2>/dev/null); \
+	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
+$(BUILD)/mpi/comm_mpi.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
+$(BUILD)/src/core/range.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
+$(BUILD)/src/core/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
 $(BUILD)/src/core/env.c.o: $(BUILD)/revision
 
 $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS)
 
 # sqrtf in vectors: the value is the same, errno is not looked at.
-$(BUILD)/cpu/train/omp%.c.o: ALL_CFLAGS += -fno-math-errno
+$(BUILD)/cpu/train/omp%.c.o: private ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
 
 $(BUILD)/%.S.o: %.S configs/classes.cfg $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) AS $@
 	$(Q)$(CC) -c -o $@ $<
 
-$(RDC_OBJECTS): ALL_NVCCFLAGS += -rdc=true
+$(RDC_OBJECTS): private ALL_NVCCFLAGS += -rdc=true
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
@@ -182,34 +224,41 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(GENCODE) -dlink -o $@ $^ -lcudadevrt
 
-$(BUILD)/tests/%: tests/%.c $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+# Tests take from here what they use, which links faster than all objects.
+$(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
+	$(say) AR $@
+	$(Q)rm -f $@ && $(AR) rcsT $@ $^
+
+$(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(filter %.o,$^) -lcriterion $(LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # Only tests know libarchive: it reads our shards.
-$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
-$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: LDLIBS += $(if $(call on,ARCHIVE),-larchive)
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
+$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-$(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags
+$(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(filter-out $(BUILD)/flags tests/%,$^) $(LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
 -include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
 # --- The two commands ------------------------------------------------------------------------------------------
 
-# Set-up runs first, in a make of its own, so that what it installs is found by the probes above.
+# Set-up comes first, and the build is a make of its own, so that what is installed is found.
+inner = $(MAKE) --no-print-directory --output-sync=target
+
 bench:
 	@scripts/setup.sh build
-	@$(MAKE) --no-print-directory all
+	@$(inner) all
 	@scripts/bench.sh
 
 check:
 	@scripts/setup.sh check
-	@$(MAKE) --no-print-directory all tests
+	@$(inner) all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
 
 check-gpu: all $(GPU_TESTS)
@@ -218,7 +267,7 @@ check-gpu: all $(GPU_TESTS)
 
 check-slurm:
 	@scripts/setup.sh check-slurm
-	@$(MAKE) --no-print-directory all
+	@$(inner) all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
 tests: $(TESTS) $(GPU_TESTS)
@@ -231,8 +280,8 @@ fuzz:
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)
 	$(say) LD $(BUILD)/fuzz-targets
-	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(CPPFLAGS) -Itests/fuzz \
-	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(LDLIBS)
+	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(ALL_CPPFLAGS) -Itests/fuzz \
+	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(ALL_LDLIBS)
 	@scripts/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
 lint:
@@ -250,10 +299,23 @@ report:
 	@scripts/report.py
 
 install: all
-	install -D -m 755 fdsl-bench "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
-	scripts/man.sh ./fdsl-bench $(VERSION) > $(BUILD)/fdsl-bench.1
+	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
+	scripts/man.sh ./$(PROGRAM) $(VERSION) > $(BUILD)/fdsl-bench.1
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
 	install -D -m 644 scripts/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 
+# What make install copies, in one folder of an archive, from a build of its own.
+DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
+dist:
+	@rm -rf build/dist/root
+	@$(inner) install BUILD=build/dist PROGRAM=build/dist/fdsl-bench CUDA_ARCHS=all DESTDIR=build/dist/root PREFIX=/$(DIST)
+	@install -m 644 LICENSE README.md build/dist/root/$(DIST)
+	@mkdir -p dist
+	@tar -czf dist/$(DIST).tar.gz -C build/dist/root $(DIST)
+	@ls -l dist/$(DIST).tar.gz
+
+help:
+	@sed -n '/^#/!q; s/^#$$//p; s/^# //p' Makefile
+
 clean:
-	rm -rf build fdsl-bench
+	rm -rf build dist fdsl-bench

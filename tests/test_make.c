@@ -1,0 +1,115 @@
+/* The Makefile from outside: what it asks a compiler for, how often, and what it makes of the answers. The
+ * compiler is a script that knows the headers in a folder `have` and counts its calls. */
+#include "shell.h"
+
+#define MAKE "env -i PATH=bin:$PATH CPATH=include $E make MPICC=false NVCC= CC=compiler "
+static void set_up(void)
+{
+    shell_set_up();
+    static const char compiler[] = "#!/bin/sh\necho call >>calls\n"
+                                   "header=$(sed -n 's/#include <\\(.*\\)>/\\1/p' | tail -n 1)\n"
+                                   "[ -e have/$header ]\n";
+    EXPECT(0, "mkdir bin have include && touch have/png.h && ln -s %s/* . && rm -rf build dist results",
+           root);
+    put("bin/compiler", compiler, sizeof compiler - 1);
+    EXPECT(0, "chmod +x bin/compiler");
+}
+
+/* The compiler's calls since the last time this was asked. */
+static int calls(void)
+{
+    EXPECT(0, "touch calls; wc -l <calls; rm calls");
+    return atoi(out);
+}
+
+/* What the Makefile makes of an expression, with these arguments. */
+static void expect_shown(const char *what, const char *expression, const char *arguments)
+{
+    char rule[256], line[256];
+    snprintf(rule, sizeof rule, "show: ; @echo '[$(strip %s)]'\n", expression);
+    snprintf(line, sizeof line, "[%s]\n", what);
+    put("show.mk", rule, strlen(rule));
+    EXPECT(0, MAKE "-f Makefile -f show.mk show %s", arguments);
+    cr_expect_str_eq(out, line, "make %s", arguments);
+}
+
+TestSuite(make, .init = set_up, .fini = shell_tear_down, .timeout = 60);
+
+Test(make, asks_the_compiler_once)
+{
+    EXPECT(0, MAKE "-n");
+    int first = calls();
+    cr_expect(first > 5 && first < 20, "%d calls", first);
+    EXPECT(0, MAKE "-n");
+    EXPECT(0, MAKE "report-parts");
+    cr_expect(strstr(out, "✓ libpng") && strstr(out, "✗ jansson"), "%s", out);
+    EXPECT(0, MAKE "clean");
+    EXPECT(0, MAKE "help");
+    cr_expect_eq(calls(), 0);
+}
+
+Test(make, asks_again_when_a_package_or_a_flag_changes)
+{
+    EXPECT(0, MAKE "report-parts");
+    (void)calls();
+    EXPECT(0, "touch have/jansson.h include");
+    EXPECT(0, MAKE "report-parts");
+    cr_expect(strstr(out, "✓ jansson"), "%s", out);
+    cr_expect(calls() > 0);
+    EXPECT(0, MAKE "report-parts CFLAGS=-O1");
+    cr_expect(calls() > 0);
+    EXPECT(0, MAKE "report-parts CFLAGS=-O1");
+    cr_expect_eq(calls(), 0);
+    /* Files of tomorrow must not have it asked for ever. */
+    EXPECT(0, "touch -d tomorrow include");
+    EXPECT(0, MAKE "report-parts CFLAGS=-O1");
+    cr_expect(strstr(out, "✓ jansson"), "%s", out);
+}
+
+Test(make, leaves_out_what_is_0)
+{
+    EXPECT(0, MAKE "report-parts PNG=0");
+    cr_expect(strstr(out, "✗ libpng"), "%s", out);
+    EXPECT(0, "E=PNG=0; " MAKE "report-parts");
+    cr_expect(strstr(out, "✗ libpng"), "%s", out);
+    EXPECT(0, MAKE "report-parts");
+    cr_expect(strstr(out, "✓ libpng"), "%s", out);
+}
+
+Test(make, is_parallel_unless_told_otherwise)
+{
+    EXPECT(0, "nproc");
+    char jobs[64];
+    snprintf(jobs, sizeof jobs, "-j%d", atoi(out));
+    expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
+    expect_shown("-j3", "$(filter -j%,$(MAKEFLAGS))", "-j3");
+    expect_shown("-j1", "$(filter -j%,$(MAKEFLAGS))", "-j1");
+    setenv("E", "OMP_NUM_THREADS=1", 1); /* says how many threads a program takes */
+    expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
+}
+
+Test(make, compiles_for_this_machines_gpus)
+{
+    static const char nvcc[] = "#!/bin/sh\nprintf 'sm_75\\nsm_80\\nsm_90\\nsm_100\\nsm_103\\n'\n";
+    static const char smi[] = "#!/bin/sh\necho 9.0; echo 9.0; echo 10.3\n";
+    put("bin/nvcc", nvcc, sizeof nvcc - 1);
+    EXPECT(0, "chmod +x bin/nvcc");
+    expect_shown("sm_80 compute_80", "$(codes)", "NVCC=nvcc");
+    expect_shown("-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80", "$(GENCODE)",
+                 "NVCC=nvcc");
+    expect_shown("sm_80 sm_90 sm_100 compute_100", "$(codes)", "NVCC=nvcc CUDA_ARCHS=all");
+    expect_shown("sm_75", "$(codes)", "NVCC=nvcc CUDA_ARCHS=75");
+    put("bin/nvidia-smi", smi, sizeof smi - 1);
+    EXPECT(0, "chmod +x bin/nvidia-smi && touch include");
+    expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
+}
+
+Test(make, help_names_the_goals)
+{
+    EXPECT(0, MAKE "help");
+    static const char *const goals[] = {"make bench", "make check", "make plots",
+                                        "make dist",  "CUDA_ARCHS", "CUDA=0"};
+    for (size_t i = 0; i < COUNT_OF(goals); i++)
+        cr_expect(strstr(out, goals[i]), "%s", goals[i]);
+    cr_expect_not(strstr(out, "VERSION  :="), "more than the comment at the top");
+}
