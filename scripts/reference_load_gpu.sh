@@ -51,9 +51,9 @@ available() { # variant, set
 
 # A video set of the field, as scripts/reference_load.sh has it, and as many loops over it.
 stress() {
-    local variant set shape=(--samples 1000 --sample-shape 3,8,64,64 --dtype f16)
-    "$bench" --prepare "$dir/video-files" --layout files "${shape[@]}"
-    "$bench" --prepare "$dir/video-shards" --layout shards --shards 10 "${shape[@]}"
+    local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
+    "$bench" --prepare "$dir/video-files" --layout files "${tensors[@]}"
+    "$bench" --prepare "$dir/video-shards" --layout shards --shards 10 "${tensors[@]}"
     for variant in ${VARIANTS:-files-gpu shards-gpu gpu-resident gds}; do
         set=video-shards
         [[ $variant != files* ]] || set=video-files
@@ -64,7 +64,7 @@ stress() {
 
 clips() {
     local variant
-    "$bench" --prepare "$dir/clips" --from clips --samples 40000 --shards 8
+    "$bench" --prepare "$dir/clips" --from clips --samples 20000 --shards 8
     for variant in ${VARIANTS:-train-cuda train-tf32 train-bf16 train-amp}; do
         measure "$variant" clips --model cnn3d --batch 256 --epochs 3 --verify --verify-steps 1
     done
