@@ -27,6 +27,9 @@ pytorch         130 no  train_pytorch
 break-even-cold 260 no  break_even_cold
 monitor          60 no  break_even_loaders break_even_monitor monitor
 load            120 no  load_gpu_sizes
+load-stress      50 no  load_gpu_stress
+load-ranks       30 no  load_gpu_ranks
+clips            40 no  train_clips
 sweeps          200 no  sweep_vertices sweep_resolution sweep_batch
 train-others    150 no  train train_mixed train_batches train_cnn_fdsl'
 
@@ -181,6 +184,11 @@ load() {
     done
     attempt rm -rf $sets
 }
+
+# What scripts/reference_load_gpu.sh measures by sections of its own.
+load-stress() { attempt scripts/reference_load_gpu.sh --section stress /dev/shm/fdsl-reference "$(file load_gpu_stress)"; }
+load-ranks() { TIME=1 attempt scripts/reference_load_gpu.sh --section ranks /dev/shm/fdsl-reference "$(file load_gpu_ranks)"; }
+clips() { attempt scripts/reference_load_gpu.sh --section clips /dev/shm/fdsl-reference "$(file train_clips)"; }
 
 sweeps() {
     local table

@@ -1,31 +1,99 @@
 #!/usr/bin/env bash
-# Makes the rows of results/reference/*_load_gpu.csv on the machine that it runs on: the same samples by size, straight to
-# the GPU in four ways, and by threads. Some ten minutes, 5 GB in DIR at a time.
+# Makes rows of loading on the GPU on the machine that it runs on.
 #
-#   scripts/reference_load_gpu.sh DIR FILE.csv      DIR: where samples are made: a disk, or a file system in memory
+#   scripts/reference_load_gpu.sh [--section NAME] DIR FILE.csv
+#
+# DIR: where samples are made: a disk, or a file system in memory. What a section makes there it removes.
+#
+# section  rows  time on one H200, 16 cores
+# sizes    load  10 min: the same samples by size, straight to the GPU in four ways, and by threads; 5 GB in DIR (the default)
+# stress   load  50 s: 500 loops over 1000 samples of video, float16 (3, 8, 64, 64), on every loader of the GPU; 0.5 GB
+# clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, by every trainer of the GPU that takes it; 0.2 GB
+# ranks    load  30 s: a set that 1, 2 and 4 ranks share, each with a GPU of its own, as far as there are GPUs; 2 GB
 #
 # Sizes are of a sample's member in bytes, the .npy header among them. TIME (2): seconds a row; SIZES ("2048 … 1048576");
-# BYTES (2000000000): of a set of shards. Files are a fifth of that, as they are read one by one.
+# BYTES (2000000000): of a set of shards. Files are a fifth of that, as they are read one by one. LOOPS (500): of stress.
+# RANKS ("1 2 4"): numbers of ranks; MPIRUN: what starts them (mpirun --bind-to none -n).
 set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
 
 bench=${FDSL_BENCH:-./fdsl-bench}
+section=sizes
+if [[ ${1:-} == --section ]]; then
+    section=${2:-}
+    [[ $section =~ ^(sizes|stress|clips|ranks)$ ]] ||
+        { echo "reference_load_gpu.sh: --section '$section': the sections are sizes, stress, clips and ranks" >&2 && exit 2; }
+    shift 2
+fi
 dir=${1:?name a folder for the samples}
 out=${2:?name the file for the rows}
 time=${TIME:-2}
 set_bytes=${BYTES:-2000000000}
+loops=${LOOPS:-500}
+read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 npy_header=128
-[[ $time =~ ^[1-9][0-9]*$ ]] || { echo "reference_load_gpu.sh: TIME=$time: give whole seconds" >&2 && exit 2; }
+for name in time set_bytes loops; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || { echo "reference_load_gpu.sh: $name is '${!name}': give a whole number" >&2 && exit 2; }
+done
 mkdir -p "$dir"
 
-run() { # variant, set, options ...
+measure() { # variant, set, options ...
     echo "$1 $2 ${*:3}" >&2
-    "$bench" --variant "$1" --data "$dir/$2" --batch 256 --min-time "$time" --max-time "$((3 * time))" --out "$out" \
-        --format csv "${@:3}" >/dev/null
+    "$bench" --variant "$1" --data "$dir/$2" --out "$out" --format csv "${@:3}" >/dev/null
+}
+run() { # variant, set, options ...
+    measure "$1" "$2" --batch 256 --min-time "$time" --max-time "$((3 * time))" "${@:3}"
 }
 available() { # variant, set
     "$bench" --variant "$1" --data "$dir/$2" --cache any --dry-run
 }
+
+# A video set of the field, as scripts/reference_load.sh has it, and as many loops over it.
+stress() {
+    local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
+    "$bench" --prepare "$dir/video-files" --layout files "${tensors[@]}"
+    "$bench" --prepare "$dir/video-shards" --layout shards --shards 10 "${tensors[@]}"
+    for variant in ${VARIANTS:-files-gpu shards-gpu gpu-resident gds}; do
+        set=video-shards
+        [[ $variant != files* ]] || set=video-files
+        if available "$variant" $set; then measure "$variant" $set --batch 256 --loops "$loops" --verify; fi
+    done
+    rm -rf "$dir/video-files" "$dir/video-shards"
+}
+
+clips() {
+    local variant
+    "$bench" --prepare "$dir/clips" --from clips --samples 20000 --shards 8
+    for variant in ${VARIANTS:-train-cuda train-tf32 train-bf16 train-amp}; do
+        measure "$variant" clips --model cnn3d --batch 256 --epochs 3 --verify --verify-steps 1
+    done
+    rm -rf "$dir/clips"
+}
+
+# One set of shards, whose samples the ranks share, in memory of one host.
+ranks() {
+    local bytes count gpus variant
+    gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}
+    for bytes in ${SIZES:-2048 65536}; do
+        "$bench" --prepare "$dir/shared" --layout shards --shards 32 --samples $((set_bytes / bytes)) \
+            --sample-shape $((bytes - npy_header)) --dtype u8
+        for variant in ${VARIANTS:-shards-gpu gpu-resident}; do
+            for count in ${RANKS:-1 2 4}; do
+                ((count <= gpus)) || { echo "reference_load_gpu.sh: $gpus GPUs: $count ranks are left out" >&2 && continue; }
+                echo "$count ranks: $variant $bytes" >&2
+                "${launcher[@]}" "$count" "$bench" --variant "$variant" --data "$dir/shared" --batch 256 --min-time "$time" \
+                    --max-time "$((3 * time))" --verify --out "$out" --format csv >/dev/null
+            done
+        done
+        rm -rf "$dir/shared"
+    done
+}
+
+if [[ $section != sizes ]]; then
+    $section
+    exit
+fi
 
 cores=$(nproc)
 for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do

@@ -1,10 +1,12 @@
-/* `fused` and `fused-graph`: exact images, far past the paper's fastest kernel. docs/fused.md tells how. */
+/* The plan of `fused`: which kernels, which memory, and their launches. docs/fused.md explains the algorithm.
+ */
 #include "synth/fused.h"
 
 #include <stdlib.h>
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "core/range.h"
 #include "synth/class.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_reduce.cuh"
@@ -335,9 +337,36 @@ void fused_close(struct fused_plan *plan)
 
 /* ---- A run ---- */
 
-static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_job *job,
+/* A slice of a run: its job, with the memory of a lane. */
+struct fused_slice {
+    struct fused_job job;
+    const struct fused_lane *lane;
+    uint8_t *images; /* where the output goes: job.images, but where the reduction is a kernel apart */
+};
+
+/* The slice that begins at image `begin` of `count`; `from` says which images, and to where. */
+static struct fused_slice slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
+                                   const struct fused_job *from, uint64_t begin, uint64_t count)
+{
+    struct fused_slice slice = {*from, lane, from->images + begin * synth_output_bytes(plan->synth)};
+    struct fused_job *job = &slice.job;
+    job->begin = begin;
+    job->count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+    job->labels = from->labels + begin;
+    job->boxes = lane->boxes;
+    job->values = lane->values;
+    job->ends = lane->ends;
+    job->cards = lane->cards;
+    job->order = lane->order;
+    job->images = lane->canvases ? lane->canvases : slice.images;
+    return slice;
+}
+
+static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_slice *slice,
                                     cudaStream_t stream)
 {
+    RANGE(VERTICES);
+    const struct fused_job *job = &slice->job;
     uint64_t groups = (uint64_t)job->count * job->groups;
     if (job->order) {
         fused_order_kernel<<<1, ORDER_BLOCK, 0, stream>>>(*job);
@@ -354,26 +383,20 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     return STATUS_OK;
 }
 
-static enum status enqueue_slice(const struct fused_plan *plan, const struct fused_lane *lane,
-                                 struct fused_job *job, cudaStream_t stream)
+static enum status enqueue_painting(const struct fused_plan *plan, const struct fused_slice *slice,
+                                    cudaStream_t stream)
 {
+    RANGE(PAINTING);
     const struct synth_output *output = &plan->synth->output;
-    uint8_t *images = job->images;
-    job->boxes = lane->boxes;
-    job->values = lane->values;
-    job->ends = lane->ends;
-    job->cards = lane->cards;
-    job->order = lane->order;
-    if (lane->canvases)
-        job->images = lane->canvases;
-    TRY(enqueue_vertices(plan, job, stream));
+    const struct fused_job *job = &slice->job;
+    const struct fused_lane *lane = slice->lane;
     dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
     paint_kernel_of(plan)<<<tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
     CUDA_TRY_LAUNCH("fused_paint_kernel");
     if (lane->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;
         fused_reduce_kernel<<<(unsigned)((pixels + REDUCE_BLOCK - 1) / REDUCE_BLOCK), REDUCE_BLOCK, 0,
-                              stream>>>(*job, *output, lane->canvases, images);
+                              stream>>>(*job, *output, lane->canvases, slice->images);
         CUDA_TRY_LAUNCH("fused_reduce_kernel");
     }
     return STATUS_OK;
@@ -407,26 +430,46 @@ static enum status enqueue_all(const struct fused_plan *plan, const struct fused
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
     for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
-        const struct fused_lane *lane = &plan->lanes[turn];
-        struct fused_job job = *from;
-        job.begin = begin;
-        job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
-        job.images = from->images + begin * synth_output_bytes(plan->synth);
-        job.labels = from->labels + begin;
-        TRY(enqueue_slice(plan, lane, &job, turn == 0 ? stream : lane->stream));
+        const struct fused_slice slice = slice_at(plan, &plan->lanes[turn], from, begin, count);
+        cudaStream_t own = turn == 0 ? stream : slice.lane->stream;
+        TRY(enqueue_vertices(plan, &slice, own));
+        TRY(enqueue_painting(plan, &slice, own));
     }
     return join_lanes(plan, stream);
 }
 
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
-                          int64_t *labels, cudaStream_t stream)
+static struct fused_job job_of_run(const struct fused_plan *plan, uint64_t number, const uint64_t *counter,
+                                   uint8_t *images, int64_t *labels)
 {
     struct fused_job job = plan->job;
     job.number = number;
     job.counter = counter;
     job.images = images;
     job.labels = labels;
+    return job;
+}
+
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
+                          int64_t *labels, cudaStream_t stream)
+{
+    const struct fused_job job = job_of_run(plan, number, counter, images, labels);
     return enqueue_all(plan, &job, plan->synth->batch, stream);
+}
+
+enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,
+                              int64_t *labels, const struct device_clock *clock, double *vertices_s,
+                              double *painting_s)
+{
+    const struct fused_job job = job_of_run(plan, number, nullptr, images, labels);
+    uint64_t count = plan->synth->batch;
+    for (uint64_t begin = 0; begin < count; begin += plan->slice) {
+        const struct fused_slice slice = slice_at(plan, plan->lanes, &job, begin, count);
+        TRY(device_clock_add(clock, vertices_s,
+                             [&] { return enqueue_vertices(plan, &slice, clock->stream); }));
+        TRY(device_clock_add(clock, painting_s,
+                             [&] { return enqueue_painting(plan, &slice, clock->stream); }));
+    }
+    return STATUS_OK;
 }
 
 enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
@@ -443,149 +486,4 @@ uint64_t fused_memory_bytes(const struct fused_plan *plan)
 {
     return device_input_bytes(plan->synth) +
            (uint64_t)plan->lane_count * plan->slice * image_bytes(plan, plan->lanes[0].canvases != nullptr);
-}
-
-/* ---- The variants ---- */
-
-struct fused_batch {
-    const struct synth *synth;
-    int device;
-    struct fused_plan *plan;
-    struct device_clock clock;
-    uint8_t *images;
-    int64_t *labels;
-    /* fused-graph only: */
-    cudaGraphExec_t graph;
-    uint64_t *counter, *number; /* the run's number, on the device and in pinned memory */
-};
-
-static void fused_teardown(void *state)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    if (self->graph)
-        (void)cudaGraphExecDestroy(self->graph);
-    (void)cudaFreeHost(self->number);
-    (void)cudaFree(self->counter);
-    (void)cudaFree(self->labels);
-    (void)cudaFree(self->images);
-    device_clock_close(&self->clock);
-    fused_close(self->plan);
-    free(self);
-}
-
-/* A run, on whichever stream: captured or not. */
-static enum status record(struct fused_batch *self)
-{
-    CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
-                             self->clock.stream));
-    return fused_enqueue(self->plan, 0, self->counter, self->images, self->labels, self->clock.stream);
-}
-
-static enum status capture(struct fused_batch *self)
-{
-    cudaGraph_t graph = nullptr;
-    CUDA_TRY(cudaMalloc(&self->counter, sizeof *self->counter));
-    CUDA_TRY(cudaMallocHost(&self->number, sizeof *self->number));
-    CUDA_TRY(cudaStreamBeginCapture(self->clock.stream, cudaStreamCaptureModeThreadLocal));
-    enum status status = record(self);
-    cudaError_t error = cudaStreamEndCapture(self->clock.stream, &graph);
-    if (status == STATUS_OK && error == cudaSuccess)
-        error = cudaGraphInstantiate(&self->graph, graph, 0);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
-    return status != STATUS_OK ? status : cuda_status(error, "capturing a run", __FILE__, __LINE__);
-}
-
-static enum status make_batch(struct fused_batch *self, bool graph)
-{
-    const struct synth *synth = self->synth;
-    size_t image_bytes = synth->batch * synth_output_bytes(synth),
-           label_bytes = synth->batch * sizeof(int64_t);
-    TRY(device_check_memory(self->device, synth, image_bytes + label_bytes + device_input_bytes(synth)));
-    CUDA_TRY(cudaMalloc(&self->images, image_bytes));
-    CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
-    TRY(device_clock_open(&self->clock));
-    TRY(fused_open(self->device, synth, &self->plan));
-    return graph ? capture(self) : STATUS_OK;
-}
-
-template <bool Graph>
-static enum status fused_setup(const struct resources *resources, const void *input, void **state)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
-    self->synth = static_cast<const struct synth *>(input);
-    self->device = resources->device;
-    enum status status = make_batch(self, Graph);
-    if (status != STATUS_OK)
-        fused_teardown(self);
-    else
-        *state = self;
-    return status;
-}
-
-static enum status fused_run(void *state, uint64_t number, struct run_time *time)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    CUDA_TRY(cudaSetDevice(self->device));
-    TRY(device_clock_begin(&self->clock));
-    TRY(fused_enqueue(self->plan, number, nullptr, self->images, self->labels, self->clock.stream));
-    return device_clock_end(&self->clock, time);
-}
-
-static enum status fused_run_graph(void *state, uint64_t number, struct run_time *time)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    CUDA_TRY(cudaSetDevice(self->device));
-    *self->number = number; /* the last run is over: it has been waited for */
-    TRY(device_clock_begin(&self->clock));
-    CUDA_TRY(cudaGraphLaunch(self->graph, self->clock.stream));
-    return device_clock_end(&self->clock, time);
-}
-
-static enum status fused_fetch(void *state, void *result)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    struct synth_fetch *fetch = static_cast<struct synth_fetch *>(result);
-    size_t bytes = synth_output_bytes(self->synth);
-    CUDA_TRY(cudaSetDevice(self->device));
-    CUDA_TRY(cudaMemcpy(fetch->pixels, self->images + fetch->j * bytes, bytes, cudaMemcpyDeviceToHost));
-    CUDA_TRY(cudaMemcpy(&fetch->label, self->labels + fetch->j, sizeof fetch->label, cudaMemcpyDeviceToHost));
-    return STATUS_OK;
-}
-
-static const uint8_t *fused_images(const void *state)
-{
-    return static_cast<const struct fused_batch *>(state)->images;
-}
-
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
-                                           .half = false,
-                                           .racy = false,
-                                           .outputs = true,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = nullptr,
-                                           .images = fused_images,
-                                           .generator_open = fused_generator_open,
-                                           .stages = nullptr};
-
-extern "C" {
-extern const struct variant variant_fused, variant_fused_graph;
-const struct variant variant_fused = {.platform = "cuda",
-                                      .threaded = false,
-                                      .traits = &traits,
-                                      .probe = device_batch_probe,
-                                      .setup = fused_setup<false>,
-                                      .run = fused_run,
-                                      .fetch = fused_fetch,
-                                      .teardown = fused_teardown};
-const struct variant variant_fused_graph = {.platform = "cuda",
-                                            .threaded = false,
-                                            .traits = &traits,
-                                            .probe = device_batch_probe,
-                                            .setup = fused_setup<true>,
-                                            .run = fused_run_graph,
-                                            .fetch = fused_fetch,
-                                            .teardown = fused_teardown};
 }

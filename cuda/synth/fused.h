@@ -13,6 +13,7 @@
 #include "synth/synth.h"
 
 struct fused_plan;
+struct device_clock;
 
 /* Makes a plan for batches of `synth`, which outlives it, on a device. The caller closes it. STATUS_USAGE
  * where the memory does not suffice. */
@@ -29,6 +30,13 @@ enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64
  * lie in device memory. */
 enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
                                  uint8_t *images, int64_t *labels, cudaStream_t stream);
+
+/* Makes the images of a run stage by stage, none beside another, and adds the device's times of both stages
+ * in seconds: vertices with their noise, and painting with all that follows. Uses the clock's stream, and
+ * waits for it. */
+enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,
+                              int64_t *labels, const struct device_clock *clock, double *vertices_s,
+                              double *painting_s);
 
 /* The device memory that the plan holds. */
 uint64_t fused_memory_bytes(const struct fused_plan *plan);
