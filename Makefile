@@ -275,7 +275,9 @@ tests: $(TESTS) $(GPU_TESTS)
 # The parsers alone, with clang's coverage and sanitizers, in one program.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/core/npy_header.c src/load/idx.c src/load/cifar.c \
-                src/load/index.c src/load/wids.c src/core/bytes.c src/core/png_image.c src/core/file.c src/core/record.c src/core/status.c
+                src/load/index.c src/load/dali.c src/load/wids.c src/core/bytes.c src/core/png_image.c src/core/file.c \
+                src/core/record.c src/core/status.c src/core/text.c src/core/env.c src/core/options.c src/synth/class.c \
+                src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c
 fuzz:
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

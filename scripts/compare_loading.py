@@ -268,6 +268,10 @@ def check_end(path, offset):
         if block.strip(b"\0"):
             sys.exit("compare_loading: %s: offset %d: a broken header; what is behind it would not be read"
                      % (path, offset))
+        while block := stream.read(1 << 20):
+            if block.strip(b"\0"):
+                sys.exit("compare_loading: %s: offset %d: data after the end of the shard would not be read"
+                         % (path, offset))
 
 
 def check_count(folder, found):

@@ -6,6 +6,7 @@
 Needs pyarrow. Columns keep their names and order; class, instance, seed and number become 64-bit integers, the
 rest stays text (keys have zeros before them). The file appears whole, or not at all.
 """
+import csv
 import os
 import sys
 
@@ -18,10 +19,11 @@ def convert(folder):
     import pyarrow.parquet
 
     source, target = os.path.join(folder, "samples.csv"), os.path.join(folder, "metadata.parquet")
-    with open(source, encoding="utf-8") as stream:
-        columns = stream.readline().rstrip("\n").split(",")
+    with open(source, encoding="utf-8", newline="") as stream:
+        columns = next(csv.reader(stream))
     types = {name: getattr(pyarrow, INTEGERS[name])() if name in INTEGERS else pyarrow.string() for name in columns}
-    table = pyarrow.csv.read_csv(source, convert_options=pyarrow.csv.ConvertOptions(column_types=types))
+    table = pyarrow.csv.read_csv(source, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+                                 convert_options=pyarrow.csv.ConvertOptions(column_types=types))
     temporary = f"{target}.{os.getpid()}-0.tmp"
     try:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")

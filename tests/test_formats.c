@@ -493,4 +493,34 @@ Test(png, there_and_back)
         free(bytes);
     }
 }
+
+#ifdef HAVE_ZLIB
+/* A header that tells of more pixels than a file of so few bytes can hold: no room is made for them. */
+Test(png, sizes_that_make_no_sense_are_refused)
+{
+    static const uint8_t pixel[1] = {7};
+    static const struct {
+        uint8_t width[4], height[4];
+        const char *words;
+    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels is"},
+                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels is"},
+                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels is more than its bytes can hold"}};
+    const struct png_shape shape = {1, 1, 1};
+    struct png_shape found;
+    void *bytes;
+    size_t size;
+    cr_assert_eq(png_encode(pixel, &shape, &bytes, &size), STATUS_OK);
+    for (size_t i = 0; i < COUNT_OF(headers); i++) {
+        uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR", and its 13 bytes */
+        memcpy(header + 4, headers[i].width, 4);
+        memcpy(header + 8, headers[i].height, 4);
+        unsigned long sum = crc32(0, header, 17);
+        for (int b = 0; b < 4; b++)
+            header[17 + b] = (uint8_t)(sum >> (24 - 8 * b));
+        cr_assert_eq(png_shape(bytes, size, &found), STATUS_FAILED);
+        expect_text(headers[i].words);
+    }
+    free(bytes);
+}
+#endif
 #endif

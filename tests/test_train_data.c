@@ -183,10 +183,16 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --prepare two/test --from digits --samples 30");
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
+    EXPECT(0, "mkdir f && tar xf m/digits-000000.tar -C f");
     EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
     expect_refusal(1, "--model cnn3d --data odd", "sample 0, '000000': no member cls");
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
+    EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
+    EXPECT(0, "printf 0000000000000000000000004 > m/000004.cls"); /* cut at 20 digits it would be a 0 */
+    expect_refusal(1, ON, "sample 3, '000004': its label, of 25 bytes, is no class in digits");
+    EXPECT(0, "printf '4\\0005' > m/000004.cls");
+    expect_refusal(1, ON, "sample 3, '000004': its label, of 3 bytes, is no class in digits");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);

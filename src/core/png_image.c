@@ -4,7 +4,11 @@
 
 #include <inttypes.h>
 #include <png.h>
+#include <stdbool.h>
 #include <stdlib.h>
+
+/* At most this many pixels come from one byte of a file: deflate makes 1032 bytes of it, of 8 pixels each. */
+#define PIXELS_A_BYTE_MAX (8 * 1032)
 
 /* libpng's simplified interface catches its own long jumps and frees what it holds. The flag only leaves the
  * colour-space chunk out: the file carries the pixels and nothing else. */
@@ -41,11 +45,13 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
         return status_set(STATUS_FAILED, "libpng: %s", image->message);
     image->format = image->format & PNG_FORMAT_FLAG_COLOR ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
     *shape = (struct png_shape){image->width, image->height, image->format == PNG_FORMAT_RGB ? 3 : 1};
-    if ((uint64_t)image->width * image->height <= PNG_PIXELS_MAX)
+    uint64_t pixels = (uint64_t)image->width * image->height;
+    bool fits = pixels / PIXELS_A_BYTE_MAX <= size;
+    if (pixels <= PNG_PIXELS_MAX && fits)
         return STATUS_OK;
     png_image_free(image);
-    return status_set(STATUS_FAILED, "a picture of %" PRIu32 " x %" PRIu32 " pixels is too large",
-                      shape->width, shape->height);
+    return status_set(STATUS_FAILED, "a picture of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
+                      shape->height, fits ? "is too large" : "is more than its bytes can hold: it was cut");
 }
 
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)

@@ -51,6 +51,8 @@ static enum status check_sheet(const char *path, char *index)
 {
     static const struct file_kind png = {"PNG picture", 0, "\x89PNG\r\n\x1a\n", 8};
     char folder[PATH_MAX];
+    if (strpbrk(path, "\t\r\n"))
+        return status_set(STATUS_USAGE, "--sheet '%s': index.tsv cannot hold this name; name another", path);
     TRY(check_index(folder_of(path, folder), index));
     return check_pair(path, &png, index);
 }

@@ -363,6 +363,8 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     TRY(hash(parts, COUNT_OF(parts), &is));
     if (is != digest)
         return damaged(is_damaged, "this checkpoint is damaged: its checksum is not that of its bytes");
+    if (!memchr(header.model, '\0', sizeof header.model))
+        return damaged(is_damaged, "this checkpoint is damaged: the name of its model has no end");
     memcpy(checkpoint->model, header.model, sizeof checkpoint->model);
     checkpoint->input = header.input;
     checkpoint->classes = header.classes;

@@ -84,8 +84,9 @@ static enum status read_label(const struct origin_sample *sample, uint32_t *labe
     uint64_t value;
     if (!member)
         return status_set(STATUS_FAILED, "no member cls, its class in digits");
-    snprintf(text, sizeof text, "%.*s", (int)(member->size < 20 ? member->size : 20),
-             (const char *)member->bytes);
+    if (member->size >= sizeof text || memchr(member->bytes, '\0', member->size))
+        return status_set(STATUS_FAILED, "its label, of %zu bytes, is no class in digits", member->size);
+    snprintf(text, sizeof text, "%.*s", (int)member->size, (const char *)member->bytes);
     text[strcspn(text, "\r\n")] = '\0';
     TRY(parse_count("its label", text, 0, CLASSES_MAX - 1, &value));
     *label = (uint32_t)value;

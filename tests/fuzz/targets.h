@@ -4,18 +4,27 @@
 #ifndef FDSL_TESTS_FUZZ_TARGETS_H
 #define FDSL_TESTS_FUZZ_TARGETS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
 
 #include "core/png_image.h"
+#include "core/record.h"
 #include "load/cifar.h"
 #include "load/idx.h"
 #include "load/index.h"
 #include "load/key.h"
 #include "core/npy_header.h"
 #include "load/tar.h"
+#include "synth/class.h"
+#include "train/checkpoint.h"
 
 /* Two readers of one shard: all of it at once, and no more than each step needs. They must agree. */
 static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
@@ -163,10 +172,112 @@ static inline void fuzz_index(const uint8_t *data, size_t size)
         index_text_free(&text);
 }
 
+/* An IDX file that may be gzipped: what is unpacked is what its header says. */
+static inline void fuzz_gzip(const uint8_t *data, size_t size)
+{
+    uint8_t *owned = malloc(size + 1);
+    struct idx idx;
+    if (!owned)
+        return;
+    memcpy(owned, data, size);
+    if (idx_take(owned, size, &idx) == STATUS_OK && (!idx.owned || idx.values < idx.owned || idx.axes == 0))
+        abort();
+    idx_free(&idx);
+}
+
+/* For parsers that want a path: that of a file in memory, which holds the bytes. False where there is none.
+ */
+static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char path[64])
+{
+    *fd = memfd_create("fuzz", 0);
+    if (*fd < 0 || write(*fd, data, size) != (ssize_t)size)
+        return false;
+    snprintf(path, 64, "/proc/self/fd/%d", *fd);
+    return true;
+}
+
+/* A list of classes, and what is written of it again is the same list. */
+static inline void fuzz_classes(const uint8_t *data, size_t size)
+{
+    char path[64];
+    int fd;
+    struct atom_class *classes = NULL;
+    size_t count = 0;
+    if (fuzz_file(data, size, &fd, path) && class_read_csv(path, &classes, &count) == STATUS_OK)
+        for (size_t i = 0; i < count; i++)
+            if (class_check(&classes[i]) != STATUS_OK)
+                abort();
+    free(classes);
+    close(fd);
+}
+
+/* Ranges of classes: any that are read give classes that are in bounds. */
+static inline void fuzz_ranges(const uint8_t *data, size_t size)
+{
+    char path[64];
+    int fd;
+    struct class_ranges ranges;
+    if (fuzz_file(data, size, &fd, path) && class_ranges_read(path, "uji", &ranges) == STATUS_OK)
+        for (uint32_t id = 0; id < 8; id++) {
+            struct atom_class class_;
+            class_draw(&ranges, id, &class_);
+            if (class_check(&class_) != STATUS_OK)
+                abort();
+        }
+    close(fd);
+}
+
+/* A checkpoint, as it is and with its checksum made right, and the model that it is of. */
+static inline void fuzz_checkpoint(const uint8_t *data, size_t size)
+{
+    enum { DIGEST_AT = 16 }; /* behind magic, schema and size */
+    for (int repaired = 0; repaired <= 1; repaired++) {
+        uint8_t *copy = malloc(size + 1);
+        struct checkpoint checkpoint = {0};
+        struct model model;
+        char path[64];
+        int fd;
+        if (!copy)
+            return;
+        memcpy(copy, data, size);
+        if (repaired && size >= DIGEST_AT + sizeof(uint64_t)) {
+            memset(copy + DIGEST_AT, 0, sizeof(uint64_t));
+            uint64_t digest = 0;
+#ifdef HAVE_XXHASH
+            digest = XXH3_64bits(copy, size);
+#endif
+            memcpy(copy + DIGEST_AT, &digest, sizeof digest);
+        }
+        if (fuzz_file(copy, size, &fd, path) && checkpoint_read(path, &checkpoint) == STATUS_OK &&
+            checkpoint_model(&checkpoint, &model) == STATUS_OK &&
+            model.arena_values != checkpoint.arena_values)
+            abort();
+        checkpoint_free(&checkpoint);
+        close(fd);
+        free(copy);
+    }
+}
+
+/* A table of rows that others may have written. */
+static inline void fuzz_rows(const uint8_t *data, size_t size)
+{
+    char path[64];
+    int fd;
+    struct row row = {0};
+    row_text(&row, "schema", "x/1");
+    row_text(&row, "text", "a,b");
+    if (fuzz_file(data, size, &fd, path))
+        (void)csv_check(path, &row);
+    row_free(&row);
+    close(fd);
+}
+
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
-} fuzz_targets[] = {{"tar", fuzz_tar}, {"npy", fuzz_npy},   {"idx", fuzz_idx},    {"cifar", fuzz_cifar},
-                    {"png", fuzz_png}, {"wids", fuzz_wids}, {"index", fuzz_index}};
+} fuzz_targets[] = {{"tar", fuzz_tar},       {"npy", fuzz_npy},   {"idx", fuzz_idx},
+                    {"cifar", fuzz_cifar},   {"png", fuzz_png},   {"wids", fuzz_wids},
+                    {"index", fuzz_index},   {"gzip", fuzz_gzip}, {"classes", fuzz_classes},
+                    {"ranges", fuzz_ranges}, {"rows", fuzz_rows}, {"checkpoint", fuzz_checkpoint}};
 
 #endif
