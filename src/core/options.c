@@ -1,3 +1,4 @@
+#include "core/fnv.h"
 #include "core/options.h"
 
 #include <ctype.h>
@@ -418,18 +419,15 @@ void options_free(struct options *options)
     options->given = NULL;
 }
 
-/* FNV-1a, with the end of the text. */
+/* With the end of the text. */
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
-    do
-        hash = (hash ^ (unsigned char)*text) * 0x100000001b3;
-    while (*text++);
-    return hash;
+    return fnv_add(hash, text, strlen(text) + 1);
 }
 
 uint64_t options_hash(const struct options *options)
 {
-    uint64_t hash = 0xcbf29ce484222325;
+    uint64_t hash = FNV_BEGIN;
     const struct option_spec *spec;
     void *values;
     for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {

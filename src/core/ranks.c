@@ -116,6 +116,19 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
     return status;
 }
 
+/* ---- Alike ---- */
+
+/* Ranks with different options would wait for each other for ever; with different data they would make
+ * results that fit together nowhere. */
+enum status ranks_check_same(uint64_t mine, const char *what, const char *remedy)
+{
+    uint64_t first = mine;
+    TRY(comm_spread(&first, sizeof first));
+    return comm_agree(mine == first
+                          ? STATUS_OK
+                          : status_set(STATUS_USAGE, "its %s are not those of rank 0; %s", what, remedy));
+}
+
 /* ---- Together ---- */
 
 static void combine(const struct row *rows, int count, const char *column, enum combine how,

@@ -36,4 +36,8 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
  * wrong, and the measures as they say. Needs no other rank. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
 
+/* Whether a hash is the same on all ranks: STATUS_USAGE "its `what` are not those of rank 0; `remedy`".
+ * Agrees. */
+enum status ranks_check_same(uint64_t mine, const char *what, const char *remedy);
+
 #endif

@@ -551,6 +551,7 @@ static enum status begin(struct runner *runner)
     runner_take_device(settings);
     TRY(comm_agree(
         settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
+    TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
     /* One run has one time, to know its rows by, the monitor's among them. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));

@@ -98,6 +98,9 @@ bool runner_any_on_gpu(const struct settings *settings);
 /* STATUS_USAGE where ranks have been given different options. Agrees. */
 enum status runner_check_alike(const struct settings *settings);
 
+/* STATUS_USAGE where the files that the options name hold other data than those of rank 0. Agrees. */
+enum status runner_check_data(const struct runner *runner);
+
 /* STATUS_USAGE where several ranks are told which device to take. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 

@@ -125,6 +125,8 @@ static enum status publish_together(struct runner *runner, const struct row *row
     ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
     if (status == STATUS_OK)
         status = row_check(&all);
+    if (status == STATUS_OK && runner->settings->workload->check_total)
+        status = runner->settings->workload->check_total(runner->input, &all);
     if (status == STATUS_OK && !every)
         status = status_set(STATUS_FAILED, "out of memory for the rows of %zu ranks", ranks);
     if (status == STATUS_OK) {

@@ -6,6 +6,7 @@
 
 #include "comm.h"
 #include "core/cores.h"
+#include "core/ranks.h"
 #include "core/runner.h"
 #include "core/runner_parts.h"
 
@@ -42,12 +43,15 @@ enum status runner_join(const struct settings *settings, enum status read)
  * nowhere. */
 enum status runner_check_alike(const struct settings *settings)
 {
-    uint64_t mine = options_hash(&settings->options), first = mine;
-    TRY(comm_spread(&first, sizeof first));
-    return comm_agree(mine == first ? STATUS_OK
-                                    : status_set(STATUS_USAGE, "its options are not those of rank 0; give "
-                                                               "all ranks the same, but for the names of "
-                                                               "files to write"));
+    return ranks_check_same(options_hash(&settings->options), "options",
+                            "give all ranks the same, but for the names of files to write");
+}
+
+enum status runner_check_data(const struct runner *runner)
+{
+    const struct workload *workload = runner->settings->workload;
+    return ranks_check_same(workload->identity ? workload->identity(runner->input) : 0, "data",
+                            "give all ranks the same files, such as those of a shared folder");
 }
 
 /* `*worst` is the outcome on whichever machine has the most to say of. */

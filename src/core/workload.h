@@ -13,6 +13,8 @@
 #include "core/status.h"
 #include "core/variant.h"
 
+struct row;
+
 /* The work of one run. */
 struct work {
     double items;            /* images, samples, ... */
@@ -72,6 +74,15 @@ struct workload {
     enum status (*open)(const struct options *options, void *parameters, const struct place *place,
                         void **input);
     void (*close)(void *input);
+
+    /* A hash of what the options name but do not hold, the contents of files: ranks that work together have
+     * the same. May be NULL: there is no such thing. */
+    uint64_t (*identity)(const void *input);
+
+    /* With several ranks, on rank 0: whether they did together what one rank would have done, by the row of
+     * all of them. STATUS_WRONG and what is wrong; then the row is not written. May be NULL: there is nothing
+     * to see. */
+    enum status (*check_total)(const void *input, const struct row *total);
 
     /* Makes the input that of another place, while no variant is set up, and the parameters those that a row
      * of it shows. STATUS_USAGE where nothing is left for a rank. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/fnv.h"
 #include "core/workload.h"
 #include "load/load_parts.h"
 
@@ -248,6 +249,23 @@ static enum status load_open(const struct options *given, void *parameters_, con
     return load_move(job, parameters, place);
 }
 
+/* What the orders of all epochs and the verification depend on: every sample's name, size and content, in
+ * their order. */
+static uint64_t load_identity(const void *input)
+{
+    const struct dataset *dataset = ((const struct load *)input)->dataset;
+    uint64_t hash = FNV_BEGIN;
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        const uint64_t facts[] = {sample->key_hash, sample->edges, sample->bytes};
+        hash = fnv_add(hash, facts, sizeof facts);
+    }
+    if (dataset->shard_first)
+        hash = fnv_add(hash, dataset->shard_first,
+                       (dataset->file_count + (size_t)1) * sizeof *dataset->shard_first);
+    return hash;
+}
+
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     static const char *const of_cpu[] = {"depth", "block", "decode", "augment"};
@@ -405,6 +423,8 @@ const struct workload workload_load = {
     .open = load_open,
     .close = load_close,
     .move = load_move,
+    .identity = load_identity,
+    .check_total = load_check_total,
     .applies = load_applies,
     .accepts = load_accepts,
     .cache = load_cache_state,

@@ -1,10 +1,12 @@
 /* What the rows of `load` say beyond times and rates: the workload's own columns. */
 #include "load/load_parts.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "core/consumed.h"
+#include "core/record.h"
 #include "core/timer.h"
 
 const struct measure load_measures[] = {
@@ -221,4 +223,24 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     if (traits->calls)
         TRY(measure_calls(load, variant, state, texts));
     return measure_copy(load, variant, state, texts);
+}
+
+enum status load_check_total(const void *input, const struct row *total)
+{
+    const struct load *load = input;
+    const struct dataset *dataset = load->dataset;
+    const char *skipped = row_get(total, "skipped"), *tally = row_get(total, "tally");
+    if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
+        return STATUS_OK; /* which samples were lost is not known here */
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        sum += dataset->samples[i].edges;
+    sum *= load->epochs;
+    if (strtoull(tally, NULL, 16) == sum)
+        return STATUS_OK;
+    return status_set(
+        STATUS_WRONG,
+        "all ranks together delivered other samples than the data set holds (tally %s, not %016" PRIx64
+        "); the time is not recorded",
+        tally, sum);
 }

@@ -25,4 +25,7 @@ struct work load_work(const void *input, const struct variant *variant);
 extern const struct measure load_measures[];
 enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64]);
 
+/* Whether the ranks together delivered every sample as often as their epochs say: workload->check_total(). */
+enum status load_check_total(const void *input, const struct row *total);
+
 #endif

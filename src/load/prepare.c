@@ -15,6 +15,8 @@
 #include "core/options.h"
 #include "core/origin.h"
 #include "core/file.h"
+#include "core/fnv.h"
+#include "core/ranks.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
@@ -410,8 +412,11 @@ static enum status make_dataset(struct job *job)
 
 static enum status prepare(struct job *job, int argc, char *argv[])
 {
-    TRY(find_origin(job, argc, argv));
-    TRY(read_options(job, argc, argv));
+    enum status status = find_origin(job, argc, argv);
+    if (status == STATUS_OK)
+        status = read_options(job, argc, argv);
+    TRY(comm_agree(status));
+    TRY(ranks_check_same(job->parameters.help, "options", "give all ranks the same"));
     if (job->parameters.help) {
         if (comm_rank() == 0)
             print_help();
@@ -424,6 +429,8 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     job->began_s = timer_now_s();
     job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);
     TRY(comm_agree(open_job(job)));
+    TRY(ranks_check_same(fnv_add(FNV_BEGIN, job->made, strlen(job->made)),
+                         "options or the files that they name", "give all ranks the same"));
     return make_dataset(job);
 }
 

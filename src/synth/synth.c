@@ -11,6 +11,7 @@
 
 #include "core/consumed.h"
 #include "core/env.h"
+#include "core/fnv.h"
 #include "core/workload.h"
 #include "synth/class.h"
 #include "synth/deliver.h"
@@ -402,6 +403,13 @@ static enum status synth_open(const struct options *given, void *parameters, con
     return STATUS_OK;
 }
 
+/* Classes may come from a file. */
+static uint64_t synth_identity(const void *input)
+{
+    const struct synth *synth = input;
+    return fnv_add(FNV_BEGIN, synth->classes, synth->class_count * sizeof *synth->classes);
+}
+
 /* Columns that describe the benchmark class stay empty where other classes were drawn, those that scale
  * floats where there are none, and how the canvas is fitted where it is the image. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
@@ -562,6 +570,7 @@ const struct workload workload_synth = {
     .open = synth_open,
     .close = synth_close,
     .move = synth_move,
+    .identity = synth_identity,
     .applies = synth_applies,
     .accepts = synth_accepts,
     .compute = synth_compute,

@@ -1,0 +1,68 @@
+/* Ranks that read one data set: whether theirs is the same, and whether they read all of it together. */
+#include "load_support.h"
+
+#include <inttypes.h>
+
+#include "core/record.h"
+
+TestSuite(load_ranks, .init = make_folder, .fini = remove_folder, .timeout = 60);
+
+static uint64_t identity(void)
+{
+    struct job job;
+    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+    uint64_t hash = job.workload->identity(job.input);
+    close_job(&job);
+    return hash;
+}
+
+Test(load_ranks, the_identity_is_that_of_the_contents)
+{
+    make_shards(21);
+    uint64_t whole = identity();
+    cr_expect_eq(identity(), whole);
+    overwrite("x-000001.tar", TAR_BLOCK_BYTES, "other bytes", 11);
+    uint64_t changed = identity();
+    cr_expect_neq(changed, whole, "another content of the same size");
+    cr_assert_eq(
+        rename(in_folder("x-000001.tar"), "/tmp/fdsl-load-gone.tar") + unlink("/tmp/fdsl-load-gone.tar"), 0);
+    cr_expect(identity() != changed && identity() != whole, "a shard is missing");
+}
+
+/* What check_total() makes of a row of all ranks. */
+static enum status judge(const struct job *job, const char *skipped, uint64_t tally)
+{
+    struct row row = {0};
+    char text[32];
+    snprintf(text, sizeof text, "%016" PRIx64, tally);
+    row_number(&row, "skipped", skipped);
+    row_text(&row, "tally", text);
+    enum status status = job->workload->check_total(job->input, &row);
+    row_free(&row);
+    return status;
+}
+
+Test(load_ranks, together_they_deliver_every_sample)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    struct load_result result;
+    uint64_t sum = 0;
+    make_shards(21);
+    cr_assert_eq(open_job(&job, "--cache any --epochs 2"), STATUS_OK, "%s", status_text());
+    for (uint64_t rank = 0; rank < 3; rank++) {
+        const struct place place = {.rank = rank, .ranks = 3, .strong = true};
+        cr_assert_eq(job.workload->move(job.input, job.parameters, &place), STATUS_OK);
+        const struct variant *variant = start(&job, "shards", &state);
+        cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
+        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        variant->teardown(state);
+        sum += result.tally.sum;
+    }
+    cr_expect_eq(judge(&job, "0", sum), STATUS_OK, "%s", status_text());
+    cr_expect_eq(judge(&job, "0", sum + 1), STATUS_WRONG);
+    cr_expect_eq(judge(&job, "0", sum - result.tally.sum), STATUS_WRONG, "one rank's samples are missing");
+    cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK, "which sample was skipped is not known");
+    close_job(&job);
+}

@@ -1,0 +1,127 @@
+/* Ranks that read data sets: other data than rank 0's are refused, and a rank that fails while it is timed
+ * ends all. Each rank may run in a folder of its own, so that one command names another data set on each.
+ * Skipped where the build has no MPI or mpirun is not there. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "mpirun.h"
+
+TestSuite(mpi_load, .init = start, .fini = stop, .timeout = 120);
+
+#define READ "--variant %s --data set --cache any --warmups 0 --warmup-time 0 --min-samples 1 "
+
+/* Makes the data set NAME/set. */
+static void prepare(const char *name, const char *options)
+{
+    shell("mkdir %s && $PROGRAM --prepare %s/set %s", name, name, options);
+    if (strstr(err, "not built"))
+        cr_skip_test("this build cannot prepare data sets");
+    cr_assert(status == 0, "%s", err);
+}
+
+/* Runs two ranks, each in its folder. */
+static void run_apart(const char *arguments)
+{
+    shell("timeout 50 mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : "
+          "-n 1 sh -c 'cd two; exec $PROGRAM %s'",
+          arguments, arguments);
+}
+
+Test(mpi_load, other_data_than_rank_0_has_are_refused)
+{
+    static const char *const others[] = {"--samples 79 --shards 4 --sample-shape 50 --dtype u8",
+                                         "--samples 80 --shards 4 --sample-shape 25 --dtype f16",
+                                         "--samples 80 --shards 5 --sample-shape 50 --dtype u8"};
+    char line[256];
+    snprintf(line, sizeof line, READ "--min-time 0 --max-time 0 --verify", "shards");
+    prepare("one", "--samples 80 --shards 4 --sample-shape 50 --dtype u8");
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        prepare("two", others[i]);
+        run_apart(line);
+        cr_expect(status == 2 && strstr(err, "fdsl-bench: rank 1: its data are not those of rank 0"),
+                  "%s: %d: %s", others[i], status, err);
+        shell("rm -r two");
+    }
+    shell("cp -r one two");
+    run_apart(line);
+    cr_expect(status == 0, "the same data in another folder: %s", err);
+}
+
+Test(mpi_load, classes_of_another_file_are_refused)
+{
+    static const char *const folders[] = {"one", "two"};
+    for (int i = 0; i < 2; i++) {
+        shell("mkdir %s; $PROGRAM " MIXED "--classes %d --batch 4 --write-classes %s/classes.csv", folders[i],
+              3 + i, folders[i]);
+        if (strstr(err, "not built"))
+            cr_skip_test("this build has no presets");
+        cr_assert(status == 0, "%s", err);
+    }
+    run_apart("--variant naive --class classes.csv --batch 3 --res 32 --loops 1");
+    cr_expect(status == 2 && strstr(err, "rank 1: its data are not those of rank 0"), "%d: %s", status, err);
+}
+
+Test(mpi_load, ranks_prepare_one_data_set)
+{
+    static const char *const others[] = {"--samples 41", "--samples 40 --help",
+                                         "--samples 40 --from cuonter"};
+    static const char *const words[] = {"rank 1: its options or the files",
+                                        "rank 1: its options are not those", "rank 1: unknown origin"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        shell("timeout 50 mpirun -n 1 $PROGRAM --prepare set --samples 40 : -n 1 $PROGRAM --prepare set %s",
+              others[i]);
+        if (strstr(err, "not built"))
+            cr_skip_test("this build cannot prepare data sets");
+        cr_expect(status == 2 && strstr(err, words[i]), "%s: %d: %s", others[i], status, err);
+        cr_expect(access("set", F_OK) != 0, "nothing is made");
+    }
+}
+
+/* Hundredths of a second that a process has computed. */
+static int computed(pid_t pid)
+{
+    static char line[TEXT_MAX];
+    char path[64];
+    unsigned long user = 0, system_ = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    read_text(path, line);
+    if (sscanf(line, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system_) !=
+        2)
+        return 0;
+    return (int)(100 * (user + system_) / (unsigned long)sysconf(_SC_CLK_TCK));
+}
+
+/* Rank 1 sleeps while rank 0 runs alone: when it has computed for a while, both are being timed. Then a file
+ * of its own data set goes, which rank 0 does not see. */
+Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
+{
+    pid_t ranks[8] = {0};
+    int ended;
+    prepare("one", "--layout files --samples 40 --sample-shape 50 --dtype u8");
+    shell("cp -r one two");
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0) {
+        static const char line[] = READ "--min-time 3 --max-time 30 --out ../rows.csv";
+        char arguments[512], command[2048];
+        snprintf(arguments, sizeof arguments, line, "files");
+        snprintf(command, sizeof command,
+                 "exec mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : -n 1 sh -c 'cd two; "
+                 "exec $PROGRAM "
+                 "%s' >stdout.txt 2>stderr.txt",
+                 arguments, arguments);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 60; nap())
+        if (children_of(pid, ranks) == 2 && computed(ranks[1]) > 50)
+            break;
+    cr_assert(computed(ranks[1]) > 50);
+    cr_assert(system("rm two/set/000/*7.*") == 0);
+    cr_assert(ends_within(pid, 30, &ended), "the ranks go on");
+    read_text("stderr.txt", err);
+    cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x: %s", ended, err);
+    cr_expect(strstr(err, "fdsl-bench: rank 1: ") && strstr(err, "No such file"), "%s", err);
+    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+}
