@@ -153,12 +153,31 @@ static inline const struct variant *start(struct job *job, const char *name, voi
 static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
 static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
 
-/* The oracle finds nothing wrong. */
+/* Makes run `number`, which is checked closely, and counts what is wrong with it. */
+static inline enum status run_closely(const struct job *job, const struct variant *variant, void *state,
+                                      uint64_t number, uint64_t *wrong)
+{
+    struct run_time unused;
+    TRY(job->workload->check_closely(job->input, true));
+    enum status status = variant_run(variant, state, number, &unused);
+    if (status == STATUS_OK)
+        status = job->workload->verify(job->input, variant, state, number, wrong);
+    cr_assert_eq(job->workload->check_closely(job->input, false), STATUS_OK);
+    return status;
+}
+
+/* The oracle finds nothing wrong, neither with a run that it checks closely nor with what another one leaves.
+ */
 static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
 {
+    struct run_time unused;
     uint64_t wrong = 1;
-    cr_assert_eq(job->workload->verify(job->input, variant, state, &wrong), STATUS_OK, "%s", status_text());
+    cr_assert_eq(run_closely(job, variant, state, 4, &wrong), STATUS_OK, "%s", status_text());
     cr_assert_eq(wrong, 0, "%d samples are wrong", (int)wrong);
+    cr_assert_eq(variant_run(variant, state, 5, &unused), STATUS_OK, "%s", status_text());
+    cr_assert_eq(job->workload->verify(job->input, variant, state, 5, &wrong), STATUS_OK, "%s",
+                 status_text());
+    cr_assert_eq(wrong, 0, "%d samples are wrong in the buffers", (int)wrong);
 }
 
 static inline void expect_exactly_once(const char *name, const char *line)
@@ -269,6 +288,14 @@ static inline size_t column_of(const struct workload *workload, const char *colu
     return place;
 }
 
+/* The workload's own columns after a run. */
+static inline enum status fill_columns(const struct job *job, const struct variant *variant, void *state,
+                                       char texts[][64])
+{
+    TRY(job->workload->observe(job->input, variant, state, texts));
+    return job->workload->measure(job->input, variant, state, texts);
+}
+
 /* The text of a column after one run. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
@@ -279,7 +306,7 @@ static inline void measured(const char *variant_name, const char *line, const ch
     cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, variant_name, &state);
     cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
-    cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s", status_text());
+    cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s", status_text());
     memcpy(text, texts[column_of(job.workload, column)], 64);
     variant->teardown(state);
     close_job(&job);
@@ -306,8 +333,7 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
                              status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
             cr_assert_eq(result.tally.count, left, "%s: %d left", name, (int)result.tally.count);
-            cr_assert_eq(job.workload->measure(job.input, variant, state, texts), STATUS_OK, "%s",
-                         status_text());
+            cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s", status_text());
             cr_assert_str_eq(texts[column_of(job.workload, "skipped")], skipped);
             variant->teardown(state);
         }

@@ -308,7 +308,8 @@ Test(oracle, a_missing_pixel_is_no_member, .init = start, .fini = stop)
 /* ---- A batch, through a variant that does as it is told ---- */
 
 struct fake {
-    uint64_t run; /* the run whose images it shows */
+    uint64_t run;   /* the run whose images it shows */
+    uint64_t asked; /* and the one that they are compared with */
     bool half_noise, flip_order;
     uint64_t bad_images; /* bit j: image j has one pixel too bright */
     uint64_t fails_at;   /* the image that cannot be fetched */
@@ -343,7 +344,7 @@ static uint64_t count_wrong(struct fake *fake, const struct synth_traits *traits
     const struct variant variant = {.platform = "cpu", .traits = traits, .fetch = fake_fetch};
     uint64_t wrong = 12345;
     fake->fails_at = UINT64_MAX;
-    cr_assert(oracle_verify(&synth, &variant, fake, &wrong) == STATUS_OK, "%s", status_text());
+    cr_assert(oracle_verify(&synth, &variant, fake, fake->asked, &wrong) == STATUS_OK, "%s", status_text());
     for (int j = 0; j < BATCH; j++)
         cr_expect(fake->fetched[j] == 1, "image %d is checked once, not %u times", j, fake->fetched[j]);
     return wrong;
@@ -371,6 +372,18 @@ Test(oracle, verify_rejects_the_images_of_another_run, .init = start, .fini = st
 {
     cr_expect(count_wrong(&(struct fake){.run = 1}, &exact) == BATCH);
     cr_expect(count_wrong(&(struct fake){.run = 1}, &racy) == BATCH);
+}
+
+Test(oracle, verify_knows_the_images_of_every_run, .init = start, .fini = stop)
+{
+    static const uint64_t runs[] = {1, 2, 17, 100003};
+    for (size_t i = 0; i < COUNT_OF(runs); i++) {
+        uint64_t run = runs[i];
+        cr_expect(count_wrong(&(struct fake){.run = run, .asked = run}, &exact) == 0);
+        cr_expect(count_wrong(&(struct fake){.run = run, .asked = run}, &racy) == 0);
+        cr_expect(count_wrong(&(struct fake){.run = run - 1, .asked = run}, &exact) == BATCH);
+        cr_expect(count_wrong(&(struct fake){.run = 0, .asked = run}, &exact) == BATCH);
+    }
 }
 
 Test(oracle, verify_tells_a_race_from_an_order, .init = start, .fini = stop)
@@ -402,6 +415,6 @@ Test(oracle, verify_relays_a_failing_fetch, .init = start, .fini = stop)
     struct fake fake = {.fails_at = 4};
     const struct variant variant = {.platform = "cpu", .traits = &exact, .fetch = fake_fetch};
     uint64_t wrong;
-    cr_expect(oracle_verify(&synth, &variant, &fake, &wrong) == STATUS_FAILED);
+    cr_expect(oracle_verify(&synth, &variant, &fake, 0, &wrong) == STATUS_FAILED);
     cr_expect_str_eq(status_text(), "image 4 is gone");
 }

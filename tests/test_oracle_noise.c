@@ -10,6 +10,7 @@ enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
 
 /* A variant with a generator of its own, and the mistakes that such a variant can make. */
 struct generator {
+    uint64_t asked; /* the run that its images, which are of run 0, are compared with */
     float scale, shift;
     uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
     bool same_axes;              /* the last orbit of the last image draws x and y alike */
@@ -39,9 +40,10 @@ static void draw_stream(const struct generator *generator, uint64_t j, uint32_t 
     }
 }
 
-static enum status generator_noise(void *state, uint64_t j, float *noise_)
+static enum status generator_noise(void *state, uint64_t run, uint64_t image, float *noise_)
 {
     const struct generator *generator = state;
+    uint64_t j = run * STREAM_BATCH + image;
     if (generator->fails)
         return status_set(STATUS_FAILED, "the noise is gone");
     for (uint32_t k = 0; k < STREAM_ORBITS; k++)
@@ -64,7 +66,7 @@ static enum status generator_fetch(void *state, void *result)
     const struct generator *generator = state;
     struct generator sound = *generator;
     sound.fails = false;
-    cr_assert(generator_noise(&sound, fetch->j, stream_noise) == STATUS_OK);
+    cr_assert(generator_noise(&sound, 0, fetch->j, stream_noise) == STATUS_OK);
     for (size_t i = 0; generator->wrong_images && i < COUNT_OF(stream_noise); i++)
         stream_noise[i] = -stream_noise[i];
     oracle_draw(&synth, image_at(0, fetch->j), stream_noise, stream_points, fetch->pixels);
@@ -84,7 +86,7 @@ static enum status verify_generator(struct generator generator, uint64_t *wrong)
         .noise = SYNTH_NOISE_XORWOW, .timed = "draw", .fetch_noise = generator_noise};
     const struct variant variant = {.platform = "cpu", .traits = &traits, .fetch = generator_fetch};
     make_synth(FORMULA_UJI, &class_, 1, STREAM_BATCH, RES);
-    enum status status = oracle_verify(&synth, &variant, &generator, wrong);
+    enum status status = oracle_verify(&synth, &variant, &generator, generator.asked, wrong);
     stop();
     return status;
 }
@@ -148,6 +150,13 @@ Test(oracle_noise, a_warning_says_that_streams_overlap)
 Test(oracle_noise, images_that_do_not_follow_from_their_noise_are_wrong)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
+}
+
+/* A run that makes nothing leaves the images of an earlier one, which the noise of its own does not explain.
+ */
+Test(oracle_noise, images_of_another_run_are_wrong)
+{
+    cr_expect(wrong_of((struct generator){.scale = 1, .asked = 3}) == STREAM_BATCH);
 }
 
 Test(oracle_noise, verify_relays_a_failing_fetch_of_noise)

@@ -174,7 +174,7 @@ static uint64_t wrong_of(const char *line, const struct variant *variant)
     open_synth(&opened, line);
     cr_assert_eq(variant->setup(&resources, opened.input, &state), STATUS_OK, "%s", status_text());
     cr_assert_eq(variant->run(state, 0, &time), STATUS_OK);
-    cr_assert_eq(oracle_verify(opened.synth, variant, state, &wrong), STATUS_OK, "%s", status_text());
+    cr_assert_eq(oracle_verify(opened.synth, variant, state, 0, &wrong), STATUS_OK, "%s", status_text());
     variant->teardown(state);
     close_synth(&opened);
     return wrong;

@@ -128,7 +128,7 @@ static void files_teardown(void *state)
 }
 
 static const struct load_traits traits = {
-    .files = true, .calls = true, .timed = "order+open+read+close", .copy = reader_copy};
+    .files = true, .calls = true, .timed = "order+open+read+close", .copy = reader_copy, .look = reader_look};
 
 const struct variant variant_files = {
     .platform = "cpu",

@@ -247,7 +247,7 @@ static enum status files_uring_run(void *state, uint64_t number, struct run_time
 }
 
 static const struct load_traits traits = {
-    .files = true, .timed = "order+open+advise+read+close", .copy = reader_copy};
+    .files = true, .timed = "order+open+advise+read+close", .copy = reader_copy, .look = reader_look};
 
 const struct variant variant_files_uring = {
     .platform = "cpu",

@@ -265,8 +265,11 @@ static enum status mapped_run(void *state, uint64_t number, struct run_time *tim
     return reader_run(&mapped->reader, number, mapped_epoch);
 }
 
-static const struct load_traits traits = {
-    .shards = true, .timed = "order+copy", .timed_unless_warm = "order+open+map+copy", .copy = reader_copy};
+static const struct load_traits traits = {.shards = true,
+                                          .timed = "order+copy",
+                                          .timed_unless_warm = "order+open+map+copy",
+                                          .copy = reader_copy,
+                                          .look = reader_look};
 
 const struct variant variant_shards_mmap = {
     .platform = "cpu",

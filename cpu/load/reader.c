@@ -73,7 +73,7 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     *worker = (struct worker){.load = reader->load, .reader = reader};
     TRY(order_open(&plan, &worker->order));
     worker->slots = buffer_open(reader->slots * reader->stride);
-    worker->held = calloc(reader->slots, sizeof *worker->held);
+    worker->held = malloc(reader->slots * sizeof *worker->held);
     worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
     worker->labels = calloc(reader->load->batch, sizeof *worker->labels);
     if (worker->slots && worker->held && worker->latency && worker->labels)
@@ -101,6 +101,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
             1e-9 * (double)wanted, 1e-9 * (double)there);
     struct order_plan plan = load_plan(load, threads);
     enum status status = proof_open(&reader->proof, load, &plan);
+    reader->result.number = UINT64_MAX;
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
     if (status == STATUS_OK && !reader->workers)
         status = status_set(STATUS_FAILED, "out of memory");
@@ -123,6 +124,8 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
+    for (int w = 0; w < reader->threads; w++) /* nothing of this run is there yet: READER_LOST */
+        memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
     return proof_ready(&reader->proof, number, &reader->result.before);
@@ -172,6 +175,7 @@ static enum status finish(struct reader *reader, uint64_t number)
     struct load_result *result = &reader->result;
     struct losses lost = {0};
     uint64_t images = 0;
+    result->number = number;
     result->tally = (struct tally){0};
     result->decode_s = result->augment_s = 0;
     for (int w = 0; w < reader->threads; w++) {
@@ -311,6 +315,21 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
 {
     const struct dataset *dataset = worker->load->dataset;
     tally_add(&worker->tally, hash_of(dataset, number, data, tally_edges), dataset->samples[number].bytes);
+}
+
+enum status reader_look(void *state, uint64_t *wrong)
+{
+    const struct reader *reader = state;
+    const struct dataset *dataset = reader->load->dataset;
+    *wrong = 0;
+    for (int w = 0; w < reader->threads; w++)
+        for (uint32_t i = 0; i < reader->slots; i++) {
+            uint32_t number = reader->workers[w].held[i];
+            const uint8_t *data = reader->workers[w].slots + i * reader->stride;
+            *wrong += number != READER_LOST &&
+                      hash_of(dataset, number, data, tally_whole) != dataset->samples[number].whole;
+        }
+    return STATUS_OK;
 }
 
 /* The batch as the trainer gets it: the images where they were decoded, else the slots as they were read. */

@@ -81,6 +81,9 @@ enum status reader_fetch(void *state, void *result);
  * shards, mapped from the page cache, or as many bytes of plain memory. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
+/* look() of their traits: the samples in all slots. */
+enum status reader_look(void *state, uint64_t *wrong);
+
 /* A batch is whole: `count` samples from slot number `slot` on. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 

@@ -371,7 +371,7 @@ static enum status uring_run(void *state, uint64_t number, struct run_time *time
 }
 
 static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy};
+    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy, .look = reader_look};
 
 const struct variant variant_shards_uring = {
     .platform = "cpu",

@@ -260,7 +260,7 @@ static enum status stream_run(void *state, uint64_t number, struct run_time *tim
 }
 
 static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+parse+copy", .copy = reader_copy};
+    .shards = true, .timed = "order+open+read+parse+copy", .copy = reader_copy, .look = reader_look};
 
 const struct variant variant_shards = {
     .platform = "cpu",

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <new>
 #include <thread>
@@ -20,6 +21,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->load = load;
     delivery->device = resources->device;
     delivery->workers = workers;
+    delivery->result.number = UINT64_MAX;
     struct order_plan plan = load_plan(load, (int)workers);
     plan.keyed = keyed;
     TRY(proof_open(&delivery->proof, load, &plan));
@@ -37,7 +39,7 @@ static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
     outlet->plain.dataset = const_cast<struct dataset *>(dataset);
     outlet->plain.fd = -1;
     TRY(order_open(&delivery->proof.plan, &outlet->order));
-    outlet->held = static_cast<uint32_t *>(calloc(delivery->slots, sizeof *outlet->held));
+    outlet->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *outlet->held));
     outlet->berths = static_cast<struct berth *>(calloc(delivery->berths, sizeof *outlet->berths));
     if (!outlet->held || !outlet->berths)
         return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
@@ -403,6 +405,8 @@ struct unpack outlet_job(const struct outlet *outlet)
 
 enum status delivery_ready(struct delivery *delivery, uint64_t number)
 {
+    for (uint32_t w = 0; w < delivery->workers; w++) /* nothing of this run is there yet: DELIVERY_LOST */
+        memset(delivery->outlets[w].held, 0xff, delivery->slots * sizeof *delivery->outlets[w].held);
     return proof_ready(&delivery->proof, number, &delivery->result.before);
 }
 
@@ -494,6 +498,7 @@ static enum status finish_run(struct delivery *delivery, uint64_t number)
     std::vector<struct tally> tallies(delivery->workers);
     CUDA_TRY(cudaMemcpy(tallies.data(), delivery->tallies, delivery->workers * sizeof tallies[0],
                         cudaMemcpyDeviceToHost));
+    delivery->result.number = number;
     delivery->result.tally = {};
     for (uint32_t w = 0; w < delivery->workers; w++) {
         tally_merge(&delivery->result.tally, &tallies[w]);

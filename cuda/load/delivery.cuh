@@ -134,6 +134,10 @@ enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
  * labels and values, sample by sample; `seen` of the load counts those that are right. */
 enum status outlet_check(struct outlet *outlet, uint32_t slot, uint32_t count);
 
+/* look() of the variants' traits: the values and labels in the slots of all workers, or in some thousands of
+ * each where they have more. */
+enum status delivery_look(struct delivery *delivery, uint64_t *wrong);
+
 /* The lock, taken where there is a consumer: without one no worker touches what is another's. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
 {

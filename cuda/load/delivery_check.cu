@@ -1,4 +1,4 @@
-/* --verify: batches on the device against what the plain reader reads and the reference converts. */
+/* --verify: compares batches on the device with what the plain reader reads and the reference converts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,22 +38,20 @@ static enum status want(struct outlet *outlet, uint32_t number, int32_t *label)
     return STATUS_OK;
 }
 
-static enum status check_slot(struct outlet *outlet, uint32_t slot)
+/* Whether a slot holds what it must: values, label and the hash that was taken on the way. */
+static enum status check_slot(struct outlet *outlet, uint32_t slot, bool *right)
 {
     const struct delivery *delivery = outlet->delivery;
-    uint32_t number = outlet->held[slot];
+    const struct dataset_sample *sample = &delivery->load->dataset->samples[outlet->held[slot]];
     int32_t label, wanted_label;
     uint64_t hash;
     CUDA_TRY(cudaMemcpy(outlet->found, outlet->tensor + slot * delivery->stride, delivery->slot_bytes,
                         cudaMemcpyDeviceToHost));
     CUDA_TRY(cudaMemcpy(&label, &outlet->labels[slot], sizeof label, cudaMemcpyDeviceToHost));
     CUDA_TRY(cudaMemcpy(&hash, &outlet->hashes[slot], sizeof hash, cudaMemcpyDeviceToHost));
-    TRY(want(outlet, number, &wanted_label));
-    bool right = hash == delivery->load->dataset->samples[number].whole && label == wanted_label &&
-                 memcmp(outlet->found, outlet->wanted, delivery->slot_bytes) == 0;
-    uint8_t *seen = &delivery->load->control->seen[number];
-    if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
-        __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
+    TRY(want(outlet, outlet->held[slot], &wanted_label));
+    *right = hash == (delivery->load->control->whole ? sample->whole : sample->edges) &&
+             label == wanted_label && memcmp(outlet->found, outlet->wanted, delivery->slot_bytes) == 0;
     return STATUS_OK;
 }
 
@@ -62,7 +60,32 @@ enum status outlet_check(struct outlet *outlet, uint32_t slot, uint32_t count)
     TRY(room_to_verify(outlet));
     CUDA_TRY(cudaEventSynchronize(outlet->berths[slot / outlet->delivery->load->batch].ready));
     for (uint32_t i = slot; i < slot + count; i++)
-        if (outlet->held[i] != DELIVERY_LOST)
-            TRY(check_slot(outlet, i));
+        if (outlet->held[i] != DELIVERY_LOST) {
+            uint8_t *seen = &outlet->delivery->load->control->seen[outlet->held[i]];
+            bool right;
+            TRY(check_slot(outlet, i, &right));
+            if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
+                __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
+        }
+    return STATUS_OK;
+}
+
+#define LOOKED_AT 4096 /* slots of a worker at most: each takes some 50 us */
+
+enum status delivery_look(struct delivery *delivery, uint64_t *wrong)
+{
+    uint32_t step = (delivery->slots + LOOKED_AT - 1) / LOOKED_AT;
+    *wrong = 0;
+    CUDA_TRY(cudaSetDevice(delivery->device));
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        struct outlet *outlet = &delivery->outlets[w];
+        TRY(room_to_verify(outlet));
+        for (uint32_t i = 0; i < delivery->slots; i += step) {
+            bool right = true;
+            if (outlet->held[i] != DELIVERY_LOST)
+                TRY(check_slot(outlet, i, &right));
+            *wrong += !right;
+        }
+    }
     return STATUS_OK;
 }

@@ -158,6 +158,11 @@ static enum status files_gpu_fetch(void *state, void *result)
                           static_cast<struct load_result *>(result));
 }
 
+static enum status files_gpu_look(void *state, uint64_t *wrong)
+{
+    return delivery_look(&static_cast<struct files_gpu *>(state)->delivery, wrong);
+}
+
 static enum status files_gpu_copy(void *state, double *bytes_per_s)
 {
     const struct delivery *delivery = &static_cast<struct files_gpu *>(state)->delivery;
@@ -174,7 +179,8 @@ static const struct load_traits traits = {.shards = false,
                                           .accepts = NULL,
                                           .timed = "order+open+read+close+transfer+unpack",
                                           .timed_unless_warm = NULL,
-                                          .copy = files_gpu_copy};
+                                          .copy = files_gpu_copy,
+                                          .look = files_gpu_look};
 
 extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
                                                      .threaded = false,

@@ -292,6 +292,11 @@ static enum status gds_copy(void *state, double *bytes_per_s)
     return ring_copy(&static_cast<struct gds *>(state)->ring, bytes_per_s);
 }
 
+static enum status gds_look(void *state, uint64_t *wrong)
+{
+    return ring_look(&static_cast<struct gds *>(state)->ring, wrong);
+}
+
 static const struct load_traits traits = {.shards = true,
                                           .files = false,
                                           .device = true,
@@ -302,7 +307,8 @@ static const struct load_traits traits = {.shards = true,
                                           .accepts = gds_accepts,
                                           .timed = "order+open+read+unpack",
                                           .timed_unless_warm = NULL,
-                                          .copy = gds_copy};
+                                          .copy = gds_copy,
+                                          .look = gds_look};
 
 extern "C" const struct variant variant_gds = {.platform = "cuda",
                                                .threaded = true,

@@ -543,6 +543,11 @@ void ring_close(struct ring *ring)
     delivery_close(&ring->delivery);
 }
 
+enum status ring_look(void *state, uint64_t *wrong)
+{
+    return delivery_look(&static_cast<struct ring *>(state)->delivery, wrong);
+}
+
 /* ---- Copy bandwidth ---- */
 
 static cudaError_t copy_share(const struct ring_worker *worker, uint64_t bytes)

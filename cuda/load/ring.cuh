@@ -109,6 +109,9 @@ enum status ring_run(struct ring *ring, uint64_t number);
  */
 enum status ring_copy(void *state, double *bytes_per_s);
 
+/* look() of the variants' traits. */
+enum status ring_look(void *state, uint64_t *wrong);
+
 /* The buffers of a worker. */
 static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)
 {

@@ -100,12 +100,12 @@ template <class Launcher> struct ladder_by {
         return device_batch_setup<ladder_by>(resources, input, state);
     }
 
-    image_work<noise> work_of(uint64_t j) const
+    image_work<noise> work_of(uint64_t run, uint64_t j) const
     {
         const struct synth *synth = batch.synth;
         image_work<noise> work;
         work.input = image_input_at(batch.input, synth->classes,
-                                    reinterpret_cast<const uint64_t *>(synth->spoke_offset), batch.run, j);
+                                    reinterpret_cast<const uint64_t *>(synth->spoke_offset), run, j);
         work.noise = noise::at(noise_memory, work.segments());
         work.points = points;
         work.grays = grays;
@@ -114,7 +114,7 @@ template <class Launcher> struct ladder_by {
 
     enum status launch(uint64_t j, unsigned stages) const
     {
-        return launcher.launch(work_of(j), stages, batch.clock.stream);
+        return launcher.launch(work_of(batch.run, j), stages, batch.clock.stream);
     }
 
     static enum status run(void *state, uint64_t number, struct run_time *time)
@@ -133,13 +133,13 @@ template <class Launcher> struct ladder_by {
         return device_batch_fetch(&self->batch, static_cast<struct synth_fetch *>(result));
     }
 
-    /* Makes the noise of image j again, which is a function of its key, and copies it out. */
-    static enum status fetch_noise(void *state, uint64_t j, float *result)
+    /* Makes the noise of an image again, which is a function of its key, and copies it out. */
+    static enum status fetch_noise(void *state, uint64_t run, uint64_t j, float *result)
     {
         ladder_by *self = static_cast<ladder_by *>(state);
         CUDA_TRY(cudaSetDevice(self->batch.device));
-        image_work<noise> work = self->work_of(j);
-        TRY(self->launch(j, STAGE_NOISE));
+        image_work<noise> work = self->work_of(run, j);
+        TRY(self->launcher.launch(work, STAGE_NOISE, self->batch.clock.stream));
         void *copy = malloc(work.segments() * noise::bytes);
         if (!copy)
             return status_set(STATUS_FAILED, "out of memory for the noise of an image");

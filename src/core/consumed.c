@@ -156,7 +156,6 @@ enum status consumed_end(void *state, char texts[][64], double *wait_share)
     const struct consumer_facts *facts = &self->job.consumer->facts;
     if (!delivers_many(self))
         TRY(add_span(self));
-    set_consumer(self, NULL);
     if (sum->steps == 0)
         return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
     double step_s = sum->whole_steps ? sum->whole_s / (double)sum->whole_steps : NAN;
@@ -173,6 +172,11 @@ enum status consumed_end(void *state, char texts[][64], double *wait_share)
     put(texts[8], facts->bus_slowdown, 6);
     put(texts[9], sum->loss, 6);
     return STATUS_OK;
+}
+
+void consumed_detach(void *state)
+{
+    set_consumer(state, NULL);
 }
 
 const struct variant consumed_variant = {

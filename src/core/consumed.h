@@ -41,8 +41,11 @@ void *consumed_latest(void *state);
 #define CONSUMED_FIRST   "compute_ms"
 #define CONSUMED_COLUMNS 10
 
-/* After the timed runs: waits for their last steps, fills the texts of CONSUMED_MEASURES and `*wait_share`,
- * and has the variant consumed no more. STATUS_FAILED when a step fails. */
+/* After the timed runs: waits for their last steps, and fills the texts of CONSUMED_MEASURES and
+ * `*wait_share`. STATUS_FAILED when a step fails. */
 enum status consumed_end(void *state, char texts[][64], double *wait_share);
+
+/* From now on the variant's own runs hand nothing over. */
+void consumed_detach(void *state);
 
 #endif

@@ -138,8 +138,11 @@ static void combine(const struct row *rows, int count, const char *column, enum 
     char text[32] = "";
     if (!first || !*first || how == COMBINE_NONE)
         return;
-    if (how == COMBINE_FIRST || how == COMBINE_SAME) {
-        row_set(total, column, first);
+    bool common = true;
+    for (int i = 1; how == COMBINE_COMMON && i < count; i++)
+        common &= strcmp(row_get(&rows[i], column), first) == 0;
+    if (how == COMBINE_FIRST || how == COMBINE_SAME || how == COMBINE_COMMON) {
+        row_set(total, column, common ? first : "");
         return;
     }
     unsigned long long sum = 0;
@@ -170,6 +173,9 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
                                             {"ranks_per_device", COMBINE_MAX},
                                             {"batch", COMBINE_SUM},
                                             {"wrong", COMBINE_SUM},
+                                            {"sm_clock_mhz", COMBINE_MIN},
+                                            {"mem_clock_mhz", COMBINE_MIN},
+                                            {"instruction_set", COMBINE_COMMON},
                                             {NULL, COMBINE_FIRST}};
     row_set(total, "rank", "all");
     for (const struct measure *measure = shared; measure->column; measure++)

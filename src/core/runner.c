@@ -13,28 +13,14 @@
 #include "core/runner_parts.h"
 #include "core/timer.h"
 
-#define THROTTLE_POLL_S 0.05 /* NVML answers in microseconds, but knows nothing new sooner than this */
-#define PROGRESS_S      0.1
+#define PROGRESS_S 0.1
 
 /* ---- Progress ---- */
-
-static void poll_throttling(struct runner *runner, double now_s)
-{
-    struct gpu_state state;
-    if (!(runner_on_gpu(runner) || runner->consumer) || now_s - runner->polled_s < THROTTLE_POLL_S)
-        return;
-    runner->polled_s = now_s;
-    if (nvml_gpu_state(runner->device.pci_bus_id, &state) == STATUS_OK)
-        runner->throttle_reasons |= state.throttle_reasons;
-}
 
 static void show_progress(void *context, size_t samples, double elapsed_s, double max_time_s)
 {
     struct runner *runner = context;
     double now_s = timer_now_s();
-    /* NVML takes milliseconds, for which the next batch of a training loop would wait. */
-    if (!runner->consumer)
-        poll_throttling(runner, now_s);
     if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
         return;
     runner->shown_s = now_s;
@@ -55,55 +41,9 @@ void runner_show_phase(const struct runner *runner, const char *phase)
 
 /* ---- One variant ---- */
 
-/* What is run, whose state set_up() makes: the variant, or with --compute what hands its batches over. */
-static const struct variant *running(const struct runner *runner)
-{
-    return runner->consumer ? &consumed_variant : runner->entry->variant;
-}
-
-/* The variant's own state, with the results of the latest run. */
-static void *own_state(const struct runner *runner, void *state)
-{
-    return runner->consumer ? consumed_latest(state) : state;
-}
-
-/* Makes run 0, after another run, so that a result which run 0 failed to overwrite is caught; then checks it
- * where asked. Where each run is a row none is made before its time. */
-static enum status make_first(struct runner *runner, void *state, struct result *result)
-{
-    const struct settings *settings = runner->settings;
-    struct run_time unused;
-    bool repeats = !settings->workload->more;
-    if (settings->verify && repeats)
-        TRY(variant_run(running(runner), state, 1, &unused));
-    if (repeats)
-        TRY(variant_run(running(runner), state, 0, &unused));
-    result->runs_before = !repeats ? 0 : settings->verify ? 2 : 1;
-    if (!settings->verify)
-        return STATUS_OK;
-    runner_show_phase(runner, "verifying");
-    TRY(settings->workload->verify(runner->input, runner->entry->variant, own_state(runner, state),
-                                   &result->wrong));
-    result->verified = true;
-    return STATUS_OK;
-}
-
-/* The same, and hands the run to the user. `*wrong` is counted over all ranks. */
-static enum status make_and_verify(struct runner *runner, void *state, struct result *result, uint64_t *wrong)
-{
-    const struct settings *settings = runner->settings;
-    enum status status = make_first(runner, state, result);
-    if (status == STATUS_OK && settings->workload->deliver)
-        status = settings->workload->deliver(runner->input,
-                                             settings->variant_count > 1 ? runner->entry->name : NULL,
-                                             runner->entry->variant, own_state(runner, state));
-    TRY(comm_agree(status));
-    *wrong = result->wrong;
-    return comm_sum(wrong, 1);
-}
-
-/* The workload's own columns; with --compute first those of the steps, which end with it. */
-static enum status measure(const struct runner *runner, void *state, struct result *result, char texts[][64])
+/* What the timed runs left, before anything else is made of it: with --compute the columns of the steps, and
+ * the workload's own. */
+static enum status observe(const struct runner *runner, void *state, struct result *result, char texts[][64])
 {
     const struct workload *workload = runner->settings->workload;
     size_t steps = 0;
@@ -112,9 +52,21 @@ static enum status measure(const struct runner *runner, void *state, struct resu
             steps++;
         TRY(consumed_end(state, texts + steps, &result->wait_share));
     }
-    if (!workload->measure)
-        return STATUS_OK;
-    return workload->measure(runner->input, runner->entry->variant, own_state(runner, state), texts);
+    return workload->observe ? workload->observe(runner->input, runner->entry->variant,
+                                                 runner_own_state(runner, state), texts)
+                             : STATUS_OK;
+}
+
+/* The rest of the workload's own columns. */
+static enum status measure(const struct runner *runner, void *state, char texts[][64])
+{
+    const struct workload *workload = runner->settings->workload;
+    phase_enter(PHASE_MEASURE);
+    if (runner->consumer)
+        consumed_detach(state);
+    return workload->measure ? workload->measure(runner->input, runner->entry->variant,
+                                                 runner_own_state(runner, state), texts)
+                             : STATUS_OK;
 }
 
 /* Has the workload keep the run with its row, before that is written: then a kill in between loses neither.
@@ -125,7 +77,8 @@ static enum status keep(const struct runner *runner, void *state, const struct r
     if (!runner->settings->workload->keep)
         return STATUS_OK;
     TRY(csv_text(row, &text));
-    enum status status = runner->settings->workload->keep(runner->input, own_state(runner, state), text);
+    enum status status =
+        runner->settings->workload->keep(runner->input, runner_own_state(runner, state), text);
     free(text);
     return status;
 }
@@ -135,7 +88,8 @@ static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
     const struct result none = {.work.items = 1, .bench.time.median = 1};
-    const char *kept = settings->workload->kept ? settings->workload->kept(own_state(runner, state)) : "";
+    const char *kept =
+        settings->workload->kept ? settings->workload->kept(runner_own_state(runner, state)) : "";
     bool added = false;
     if (!*kept || !settings->out)
         return STATUS_OK;
@@ -154,18 +108,19 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
-/* After the timing: the columns that are left, and the rows. `all`: the run of all ranks, where there are
- * several. */
+/* After the timing: verifies what was timed, then makes the rows and publishes them. `all`: the run of all
+ * ranks, where there are several. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     phase_enter(PHASE_MEASURE);
-    poll_throttling(runner, timer_now_s() + THROTTLE_POLL_S);
-    result->throttle_reasons = runner->throttle_reasons;
+    result->throttle_reasons = runner->watched.throttle_reasons;
     result->roofline = runner_roofline(runner, &result->work);
     result->roofline_share = result->roofline.floor_s / result->bench.time.median;
     char measures[MEASURES_MAX][64] = {{0}};
     struct row row = {0};
-    enum status status = measure(runner, state, result, measures);
+    TRY(comm_agree(observe(runner, state, result, measures)));
+    TRY(runner_verify_timed(runner, state, result));
+    enum status status = measure(runner, state, measures);
     if (status == STATUS_OK)
         status = runner_row(runner, result, measures, &row);
     if (status == STATUS_OK)
@@ -185,15 +140,27 @@ static enum status record(struct runner *runner, void *state, const struct bench
     return status;
 }
 
+/* Takes samples, while the GPU is watched where there is one at work. */
+static enum status take_samples(struct runner *runner, void *state, const struct bench_limits *limits,
+                                struct bench *bench, struct bench_together *together)
+{
+    struct gpu_watch *watch;
+    bool on_gpu = runner_on_gpu(runner) || runner->consumer;
+    TRY(gpu_watch_begin(on_gpu ? runner->device.pci_bus_id : "", &watch));
+    enum status status = bench_measure(runner_variant(runner), state, limits,
+                                       runner->settings->workload->more ? NULL : show_progress, runner, bench,
+                                       runner->place.ranks > 1 ? together : NULL);
+    gpu_watch_end(watch, &runner->watched);
+    return status;
+}
+
 /* Takes the samples that `limits` say, and makes a row of them. */
 static enum status time_row(struct runner *runner, void *state, const struct bench_limits *limits,
                             struct result *result)
 {
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
-    enum status status = comm_agree(
-        bench_measure(running(runner), state, limits, runner->settings->workload->more ? NULL : show_progress,
-                      runner, &result->bench, runner->place.ranks > 1 ? &together : NULL));
+    enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
     /* Runs may have delivered less than was known before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
@@ -211,7 +178,6 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     TRY(complete_rows(runner, state));
     uint64_t runs = 0;
     for (; workload->more(runner->input, state); runs++) {
-        runner->throttle_reasons = 0; /* of this row's run alone */
         if (runs > 0)
             env_time(runner->time_utc);
         TRY(time_row(runner, state, &one_run, result));
@@ -219,30 +185,9 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     return workload->end ? workload->end(runner->input, state, runs) : STATUS_OK;
 }
 
-/* Makes the first run and checks it. Wrong results make a line of the report, and are not timed. */
-static enum status check(struct runner *runner, void *state, struct result *result)
-{
-    uint64_t wrong;
-    phase_enter(PHASE_VERIFY);
-    TRY(make_and_verify(runner, state, result, &wrong));
-    if (wrong == 0)
-        return STATUS_OK;
-    double items = result->work.items;
-    runner_show_phase(runner, NULL);
-    result->wrong = wrong;
-    if (runner_leads(runner))
-        TRY(report_add(runner->report, result));
-    char what[128];
-    snprintf(what, sizeof what, "%llu of %.0f %s", (unsigned long long)wrong, items,
-             runner->settings->workload->item);
-    if (runner->settings->workload->verdict)
-        runner->settings->workload->verdict(runner->input, own_state(runner, state), what, sizeof what);
-    return status_set(STATUS_WRONG, "%s are wrong; its time is not recorded", what);
-}
-
 static enum status check_and_time(struct runner *runner, void *state, struct result *result)
 {
-    TRY(check(runner, state, result));
+    TRY(runner_check(runner, state, result));
     return time_variant(runner, state, result);
 }
 
@@ -252,15 +197,15 @@ static enum status set_up(struct runner *runner, void **state)
     phase_enter(PHASE_SETUP);
     const struct consumed_job job = {runner->settings->workload, runner->entry->variant, runner->input,
                                      runner->consumer};
-    return running(runner)->setup(&runner->settings->resources, runner->consumer ? &job : runner->input,
-                                  state);
+    return runner_variant(runner)->setup(&runner->settings->resources,
+                                         runner->consumer ? &job : runner->input, state);
 }
 
 /* What rank 0 takes for the work of one rank (weak scaling), or of all (strong), while the others sleep.
  * Memory may be too short for the work of all: then there is a warning, and no efficiency. */
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
-    const struct variant *variant = running(runner);
+    const struct variant *variant = runner_variant(runner);
     const struct bench_limits *limits = &runner->settings->limits;
     void *state;
     if (set_up(runner, &state) != STATUS_OK) {
@@ -294,7 +239,6 @@ static enum status time_alone(struct runner *runner)
         env_share_memory(comm_local_size());
         phase_enter(PHASE_IDLE);
     }
-    runner->throttle_reasons = 0; /* those of the runs together count */
     return comm_agree(status);
 }
 
@@ -311,7 +255,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
         status = job(runner, state, result);
     if (own == STATUS_OK) {
         phase_enter(PHASE_TEARDOWN);
-        running(runner)->teardown(state);
+        runner_variant(runner)->teardown(state);
     }
     phase_enter(PHASE_IDLE);
     range_pop();
@@ -326,7 +270,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
  * they have set up. */
 static enum status run_ranks(struct runner *runner, struct result *result)
 {
-    TRY(comm_agree(with_state(runner, check, result)));
+    TRY(comm_agree(with_state(runner, runner_check, result)));
     result->runs_before = 0; /* in the next state there were none */
     TRY(time_alone(runner));
     return with_state(runner, time_variant, result);
@@ -335,7 +279,6 @@ static enum status run_ranks(struct runner *runner, struct result *result)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
-    runner->throttle_reasons = 0;
     memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);
     const struct workload *workload = runner->settings->workload;
     struct result result = {.variant = entry->name,

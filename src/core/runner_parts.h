@@ -1,5 +1,6 @@
-/* What the parts of the runner share: runner.c (the life of a variant), runner_rows.c (what is written of
- * it), runner_publish.c (to whom) and runner_ranks.c (where each rank runs). Nothing else includes this. */
+/* What the parts of the runner share: runner.c (the life of a variant), runner_verify.c (whether its results
+ * are right), runner_rows.c (what is written of it), runner_publish.c (to whom) and runner_ranks.c (where
+ * each rank runs). Nothing else includes this. */
 #ifndef FDSL_CORE_RUNNER_PARTS_H
 #define FDSL_CORE_RUNNER_PARTS_H
 
@@ -9,6 +10,7 @@
 #include "common/device.h"
 #include "core/consumer.h"
 #include "core/env.h"
+#include "core/gpu_watch.h"
 #include "core/monitor.h"
 #include "core/place.h"
 #include "core/record.h"
@@ -30,12 +32,12 @@ struct runner {
 
     /* The variant under way */
     const struct variant_entry *entry;
-    uint64_t throttle_reasons;
+    struct gpu_watched watched; /* during the timed runs of the row under way */
     /* Of the row under way. All rows of an invocation share the program's start, so that they are known to
      * belong together; only where a run is a row of its own (an epoch), those behind the first have their own
      * begin. */
     char time_utc[ENV_TIME_MAX];
-    double polled_s, shown_s;
+    double shown_s;
     double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
     bool progress;
 };
@@ -71,6 +73,23 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
 
 /* Shows on a terminal what the variant under way is doing; NULL clears the line. */
 void runner_show_phase(const struct runner *runner, const char *phase);
+
+/* ---- runner_verify.c ---- */
+
+/* The variant to run, whose state is that of `state` below: the one under way, or with --compute the one that
+ * hands its batches to the consumer. And the state of the one under way, with the results of the latest run.
+ */
+const struct variant *runner_variant(const struct runner *runner);
+void *runner_own_state(const struct runner *runner, void *state);
+
+/* Before the timing: makes run 0, verifies it where --verify is given, and hands it to the user. Agrees.
+ * STATUS_WRONG, with a line of the report, where it is not right. */
+enum status runner_check(struct runner *runner, void *state, struct result *result);
+
+/* After the timing, where --verify is given: verifies the last timed run as it is, and another one, drawn at
+ * random from the timed ones, which is made once more. Agrees. STATUS_WRONG as above: its times are not
+ * recorded. */
+enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_publish.c ---- */
 

@@ -25,10 +25,11 @@ struct work {
 /* What a column of the row of all ranks holds, given those of the ranks; and so what it is: words, a hash, or
  * else a number. */
 enum combine {
-    COMBINE_FIRST, /* rank 0's words, which are the same on all */
-    COMBINE_SAME,  /* rank 0's number, which is the same on all */
-    COMBINE_NONE,  /* nothing: it means something for one rank alone */
-    COMBINE_MIN,   /* the smallest number */
+    COMBINE_FIRST,  /* rank 0's words, which are the same on all */
+    COMBINE_SAME,   /* rank 0's number, which is the same on all */
+    COMBINE_COMMON, /* rank 0's words where all ranks have the same, else nothing */
+    COMBINE_NONE,   /* nothing: it means something for one rank alone */
+    COMBINE_MIN,    /* the smallest number */
     COMBINE_MEAN,
     COMBINE_MAX,    /* the largest number: the slowest rank's */
     COMBINE_SUM,    /* the sum of whole numbers */
@@ -55,6 +56,10 @@ struct workload {
     /* Names of those that only one variant may be given, as several would write the same; NULL-terminated.
      * May be NULL: none. */
     const char *const *single;
+
+    /* The variants that the column `speedup` compares with: the first one that is among those of a call.
+     * NULL-terminated. */
+    const char *const *baselines;
 
     /* The workload's own CSV columns; the last one's name is NULL. */
     const struct measure *measures;
@@ -121,15 +126,26 @@ struct workload {
     /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Run number 0 has been made by `state` (unless there is more()): counts the items that differ from the
-     * oracle. */
-    enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t *wrong);
+    /* Counts the items in the latest run of `state` that differ from the oracle. `number` is the run that it
+     * should be: the result of another one is wrong as a whole. Does not run the variant, whose results stay
+     * as they are. With more(), 0 comes before the first run and has steps checked from there on. */
+    enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
+                          uint64_t *wrong);
 
-    /* What verify() found wrong, in words: "9 of 10 losses". May be NULL: so many of the items. */
+    /* Where verify() cannot see afterwards all that a run has delivered: from now on runs check each item as
+     * they deliver it, or (`closely` is false) no longer. Such a run is not timed. May be NULL. */
+    enum status (*check_closely)(void *input, bool closely);
+
+    /* What verify() found wrong, in words: "9 of 10 losses". May be NULL: the count of the items. */
     void (*verdict)(const void *input, void *state, char *text, size_t size);
 
-    /* Fills the workload's own columns after the timed runs, one text a column in `measures` (they come
-     * empty); may run the variant again. May be NULL. */
+    /* Fills those of the workload's own columns that tell of the latest timed run, before anything else
+     * happens to `state` or to the machine; `texts` has a text per column in `measures`, empty as yet. May be
+     * NULL. */
+    enum status (*observe)(const void *input, const struct variant *variant, void *state, char texts[][64]);
+
+    /* Fills the rest of these columns, after the last run has been verified; may run the variant again. May
+     * be NULL. */
     enum status (*measure)(const void *input, const struct variant *variant, void *state, char texts[][64]);
 
     /* Run number 0 has been made by `state`: writes what the user asked to see of it. May be NULL.

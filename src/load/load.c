@@ -68,6 +68,10 @@ struct load_job {
     struct dataset dataset;
     struct load_control control;
     struct pictures pictures; /* where batches are learnt from */
+
+    /* Of the load, while samples are checked closely */
+    uint32_t epochs;
+    struct tally lost;
 };
 
 /* ---- What variants ask ---- */
@@ -149,6 +153,7 @@ static enum status check_combination(const struct options *given, const struct p
 static void load_close(void *input)
 {
     struct load_job *job = input;
+    free(job->control.seen);
     dataset_close(&job->dataset);
     free(job);
 }
@@ -372,45 +377,77 @@ struct order_plan load_variant_plan(const struct load *load, const struct varian
     return plan;
 }
 
-/* Epoch 0 once more, every byte of every sample compared with what the plain reader read. */
-static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t *wrong)
+/* While samples are checked closely a run is one epoch, and what it counts is set aside afterwards. */
+static enum status load_check_closely(void *input, bool closely)
 {
-    struct load_job *job = (struct load_job *)(uintptr_t)input; /* made by load_open() */
+    struct load_job *job = input;
+    struct load_control *control = &job->control;
+    if (!closely && !control->whole)
+        return STATUS_OK;
+    if (closely) {
+        TRY(dataset_hash(&job->dataset));
+        control->seen = calloc(job->dataset.sample_count, 1);
+        if (!control->seen)
+            return status_set(STATUS_FAILED, "out of memory to verify");
+        job->epochs = job->load.epochs;
+        job->lost = control->lost;
+        job->load.epochs = 1;
+    } else {
+        free(control->seen);
+        control->seen = NULL;
+        job->load.epochs = job->epochs;
+        control->lost = job->lost;
+    }
+    control->whole = closely;
+    return STATUS_OK;
+}
+
+/* Every byte of every sample of a run that was checked closely has been compared with what the plain reader
+ * read: whether each sample of its epoch came as often as it should. */
+static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
+                                const struct load_result *result, uint64_t *wrong)
+{
     struct order_plan plan = load_variant_plan(&job->load, variant, 1);
-    struct load_result result;
-    struct run_time unused;
-    TRY(dataset_hash(&job->dataset));
-    uint8_t *seen = calloc(job->dataset.sample_count, 1), *wanted = calloc(job->dataset.sample_count, 1);
-    enum status status = seen && wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
-    uint32_t epochs = job->load.epochs;
-    job->load.epochs = 1;
-    job->control.whole = true;
-    job->control.seen = seen;
+    uint8_t *wanted = calloc(job->dataset.sample_count, 1);
+    enum status status = wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
     if (status == STATUS_OK)
-        status = variant_run(variant, state, 0, &unused);
-    job->control.whole = false;
-    job->control.seen = NULL;
-    job->control.lost = (struct tally){0};
-    job->load.epochs = epochs;
-    if (status == STATUS_OK)
-        status = variant->fetch(state, &result);
-    if (status == STATUS_OK)
-        status = visit_epoch(&job->load, &plan, 0, want, wanted);
-    *wrong = 0;
+        status = visit_epoch(&job->load, &plan, number, want, wanted);
     for (uint32_t i = 0; status == STATUS_OK && i < job->dataset.sample_count; i++)
-        *wrong += seen[i] != wanted[i];
-    if (status == STATUS_OK)
-        *wrong -= *wrong < result.skipped ? *wrong : result.skipped;
-    free(seen);
+        *wrong += job->control.seen[i] != wanted[i];
+    *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
     free(wanted);
     return status;
 }
+
+/* Timed runs compare the tally of what they delivered with the plain reader's; here it is seen that the
+ * result is of this run, and that the samples that it left in the buffers are whole. */
+static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                               uint64_t *wrong)
+{
+    const struct load_job *job = input;
+    const struct load_traits *traits = variant->traits;
+    struct load_result *result = malloc(sizeof *result);
+    *wrong = 0;
+    if (!result)
+        return status_set(STATUS_FAILED, "out of memory to verify");
+    enum status status = variant->fetch(state, result);
+    if (status == STATUS_OK && result->number != number)
+        *wrong = (uint64_t)load_work(input, variant).items;
+    else if (status == STATUS_OK && job->control.whole)
+        status = count_unseen(job, variant, number, result, wrong);
+    else if (status == STATUS_OK)
+        status = traits->look(state, wrong);
+    free(result);
+    return status;
+}
+
+static const char *const baselines[] = {"files", "shards", NULL};
 
 static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/5",
+    .schema = "load/6",
     .summary = "samples read from files and from shards into batches",
     .item = "samples",
     .options = options,
@@ -418,6 +455,7 @@ const struct workload workload_load = {
     .parameters_bytes = sizeof(struct parameters),
     .measures = load_measures,
     .shown = shown,
+    .baselines = baselines,
     .checks_runs = true,
     .shares_items = true,
     .open = load_open,
@@ -432,5 +470,7 @@ const struct workload workload_load = {
     .set_consumer = load_set_consumer,
     .work = load_work,
     .verify = load_verify,
+    .check_closely = load_check_closely,
+    .observe = load_observe,
     .measure = load_measure,
 };

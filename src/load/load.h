@@ -35,7 +35,7 @@ struct load_control {
     struct consumer *consumer; /* takes every batch that is delivered; NULL: none */
 };
 
-/* The input: constant over all runs but for `control`, and `epochs`, which is 1 while --verify looks. Run n
+/* The input: constant over all runs but for `control`, and `epochs`, which is 1 while control->whole. Run n
  * reads epochs n * epochs to n * epochs + epochs - 1.
  */
 struct load {
@@ -74,12 +74,18 @@ struct load_traits {
     /* The wall of any such loader, in bytes a second: of the CPU's, one copy of the working set into the same
      * buffers by the same threads; of those that deliver on a device, see docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
+
+    /* Counts into `*wrong` the samples that the latest run left in the buffers (as many as there are slots,
+     * or some thousands of them) that are not, byte by byte, those of the data set. Their hashes are known:
+     * load->control has been `whole` before. */
+    enum status (*look)(void *state, uint64_t *wrong);
 };
 
 enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 
 /* fetch() of every load variant fills this for its latest run. */
 struct load_result {
+    uint64_t number;            /* of the run; UINT64_MAX before the first */
     struct tally tally;         /* of what was delivered */
     uint64_t skipped;           /* samples that could not be read or decoded */
     struct cache_pages before;  /* resident when the run began; with LOAD_WARM, when all had been read */

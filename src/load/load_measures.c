@@ -144,13 +144,15 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
     return STATUS_OK;
 }
 
-static enum status measure_copy(const struct load *load, const struct variant *variant, void *state,
-                                char texts[][64])
+static enum status measure_copy_and_order(const struct load *load, const struct variant *variant, void *state,
+                                          char texts[][64])
 {
     struct load_result *result = malloc(sizeof *result);
     if (!result)
         return status_set(STATUS_FAILED, "out of memory for measures");
     enum status status = copy_in_turn(load, variant, state, result, texts);
+    if (status == STATUS_OK)
+        status = measure_order(load, variant, result->threads, texts);
     free(result);
     return status;
 }
@@ -167,10 +169,9 @@ static void warn_of_cooling(const struct load *load, const struct load_result *r
                     (unsigned long long)read, 100 * cache_share(after));
 }
 
-/* What is known of the latest timed run, and by how many threads. */
-static enum status measure_run(const struct load *load, const struct variant *variant, void *state,
-                               char texts[][64], int *threads)
+enum status load_observe(const void *input, const struct variant *variant, void *state, char texts[][64])
 {
+    const struct load *load = input;
     const struct dataset *dataset = load->dataset;
     struct cache_pages after;
     struct load_result *result = malloc(sizeof *result);
@@ -180,7 +181,6 @@ static enum status measure_run(const struct load *load, const struct variant *va
     if (status == STATUS_OK)
         status = load_resident(load, &after);
     if (status == STATUS_OK) {
-        *threads = result->threads;
         warn_of_cooling(load, result, &after);
         if (!dataset->uncounted)
             snprintf(
@@ -216,13 +216,9 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     if (dataset->shards)
         snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
     snprintf(texts[SAMPLE_BYTES], 64, "%.9g", (double)dataset->bytes / dataset->sample_count);
-    int threads = 1;
-    /* First, as it asks for the latest timed run. */
-    TRY(measure_run(load, variant, state, texts, &threads));
-    TRY(measure_order(load, variant, threads, texts));
     if (traits->calls)
         TRY(measure_calls(load, variant, state, texts));
-    return measure_copy(load, variant, state, texts);
+    return measure_copy_and_order(load, variant, state, texts);
 }
 
 enum status load_check_total(const void *input, const struct row *total)

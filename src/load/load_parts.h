@@ -20,9 +20,10 @@ struct work load_work(const void *input, const struct variant *variant);
 
 /* ---- load_measures.c ---- */
 
-/* The workload's columns, and what fills them after the timed runs, which it follows with runs of its own:
- * workload->measures and workload->measure(). */
+/* The workload's columns, and what fills them: those of the latest timed run, and those that runs after it
+ * are made for. */
 extern const struct measure load_measures[];
+enum status load_observe(const void *input, const struct variant *variant, void *state, char texts[][64]);
 enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64]);
 
 /* Whether the ranks together delivered every sample as often as their epochs say: workload->check_total(). */

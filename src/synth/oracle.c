@@ -285,45 +285,57 @@ static bool noise_check_passes(struct noise_check *check)
 
 /* ---- The batch ---- */
 
-/* Fetches the images [begin, begin + count) of the batch into the slots, with their noise where need be. */
-static enum status fetch_slots(const struct synth *synth, const struct variant *variant, void *state,
-                               uint64_t begin, int count, struct slot *slots, struct noise_check *check)
+/* What is checked: the latest run of `state`, which must be number `run`. */
+struct checked {
+    const struct synth *synth;
+    const struct variant *variant;
+    void *state;
+    uint64_t run;
+};
+
+static struct synth_image image_of(const struct checked *checked, uint64_t j)
 {
-    const struct synth_traits *traits = variant->traits;
+    const struct synth *synth = checked->synth;
+    return synth_image_at(synth->first, synth->stride, synth->class_count, checked->run, j);
+}
+
+/* Fetches the images [begin, begin + count) of the batch into the slots, with their noise where need be. */
+static enum status fetch_slots(const struct checked *checked, uint64_t begin, int count, struct slot *slots,
+                               struct noise_check *check)
+{
+    const struct synth *synth = checked->synth;
+    const struct synth_traits *traits = checked->variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
         struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels, .label = -1};
-        TRY(variant->fetch(state, &fetch));
+        TRY(checked->variant->fetch(checked->state, &fetch));
         slots[i].label = fetch.label;
         if (!traits->fetch_noise)
             continue;
-        TRY(traits->fetch_noise(state, j, slots[i].noise));
-        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
+        TRY(traits->fetch_noise(checked->state, checked->run, j, slots[i].noise));
         bool sample = j < NOISE_IMAGES;
         float *scratch = sample ? malloc(2 * sizeof(float) * synth->segments_max) : NULL;
         if (sample && !scratch)
             return status_set(STATUS_FAILED, "--verify: out of memory");
-        noise_check_add(check, synth, traits, image, slots[i].noise, scratch, sample);
+        noise_check_add(check, synth, traits, image_of(checked, j), slots[i].noise, scratch, sample);
         free(scratch);
     }
     return STATUS_OK;
 }
 
-static enum status count_wrong(const struct synth *synth, const struct variant *variant, void *state,
-                               struct slot *slots, int slot_count, struct noise_check *check, uint64_t *wrong)
+static enum status count_wrong(const struct checked *checked, struct slot *slots, int slot_count,
+                               struct noise_check *check, uint64_t *wrong)
 {
-    const struct synth_traits *traits = variant->traits;
+    const struct synth *synth = checked->synth;
+    const struct synth_traits *traits = checked->variant->traits;
     for (uint64_t begin = 0; begin < synth->batch; begin += (uint64_t)slot_count) {
         uint64_t left = synth->batch - begin;
         int count = left < (uint64_t)slot_count ? (int)left : slot_count;
-        TRY(fetch_slots(synth, variant, state, begin, count, slots, check));
+        TRY(fetch_slots(checked, begin, count, slots, check));
         uint64_t wrong_here = 0;
 #pragma omp parallel for schedule(dynamic) reduction(+ : wrong_here)
-        for (int i = 0; i < count; i++) {
-            struct synth_image image =
-                synth_image_at(synth->first, synth->stride, synth->class_count, 0, begin + (uint64_t)i);
-            wrong_here += !image_right(synth, traits, image, &slots[i]);
-        }
+        for (int i = 0; i < count; i++)
+            wrong_here += !image_right(synth, traits, image_of(checked, begin + (uint64_t)i), &slots[i]);
         *wrong += wrong_here;
     }
     if (traits->fetch_noise && !noise_check_passes(check))
@@ -331,9 +343,10 @@ static enum status count_wrong(const struct synth *synth, const struct variant *
     return STATUS_OK;
 }
 
-enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state,
+enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong)
 {
+    const struct checked checked = {synth, variant, state, run};
     int slot_count = 1;
 #ifdef _OPENMP
     slot_count = 2 * omp_get_max_threads();
@@ -348,7 +361,7 @@ enum status oracle_verify(const struct synth *synth, const struct variant *varia
     if (((const struct synth_traits *)variant->traits)->fetch_noise)
         status = noise_check_make(synth, &check);
     if (status == STATUS_OK) {
-        status = count_wrong(synth, variant, state, slots, slot_count, &check, wrong);
+        status = count_wrong(&checked, slots, slot_count, &check, wrong);
         noise_check_free(&check);
     }
     slots_free(slots, slot_count);

@@ -23,12 +23,12 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 
-/* Counts the images of the latest run, which must be run 0, that differ from the oracle, or whose labels do.
- * Each is checked.
+/* Counts the images of the latest run that differ from those of run number `run`, or whose labels do. Each is
+ * checked.
  * Noise that had to be fetched is also compared with the reference in distribution (Kolmogorov-Smirnov), and
  * no two of its streams may be equal; when either fails, every image counts as wrong and a warning says
  * why. */
-enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state,
+enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong);
 
 #endif

@@ -96,6 +96,8 @@ static const struct measure measures[] = {{"timed", COMBINE_FIRST},    {"noise_s
                                           {"digest", COMBINE_HASHES},  CONSUMED_MEASURES,
                                           {NULL, COMBINE_FIRST}};
 
+static const char *const baselines[] = {"naive", NULL};
+
 /* The input, with what only this file needs. */
 struct synth_job {
     struct synth synth;           /* first: variants see this */
@@ -491,9 +493,9 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 }
 
 static enum status synth_verify(const void *input, const struct variant *variant, void *state,
-                                uint64_t *wrong)
+                                uint64_t number, uint64_t *wrong)
 {
-    return oracle_verify(input, variant, state, wrong);
+    return oracle_verify(input, variant, state, number, wrong);
 }
 
 #ifdef HAVE_XXHASH
@@ -560,13 +562,14 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_synth = {
     .name = "synth",
-    .schema = "synth/5",
+    .schema = "synth/6",
     .summary = "VisualAtom images: formula-driven training images, made rather than read",
     .item = "images",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .measures = measures,
+    .baselines = baselines,
     .open = synth_open,
     .close = synth_close,
     .move = synth_move,

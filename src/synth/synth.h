@@ -114,9 +114,9 @@ struct synth_traits {
     bool outputs; /* makes any output, and the images' labels; others make canvases and no labels */
     const char *timed; /* what one run's time includes, for the column `timed` */
 
-    /* The noise that image j of the latest run was made from: (x, y) a vertex, vertices an orbit, by orbits.
-     * NULL unless the noise is XORWOW. */
-    enum status (*fetch_noise)(void *state, uint64_t j, float *noise);
+    /* The noise that image j of run number `run` is made from, whether or not that run has been made: (x, y)
+     * per vertex, vertices per orbit, by orbits. NULL unless the noise is XORWOW. */
+    enum status (*fetch_noise)(void *state, uint64_t run, uint64_t j, float *noise);
 
     /* The finished images of the latest run, the variant's: in host memory, or where its platform is "cuda"
      * on the device. */

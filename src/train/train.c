@@ -136,6 +136,7 @@ enum measure_place {
     LOSS_SCALE
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
+static const char *const baselines[] = {"train-naive", NULL};
 
 /* The input, with what it owns. */
 struct opened {
@@ -387,10 +388,10 @@ static bool train_more(const void *input, void *state)
 }
 
 static enum status train_verify(const void *input, const struct variant *variant, void *state,
-                                uint64_t *wrong)
+                                uint64_t number, uint64_t *wrong)
 {
     (void)input, (void)variant;
-    return trainer_verify(state, wrong);
+    return trainer_verify(state, number, wrong);
 }
 
 static void train_verdict(const void *input, void *state, char *text, size_t size)
@@ -468,7 +469,7 @@ static enum status train_measure(const void *input, const struct variant *varian
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/2",
+    .schema = "train/3",
     .summary = "networks that learn to classify, epoch by epoch",
     .item = "samples",
     .options = options,
@@ -477,6 +478,7 @@ const struct workload workload_train = {
     .single = single,
     .measures = measures,
     .shown = shown,
+    .baselines = baselines,
     .open = train_open,
     .close = train_close,
     .move = job_stay,

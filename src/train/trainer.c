@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/trainer_parts.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,22 +9,6 @@
 #include "core/timer.h"
 #include "train/display.h"
 #include "train/export.h"
-
-#define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
-#define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
-
-struct trainer {
-    const struct train_job *job;
-    const struct engine *engine;
-    void *state;             /* the engine's */
-    struct display *display; /* NULL: nobody looks */
-    struct checkpoint now;   /* behind the latest epoch, or the beginning */
-    struct train_totals totals;
-    double epoch_s;
-    float *logits;                        /* of the test set */
-    int lock;                             /* of the folder of checkpoints; negative: none */
-    uint32_t wrong_losses, wrong_tensors; /* that trainer_verify() found */
-};
 
 void trainer_close(void *state)
 {
@@ -374,118 +358,4 @@ enum status trainer_end(void *state, uint64_t runs)
                    job->export_path ? ": exported to " : ": nothing is left to do",
                    job->export_path ? job->export_path : "");
     return STATUS_OK;
-}
-
-/* ---- Against the oracle ---- */
-
-/* Whether a tensor went another way than the oracle's from where both began, by more than `most` of it. Adam
- * makes much of little gradients, so this is wider than the bound of losses. */
-static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
-                        const float *theirs)
-{
-    double off = 0, way = 0;
-    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
-        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
-        way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
-    }
-    return !(sqrt(off) <= most * sqrt(way)); /* a NaN does */
-}
-
-/* The engine's step. One that is skipped is made again, with the scale that it was halved to: what is
- * compared are steps that were taken. At the floor of the scale it stays skipped. */
-static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
-                             struct train_totals *totals)
-{
-    for (int tries = 0; tries < VERIFY_TRIES; tries++) {
-        TRY(trainer->engine->steps(trainer->state, epoch, step, 1));
-        TRY(trainer->engine->totals(trainer->state, totals));
-        if (totals->skipped == 0)
-            break;
-    }
-    return STATUS_OK;
-}
-
-/* The same steps by both engines from where the oracle is, `begin`, and then where they are. Notes which
- * tensors went astray. */
-static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
-                                   const struct train_state *begin, struct train_state *mine,
-                                   struct train_state *theirs, bool *astray)
-{
-    const struct train *train = &trainer->job->train;
-    const struct engine_bounds *bounds = &trainer->engine->bounds;
-    uint32_t steps = train_steps(train), epoch = trainer->now.history.epochs;
-    TRY(engine_oracle.set(oracle, begin));
-    TRY(trainer->engine->set(trainer->state, begin));
-    for (uint32_t i = first; i < first + count; i++) {
-        struct train_totals own, exact;
-        TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
-        TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
-        TRY(engine_oracle.totals(oracle, &exact));
-        if (!isfinite(exact.loss))
-            return status_set(STATUS_FAILED,
-                              "--verify: the oracle's own loss at step %" PRIu32
-                              " is no finite number, so nothing can be compared; lower --lr, or take fewer "
-                              "--verify-steps",
-                              i + 1);
-        double scale = fmax(exact.loss, bounds->floor * (double)exact.samples);
-        trainer->wrong_losses +=
-            own.samples != exact.samples || !(fabs(own.loss - exact.loss) <= bounds->loss * scale);
-    }
-    TRY(trainer->engine->get(trainer->state, mine));
-    TRY(engine_oracle.get(oracle, theirs));
-    for (uint32_t t = 0; t < train->model->tensor_count; t++)
-        astray[t] |= went_astray(&train->model->tensors[t], bounds->drift, begin->parameters,
-                                 mine->parameters, theirs->parameters);
-    return STATUS_OK;
-}
-
-/* Both engines side by side, step by step, in stretches: each begins for both where the oracle ended the one
- * before. Else what is compared in the end is how training amplifies a rounding (docs/train.md), which is no
- * engine's fault. */
-static enum status compare(struct trainer *trainer, void *oracle, struct train_state states[3])
-{
-    const uint32_t count = trainer->job->verify_steps;
-    const struct train_state *begin = &trainer->now.state;
-    bool astray[MODEL_TENSORS_MAX] = {false};
-    for (uint32_t first = 0; first < count; first += STRETCH) {
-        uint32_t left = count - first;
-        struct train_state *theirs = &states[1 + first / STRETCH % 2];
-        TRY(compare_stretch(trainer, oracle, first, left < STRETCH ? left : STRETCH, begin, &states[0],
-                            theirs, astray));
-        begin = theirs;
-    }
-    for (uint32_t t = 0; t < MODEL_TENSORS_MAX; t++)
-        trainer->wrong_tensors += astray[t];
-    return STATUS_OK;
-}
-
-enum status trainer_verify(void *state, uint64_t *wrong)
-{
-    struct trainer *trainer = state;
-    const struct train *train = &trainer->job->train;
-    const struct resources one = {.threads = 1};
-    struct train_state states[3] = {{0}};
-    bool room = true;
-    void *oracle = NULL;
-    trainer->wrong_losses = trainer->wrong_tensors = 0;
-    enum status status = engine_oracle.open(train, &one, &oracle);
-    for (size_t i = 0; i < COUNT_OF(states); i++)
-        room &= train_state_new(train->model->arena_values, &states[i]);
-    if (status == STATUS_OK && !room)
-        status = status_set(STATUS_FAILED, "out of memory to verify");
-    if (status == STATUS_OK)
-        status = compare(trainer, oracle, states);
-    *wrong = trainer->wrong_losses + trainer->wrong_tensors;
-    for (size_t i = 0; i < COUNT_OF(states); i++)
-        train_state_free(&states[i]);
-    if (oracle)
-        engine_oracle.close(oracle);
-    return status == STATUS_OK ? trainer->engine->set(trainer->state, &trainer->now.state) : status;
-}
-
-void trainer_verdict(const void *state, char *text, size_t size)
-{
-    const struct trainer *trainer = state;
-    snprintf(text, size, "%u of %u losses and %u of %u tensors", trainer->wrong_losses,
-             trainer->job->verify_steps, trainer->wrong_tensors, trainer->job->train.model->tensor_count);
 }

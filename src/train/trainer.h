@@ -75,11 +75,18 @@ const char *trainer_kept(const void *state);
 /* Behind the last epoch of all: exports. `runs` epochs were made now. */
 enum status trainer_end(void *state, uint64_t runs);
 
-/* Makes job->verify_steps steps from the present state with the engine and with the oracle, whose state the
- * engine takes over every five of them. Counts the losses and the tensors of parameters, after any five, that
- * are off by more than engine->bounds. The state is then as it was.
+/* Compares with the oracle, and counts the losses and the tensors of parameters that are off by more than
+ * engine->bounds. The state is then as it was.
+ *
+ * `number` 0, before the first epoch: job->verify_steps steps from the present state; the engine takes over
+ * the oracle's state every five of them.
+ *
+ * Else, after an epoch and before trainer_finish(): the epoch is made again. Its loss must be the same; five
+ * steps from one on that is drawn at random must be the oracle's; and so must the last five, which must lead
+ * to the parameters that the epoch ended with.
+ *
  * STATUS_FAILED where the oracle's own loss is no finite number. */
-enum status trainer_verify(void *state, uint64_t *wrong);
+enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong);
 
 /* What trainer_verify() found wrong: "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *state, char *text, size_t size);
@@ -102,7 +109,7 @@ void inferrer_close(void *state);
 /* What inferrer_fetch() fills: `logits`, the caller's, has room for a batch's. */
 struct infer_result {
     float *logits;
-    uint32_t first; /* test sample of the latest batch */
+    uint64_t number; /* of the latest run, which took that batch; UINT64_MAX before the first */
 };
 enum status inferrer_fetch(void *state, void *result);
 

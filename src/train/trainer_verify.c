@@ -1,0 +1,232 @@
+/* Whether an engine trains as the oracle does: before the first epoch, and in the epochs that were timed. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/chance.h"
+#include "train/trainer_parts.h"
+
+#define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
+#define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
+
+static uint32_t count_astray(const struct found *found)
+{
+    uint32_t count = 0;
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        count += found->astray[t];
+    return count;
+}
+
+static uint64_t found_wrong(const struct found *found)
+{
+    return (uint64_t)found->wrong_losses + count_astray(found);
+}
+
+/* Whether a tensor went another way than the oracle's from where both began, by more than `most` of it. Adam
+ * makes much of little gradients, so this is wider than the bound of losses. */
+static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
+                        const float *theirs)
+{
+    double off = 0, way = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
+        way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
+    }
+    return !(sqrt(off) <= most * sqrt(way)); /* a NaN does */
+}
+
+/* Notes which tensors of parameters are elsewhere than the oracle's, which began at `begin` too. */
+static void note_astray(struct trainer *trainer, const struct train_state *begin,
+                        const struct train_state *mine, const struct train_state *theirs)
+{
+    const struct model *model = trainer->job->train.model;
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        trainer->found.astray[t] |= went_astray(&model->tensors[t], trainer->engine->bounds.drift,
+                                                begin->parameters, mine->parameters, theirs->parameters);
+}
+
+static void compare_losses(struct trainer *trainer, const struct train_totals *mine,
+                           const struct train_totals *exact)
+{
+    const struct engine_bounds *bounds = &trainer->engine->bounds;
+    double scale = fmax(exact->loss, bounds->floor * (double)exact->samples);
+    trainer->found.losses++;
+    trainer->found.wrong_losses +=
+        mine->samples != exact->samples || !(fabs(mine->loss - exact->loss) <= bounds->loss * scale);
+}
+
+/* The engine's step. One that is skipped is made again, with the scale that it was halved to: what is
+ * compared are steps that were taken. At the floor of the scale it stays skipped. */
+static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
+                             struct train_totals *totals)
+{
+    for (int tries = 0; tries < VERIFY_TRIES; tries++) {
+        TRY(trainer->engine->steps(trainer->state, epoch, step, 1));
+        TRY(trainer->engine->totals(trainer->state, totals));
+        if (totals->skipped == 0)
+            break;
+    }
+    return STATUS_OK;
+}
+
+/* The same steps by both engines from where the oracle is, `begin`, and then where they are. Notes which
+ * tensors went astray. */
+static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
+                                   const struct train_state *begin, struct train_state *mine,
+                                   struct train_state *theirs)
+{
+    const struct train *train = &trainer->job->train;
+    uint32_t steps = train_steps(train), epoch = trainer->now.history.epochs;
+    TRY(engine_oracle.set(oracle, begin));
+    TRY(trainer->engine->set(trainer->state, begin));
+    for (uint32_t i = first; i < first + count; i++) {
+        struct train_totals own, exact;
+        TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
+        TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
+        TRY(engine_oracle.totals(oracle, &exact));
+        if (!isfinite(exact.loss))
+            return status_set(STATUS_FAILED,
+                              "--verify: the oracle's own loss at step %" PRIu32
+                              " is no finite number, so nothing can be compared; lower --lr, or take fewer "
+                              "--verify-steps",
+                              i + 1);
+        compare_losses(trainer, &own, &exact);
+    }
+    TRY(trainer->engine->get(trainer->state, mine));
+    TRY(engine_oracle.get(oracle, theirs));
+    note_astray(trainer, begin, mine, theirs);
+    return STATUS_OK;
+}
+
+/* Before the first epoch: both engines side by side, step by step, in stretches; each begins for both where
+ * the oracle ended the one before. Else what is compared in the end is how training amplifies a rounding
+ * (docs/train.md), which is no engine's fault. */
+static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
+{
+    const uint32_t count = trainer->job->verify_steps;
+    const struct train_state *begin = &trainer->now.state;
+    for (uint32_t first = 0; first < count; first += STRETCH) {
+        uint32_t left = count - first;
+        struct train_state *theirs = &states[1 + first / STRETCH % 2];
+        TRY(compare_stretch(trainer, oracle, first, left < STRETCH ? left : STRETCH, begin, &states[0],
+                            theirs));
+        begin = theirs;
+    }
+    return trainer->engine->set(trainer->state, &trainer->now.state);
+}
+
+/* ---- An epoch that was timed ---- */
+
+/* The epoch once more: how far it has come, what its steps came to, and the state there. */
+struct replay {
+    uint32_t step;
+    struct train_totals totals;
+    struct train_state *at;
+};
+
+/* Makes the steps up to this one, a few at a time, unlike the timed epoch: no engine may rest on being asked
+ * for many. Begins anew where that is behind. */
+static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
+{
+    if (step < replay->step || replay->step == 0)
+        *replay = (struct replay){.at = replay->at};
+    TRY(trainer->engine->set(trainer->state, replay->step ? replay->at : &trainer->now.state));
+    while (replay->step < step) {
+        struct train_totals more;
+        uint32_t left = step - replay->step, count = left < STRETCH ? left : STRETCH;
+        TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, replay->step, count));
+        TRY(trainer->engine->totals(trainer->state, &more));
+        replay->step += count;
+        replay->totals.loss += more.loss;
+        replay->totals.samples += more.samples;
+    }
+    return trainer->engine->get(trainer->state, replay->at);
+}
+
+/* `count` steps from step `first` on. After many steps of training a rounding seldom, but sometimes, turns a
+ * step by more than the bounds (docs/train.md); then the neighbouring steps decide, as a fault would be in
+ * these too. */
+static enum status compare_place(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t first,
+                                 uint32_t count, struct train_state *scratch)
+{
+    uint32_t steps = train_steps(&trainer->job->train);
+    uint32_t neighbour = first >= count ? first - count : first + 2 * count <= steps ? first + count : first;
+    struct found before = trainer->found;
+    TRY(go_to(trainer, replay, first));
+    TRY(compare_stretch(trainer, oracle, first, count, replay->at, &scratch[0], &scratch[1]));
+    if (found_wrong(&trainer->found) == found_wrong(&before))
+        return STATUS_OK;
+    trainer->found = before;
+    TRY(go_to(trainer, replay, neighbour));
+    return compare_stretch(trainer, oracle, neighbour, count, replay->at, &scratch[0], &scratch[1]);
+}
+
+/* Notes the tensors that are not the same, bit by bit. */
+static void note_different(struct trainer *trainer, const struct train_state *one,
+                           const struct train_state *other)
+{
+    const struct model *model = trainer->job->train.model;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        trainer->found.astray[t] |= memcmp(one->parameters + tensor->first, other->parameters + tensor->first,
+                                           tensor->values * sizeof *one->parameters) != 0;
+    }
+}
+
+/* The epoch that was timed is made again, as an engine makes the same bits each time: its loss, and the
+ * parameters that it ended with, must come out. On the way the oracle looks at some steps from one on that is
+ * drawn now, and at the last ones. */
+static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
+{
+    const uint32_t steps = train_steps(&trainer->job->train), most = trainer->job->verify_steps,
+                   limit = most < STRETCH ? most : STRETCH, count = limit < steps ? limit : steps;
+    struct replay replay = {.at = &states[1]};
+    trainer->drawn = (uint32_t)chance_below(steps - count + 1);
+    display_wait(trainer->display);
+    TRY(trainer->engine->get(trainer->state, &states[0]));
+    TRY(compare_place(trainer, oracle, &replay, trainer->drawn, count, &states[2]));
+    TRY(compare_place(trainer, oracle, &replay, steps - count, count, &states[2]));
+    TRY(go_to(trainer, &replay, steps));
+    note_different(trainer, &states[0], replay.at);
+    compare_losses(trainer, &trainer->totals, &replay.totals);
+    return trainer->engine->set(trainer->state, &states[0]);
+}
+
+enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong)
+{
+    struct trainer *trainer = state;
+    const struct train *train = &trainer->job->train;
+    const struct resources one = {.threads = 1};
+    struct train_state states[4] = {{0}};
+    bool room = true;
+    void *oracle = NULL;
+    trainer->found = (struct found){0};
+    trainer->drawn = UINT32_MAX;
+    enum status status = engine_oracle.open(train, &one, &oracle);
+    for (size_t i = 0; i < COUNT_OF(states); i++)
+        room &= train_state_new(train->model->arena_values, &states[i]);
+    if (status == STATUS_OK && !room)
+        status = status_set(STATUS_FAILED, "out of memory to verify");
+    if (status == STATUS_OK)
+        status = (number > 0 ? compare_epoch : compare_steps)(trainer, oracle, states);
+    *wrong = found_wrong(&trainer->found);
+    for (size_t i = 0; i < COUNT_OF(states); i++)
+        train_state_free(&states[i]);
+    if (oracle)
+        engine_oracle.close(oracle);
+    return status;
+}
+
+void trainer_verdict(const void *state, char *text, size_t size)
+{
+    const struct trainer *trainer = state;
+    const struct found *found = &trainer->found;
+    char where[80] = "";
+    if (trainer->drawn != UINT32_MAX)
+        snprintf(where, sizeof where, " of epoch %" PRIu32 " (drawn: step %" PRIu32 "; and its end)",
+                 trainer->now.history.epochs + 1, trainer->drawn + 1);
+    snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s",
+             found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,
+             where);
+}

@@ -1,0 +1,213 @@
+/* Variants that work when they are looked at and stop when they are timed: what was timed is verified, so
+ * none writes a row. */
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/phase.h"
+#include "core/runner.h"
+#include "core/settings.h"
+#include "folder.h"
+
+static char folder[] = "/tmp/fdsl-timed-XXXXXX", program[PATH_MAX];
+
+static void start(void)
+{
+    find_program(program);
+    enter_folder(folder);
+}
+
+static void stop(void)
+{
+    leave_folder(folder);
+}
+
+TestSuite(timed, .init = start, .fini = stop, .timeout = 120);
+
+/* ---- Faults ---- */
+
+static const struct variant *real; /* the variant that works */
+static uint64_t calls;
+
+/* Runs 0 and 1 alone. */
+static enum status first_two(void *state, uint64_t number, struct run_time *time)
+{
+    return number >= 2 ? STATUS_OK : real->run(state, number, time);
+}
+
+/* Only while nobody measures. */
+static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
+{
+    return phase_now() == PHASE_TIMED ? STATUS_OK : real->run(state, number, time);
+}
+
+/* The one before, again. */
+static enum status late_by_one(void *state, uint64_t number, struct run_time *time)
+{
+    return real->run(state, number >= 2 ? number - 1 : number, time);
+}
+
+/* Every number that is no multiple of 5, which the last one is. */
+static enum status every_fifth(void *state, uint64_t number, struct run_time *time)
+{
+    return number >= 2 && number % 5 ? STATUS_OK : real->run(state, number, time);
+}
+
+/* Works, and then no more. Epochs all have the same number. */
+static enum status once(void *state, uint64_t number, struct run_time *time)
+{
+    return calls++ > 0 ? STATUS_OK : real->run(state, number, time);
+}
+
+typedef enum status faulty_run(void *state, uint64_t number, struct run_time *time);
+
+/* ---- Running ---- */
+
+static bool file_has_rows(const char *path)
+{
+    int lines = 0;
+    FILE *file = fopen(path, "r");
+    for (int c; file && (c = getc(file)) != EOF;)
+        lines += c == '\n';
+    if (file)
+        fclose(file);
+    return lines > 1;
+}
+
+static enum status run_words(const char *arguments, const char *variant_name, faulty_run *fault)
+{
+    static char text[2048];
+    char *argv[64] = {(char *)"fdsl-bench"}, *rest = text;
+    int argc = 1;
+    struct settings settings;
+    snprintf(text, sizeof text, "--variant %s --verify --out rows.csv %s", variant_name, arguments);
+    for (char *word; (word = strsep(&rest, " "));)
+        if (*word)
+            argv[argc++] = word;
+    enum status status = settings_read(&settings, argc, argv);
+    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+    real = settings.variants[0]->variant;
+    struct variant faulty = *real;
+    if (fault)
+        faulty.run = fault;
+    struct variant_entry entry = *settings.variants[0];
+    entry.variant = &faulty;
+    const struct variant_entry *one[] = {&entry}, **own = settings.variants;
+    settings.variants = one;
+    calls = 0;
+    unlink("rows.csv");
+    status = runner_run(&settings);
+    settings.variants = own;
+    settings_free(&settings);
+    return status;
+}
+
+static bool available(const char *name)
+{
+    const struct resources resources = {.threads = 2};
+    return variant_available(variant_find(name), &resources) == STATUS_OK;
+}
+
+/* Without the fault the variant is right, with it wrong; `words` are in the message. */
+static void expect_caught(const char *name, const char *arguments, faulty_run *fault, const char *words)
+{
+    if (!available(name))
+        return;
+    cr_assert_eq(run_words(arguments, name, NULL), STATUS_OK, "%s %s: %s", name, arguments, status_text());
+    cr_assert(file_has_rows("rows.csv"), "%s", name);
+    cr_assert_eq(run_words(arguments, name, fault), STATUS_WRONG, "%s %s is not caught", name, arguments);
+    cr_assert(strstr(status_text(), words), "%s: '%s' is not in: %s", name, words, status_text());
+    cr_assert(!file_has_rows("rows.csv"), "%s: a row was written", name);
+}
+
+/* Two warm-ups and 13 timed runs: the last is number 15. */
+#define RUNS " --warmups 2 --warmup-time 0 --loops 13 "
+#define TINY RUNS "--res 32 --batch 3 --vertices 7 --orbits 5 "
+
+static const char one_wrong[] = "1 of 1 variants gave wrong results";
+
+Test(timed, images)
+{
+    static faulty_run *const faults[] = {first_two, unless_timed, late_by_one, every_fifth};
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        bool chance = faults[i] == every_fifth; /* is caught where 5 and 10 are not drawn */
+        for (int tries = 0; tries < (chance ? 20 : 1); tries++) {
+            if (!chance)
+                expect_caught("naive", TINY, faults[i], one_wrong);
+            else if (run_words(TINY, "naive", faults[i]) == STATUS_WRONG)
+                break;
+            cr_assert(tries < 19, "a run that is drawn is never wrong");
+        }
+    }
+    expect_caught("omp", TINY "--threads 2 ", first_two, one_wrong);
+    expect_caught("omp", RUNS "--classes 5 --batch 5 --res 40 --out-res 24 --output f16 ", first_two,
+                  one_wrong);
+}
+
+#define FILES  "--data files --batch 4 --shuffle 9 --threads 2" RUNS
+#define SHARDS "--data shards --batch 4 --shuffle 9 --threads 2" RUNS
+
+Test(timed, samples)
+{
+    static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
+    static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
+    char command[PATH_MAX + 256];
+    snprintf(
+        command, sizeof command,
+        "for layout in files shards; do '%s' --prepare $layout --layout $layout --samples 60 --sample-shape "
+        "3,8,8 --dtype u8 >/dev/null 2>&1 || exit; done",
+        program);
+    if (!available("files"))
+        cr_skip_test("a build that reads nothing");
+    cr_assert_eq(system(command), 0, "%s", command);
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        expect_caught(file_variants[v], FILES, first_two, one_wrong);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        expect_caught(shard_variants[v], SHARDS, first_two, one_wrong);
+        expect_caught(shard_variants[v], SHARDS "--epochs 3 ", unless_timed, one_wrong);
+    }
+    expect_caught("shards-mmap", SHARDS, late_by_one, one_wrong);
+}
+
+#define TRAINING "--data digits --train-size 60 --test-size 20 --model logreg --batch 20 "
+
+Test(timed, epochs)
+{
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "train-omp" : "train-naive";
+        if (!available(name))
+            continue;
+        cr_assert_eq(run_words(TRAINING "--epochs 2", name, NULL), STATUS_OK, "%s", status_text());
+        cr_assert_eq(run_words(TRAINING "--epochs 1", name, unless_timed), STATUS_WRONG, "%s", name);
+        cr_assert(!file_has_rows("rows.csv"));
+        cr_assert_eq(run_words(TRAINING "--epochs 2", name, once), STATUS_WRONG, "%s", name);
+        cr_assert(file_has_rows("rows.csv"), "the first epoch was right");
+    }
+}
+
+/* Five batches of test samples, and one alone, of which all runs make the same logits. */
+Test(timed, inference)
+{
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    if (!available("files")) /* checkpoints are hashed too */
+        cr_skip_test("a build without checkpoints");
+    cr_assert_eq(run_words(TRAINING "--epochs 1 --checkpoint net", "train-naive", NULL), STATUS_OK, "%s",
+                 status_text());
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "infer-omp" : "infer-naive";
+        expect_caught(name, "--checkpoint net --batch 4" RUNS, first_two, one_wrong);
+        expect_caught(name, "--checkpoint net --batch 20" RUNS, first_two, one_wrong);
+        expect_caught(name, "--checkpoint net --batch 20" RUNS, unless_timed, one_wrong);
+    }
+}
