@@ -250,7 +250,7 @@ def table(rows):
                  ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
         cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
-            [("", f"{percent(row['roofline_share'])} {row['bound']}".strip())]
+            [("", report_train.roofline_words(row))]
         cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}"), settled_words(row)]
         lines.append(cells)
     return html_table(head, lines)

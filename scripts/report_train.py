@@ -89,12 +89,19 @@ def train_cells(row):
             ("an epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),
             ("samples/s", number_words(round(statistics.median(epoch["items_per_s"] for epoch in line)))),
             ("loss", "" if row["loss"] is None else f"{row['loss']:.3g}"), ("test right", share(row["test_acc"])),
-            ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"]))]
+            ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
+            ("roofline", roofline_words(row))]
 
 
 def infer_cells(row):
     return [("a batch", micros_words(1e6 * row["time_median_s"])), ("99th perc.", micros_words(1e6 * row["time_p99_s"])),
-            ("samples/s", number_words(round(row["items_per_s"]))), ("test right", share(row["test_acc"]))]
+            ("samples/s", number_words(round(row["items_per_s"]))), ("test right", share(row["test_acc"])),
+            ("roofline", roofline_words(row))]
+
+
+def roofline_words(row):
+    """The share and what limits, of rows of any workload; "" where there is no bound."""
+    return "" if row["roofline_share"] is None else f"{100 * row['roofline_share']:.3g} % {row['bound']}"
 
 
 def cells(row):
