@@ -23,8 +23,8 @@ FDSL_C_BEGIN
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size);
 
 /* The shape that png_decode() will give: other kinds of PNG become 8-bit gray or RGB, without transparency.
- * STATUS_FAILED for bytes that are no PNG file, one of more than PNG_PIXELS_MAX pixels, or of more than so few
- * bytes can hold. */
+ * STATUS_FAILED for bytes that are no PNG file, one of more than PNG_PIXELS_MAX pixels, or of more than so
+ * few bytes can hold. */
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 
 /* Decodes into `pixels`, which has room for `capacity` bytes. Where STATUS_FAILED comes from damaged bytes
