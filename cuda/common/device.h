@@ -35,8 +35,8 @@ enum status device_pci_bus_id(int device, char *text, int size);
 /* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
 enum status device_probe(int device);
 
-/* The architecture that this build's code for device number `device` was compiled for, 90 for sm_90, and whether
- * the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+/* The architecture that this build's code for device number `device` was compiled for, 90 for sm_90, and
+ * whether the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_code(int device, int *architecture, bool *at_load);
 
 /* Fills `info`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
