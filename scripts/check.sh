@@ -1,43 +1,68 @@
 #!/usr/bin/env bash
-# Runs the tests that were built into BUILD/tests, then the linters. Called by make check.
+# Runs the tests that were built into BUILD/tests, and the linters. Called by make check.
 #
 #   scripts/check.sh BUILD SAN      SAN=1: the build is under ASan and UBSan
 #
-# Prints a line a suite and, last, "N passed, N failed" over all tests. Exit status 1 when anything failed.
+#   JOBS=N        suites at a time; default: one per core
+#   ONLY=REGEX    only the suites whose names match (lint: the linters)
+#
+# Prints one line per suite, the output of those that failed, and last "N passed, N failed" over all tests. Exit status 1
+# if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 build=$1 san=${2:-0}
-limit_s=600
-passed=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+JOBS=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}
+# shellcheck source=scripts/checks.sh
+source scripts/checks.sh
+counts=$(mktemp) # one line per suite: tests that passed, tests that failed
+lints=$(mktemp)
+trap 'rm -f "$counts" "$lints"' EXIT
 
-# What libraries keep for the whole process is their own, not ours.
+# What libraries keep for the whole process is not a leak of ours.
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 
-for suite in "$build"/tests/test_*; do
-    [[ -x $suite && $suite != *.* ]] || continue
-    timeout "$limit_s" "$suite" >"$log" 2>&1
-    status=$?
-    # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
-    read -r ok bad <<<"$(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\2 \1/p' "$log" | tail -n 1 | awk '{print $1, $2 - $1}')"
-    # Criterion passes a test whose process leaked: the sanitizer's report does not.
-    if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 && bad=$((${bad:-0} + 1)); fi
-    ((status == 0)) || { ((${bad:-0} > 0)) || bad=1; }
-    passed=$((passed + ${ok:-0}))
-    failed=$((failed + ${bad:-0}))
-    if ((status == 0)); then
-        printf '  ok      %4s tests  %s\n' "${ok:-0}" "${suite##*/}"
-    else
-        printf '  FAILED  exit %s  %s\n' "$status" "${suite##*/}"
-        cat "$log"
-    fi
-done
+# The suites that take longest come first, so that the last ones to end are short.
+longest_first=(test_figures test_mpi test_break_even test_figures_load test_load test_live test_docs test_train)
 
-if ((!san)); then
-    if scripts/lint.sh; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-fi
-printf '%d passed, %d failed\n' "$passed" "$failed"
-((failed == 0 && passed > 0))
+run_suite() # program
+{
+    local log status=0 passed failed
+    log=$(mktemp)
+    "$1" >"$log" 2>&1 || status=$?
+    # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
+    read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
+        awk 'END { print $2, $1 - $2 }')
+    # Criterion passes a test whose process leaked. The sanitizer's report says that it did.
+    if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 failed=$((${failed:-0} + 1)); fi
+    ((status == 0)) || { ((${failed:-0} > 0)) || failed=1; }
+    echo "${passed:-0} ${failed:-0}" >>"$counts"
+    cat "$log" && rm -f "$log"
+    return "$status"
+}
+
+run_linters()
+{
+    scripts/lint.sh >"$lints" 2>&1 && echo '1 0' >>"$counts" && return
+    echo '0 1' >>"$counts"
+    cat "$lints"
+    return 1
+}
+
+list_suites() # once each, those that take longest first
+{
+    printf '%s\n' "${longest_first[@]}"
+    (cd "$build/tests" && printf '%s\n' test_* | grep -v '[.]' | grep -vxF "$(printf '%s\n' "${longest_first[@]}")")
+}
+
+((san)) || check lint run_linters
+for suite in $(list_suites); do
+    [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
+done
+status=0
+conclude >/dev/null || status=$?
+grep '^  skipped' "$lints"
+awk -v status="$status" '{ passed += $1; failed += $2 }
+    END { if (status && !failed) failed = 1; # a suite that did not end counted nothing
+          printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }' "$counts"

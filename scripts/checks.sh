@@ -25,6 +25,9 @@ kill_tree() { # a process, then all below it: a process group of its own would o
     for child in "${children[@]}"; do kill_tree "$child"; done
 }
 
+# Checks ignore an interrupt, as all that a script starts in the background does.
+trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
+
 limited() { # command ...
     local pid status=0
     "$@" &

@@ -46,6 +46,20 @@ Test(checks, what_hangs_has_failed)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
+/* Not only the script itself: its checks run in the background, where they ignore an interrupt. */
+Test(checks, an_interrupt_ends_what_runs)
+{
+    shell("bash -euo pipefail -c 'source scripts/checks.sh; check \"a long one\" sleep 31.%d; conclude' "
+          "two.sh & "
+          "sleep 0.5; kill -TERM $!; wait $!; echo ended $?",
+          getpid());
+    expect(0, "ended 130\n");
+    shell(
+        "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done 2>/dev/null | grep '^sleep 31[.]%d'",
+        getpid());
+    cr_expect_str_eq(out, "", "%s", out);
+}
+
 /* What a command leaves behind holds up nothing. */
 Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
 {

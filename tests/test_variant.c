@@ -1,8 +1,10 @@
 #include <criterion/criterion.h>
+#include <criterion/redirect.h>
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/report.h"
 #include "core/variant.h"
 #include "core/workload.h"
 
@@ -168,4 +170,24 @@ Test(variant, empty_names_are_refused)
     expect_refusal("naive,", NULL, "'naive,': a name is missing after the last comma");
     expect_refusal(",", NULL, "a name is missing after the last comma");
     expect_refusal("naive, omp", NULL, "unknown variant ' omp'; did you mean 'omp'?");
+}
+
+#ifdef HAVE_CUDA
+#define SLOWER ", and train-graph, infer-graph stay slower"
+#else
+#define SLOWER ""
+#endif
+
+Test(variant, kernels_that_the_driver_compiles_are_warned_of, .init = cr_redirect_stderr)
+{
+    struct device_info device = {.name = "NVIDIA H200", .architecture = "sm_90", .code_architecture = 90};
+    report_compiled_at_load(&device);
+    device.code_architecture = 80;
+    device.compiled_at_load = true;
+    report_compiled_at_load(&device);
+    fflush(stderr);
+    cr_expect_stderr_eq_str(
+        "fdsl-bench: warning: this build has no code for NVIDIA H200 (sm_90): the driver compiles "
+        "its kernels when they are loaded, which delays their first run" SLOWER
+        "; build for this GPU with: make CUDA_ARCHS=90\n");
 }

@@ -52,6 +52,18 @@ enum status device_probe(int device)
     return STATUS_OK;
 }
 
+enum status device_code(int device, int *architecture, bool *at_load)
+{
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
+    /* nvcc gives code both versions alike. The driver's code is for the device, from PTX of an older version.
+     */
+    *architecture = attributes.ptxVersion;
+    *at_load = attributes.ptxVersion < attributes.binaryVersion;
+    return STATUS_OK;
+}
+
 /* CUDA's clock is the rated boost, which many devices exceed up to NVML's highest. */
 static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
 {
@@ -105,6 +117,7 @@ enum status device_describe(int device, struct device_info *info)
     snprintf(info->runtime, sizeof info->runtime, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     snprintf(info->driver_cuda, sizeof info->driver_cuda, "%d.%d", driver / 1000, driver % 1000 / 10);
     snprintf(info->architecture, sizeof info->architecture, "sm_%d%d", properties.major, properties.minor);
+    TRY(device_code(device, &info->code_architecture, &info->compiled_at_load));
     info->multiprocessors = properties.multiProcessorCount;
     info->memory_bytes = total_bytes;
     info->memory_free_bytes = free_bytes;

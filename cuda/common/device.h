@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_COMMON_DEVICE_H
 #define FDSL_CUDA_COMMON_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/portable.h"
@@ -17,6 +18,8 @@ struct device_info {
     char runtime[16];      /* the CUDA runtime built in: "13.0" */
     char driver_cuda[16];  /* the newest CUDA that the driver supports */
     char architecture[16]; /* "sm_90" */
+    int code_architecture; /* the one that this build's code for the device was compiled for: 90 for sm_90 */
+    bool compiled_at_load; /* from PTX, by the driver, when kernels are loaded */
     int multiprocessors;
     uint64_t memory_bytes, memory_free_bytes;
     struct machine_peaks peaks; /* at the highest clocks that the driver tells */
@@ -31,6 +34,10 @@ enum status device_pci_bus_id(int device, char *text, int size);
 
 /* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
 enum status device_probe(int device);
+
+/* The architecture that this build's code for device number `device` was compiled for, 90 for sm_90, and
+ * whether the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+enum status device_code(int device, int *architecture, bool *at_load);
 
 /* Fills `info`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_describe(int device, struct device_info *info);

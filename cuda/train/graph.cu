@@ -89,10 +89,13 @@ static enum status graph_accepts(const struct train *train)
 /* Tensor cores for bf16, and shared memory for a sample's convolutions. */
 static enum status check_device(struct graph_state *graph)
 {
-    int major, shared;
+    int major, shared, architecture;
+    bool at_load;
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
-    graph->plan.overlap = graph_overlaps && major >= 9;
+    TRY(device_code(graph->device, &architecture, &at_load));
+    graph->plan.overlap =
+        graph_overlaps && architecture >= 90; /* older code does not wait for the last kernel */
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,

@@ -22,6 +22,7 @@ extern "C" {
 extern const struct variant variant_train_graph, variant_infer_graph;
 const struct variant variant_train_graph = {.platform = "cuda",
                                             .threaded = false,
+                                            .wants_own_architecture = true,
                                             .traits = &engine_graph,
                                             .probe = probe,
                                             .setup = train_setup,
@@ -30,6 +31,7 @@ const struct variant variant_train_graph = {.platform = "cuda",
                                             .teardown = trainer_close};
 const struct variant variant_infer_graph = {.platform = "cuda",
                                             .threaded = false,
+                                            .wants_own_architecture = true,
                                             .traits = &engine_graph,
                                             .probe = probe,
                                             .setup = infer_setup,

@@ -11,7 +11,6 @@
 #endif
 
 #include "comm.h"
-#include "common/device.h"
 #include "core/env.h"
 #include "core/nvml.h"
 #include "core/text.h"
@@ -200,6 +199,32 @@ enum status report_env(int device, int format)
 
 /* ---- The list of variants ---- */
 
+/* The names of the variants that want code for the device's own architecture. */
+static void names_of_own_architecture(char *names, size_t size)
+{
+    size_t used = 0;
+    names[0] = '\0';
+    for (size_t i = 0; i < variant_count && used < size; i++) {
+        const struct variant *variant = variant_table[i].variant;
+        if (variant && variant->wants_own_architecture)
+            used +=
+                (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", variant_table[i].name);
+    }
+}
+
+void report_compiled_at_load(const struct device_info *device)
+{
+    char names[256];
+    if (!device->compiled_at_load)
+        return;
+    names_of_own_architecture(names, sizeof names);
+    status_warn(
+        "this build has no code for %s (%s): the driver compiles its kernels when they are loaded, which "
+        "delays their first run%s%s%s; build for this GPU with: make CUDA_ARCHS=%s",
+        device->name, device->architecture, *names ? ", and " : "", names, *names ? " stay slower" : "",
+        device->architecture + strlen("sm_"));
+}
+
 enum status report_list(const struct resources *resources, bool verbose, int format)
 {
     const char *workload = "";
@@ -218,6 +243,9 @@ enum status report_list(const struct resources *resources, bool verbose, int for
         if (verbose)
             printf("  %-18s %s\n", "", entry->summary);
     }
+    struct device_info device;
+    if (device_describe(resources->device, &device) == STATUS_OK)
+        report_compiled_at_load(&device);
     return STATUS_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/device.h"
 #include "core/bench.h"
 #include "core/monitor.h"
 #include "core/ranks.h"
@@ -50,6 +51,10 @@ enum status report_monitor(const struct monitor *monitor);
 
 /* Prints every variant, and why one cannot run here (--list), or what it does as well (-v). */
 enum status report_list(const struct resources *resources, bool verbose, int format);
+
+/* Warns where the driver compiles this build's kernels for the device, with the names of the variants that
+ * are slower then and with the architecture to build for. */
+void report_compiled_at_load(const struct device_info *device);
 
 /* Prints the environment (--env), a line a fact, or as JSON. */
 enum status report_env(int device, int format);

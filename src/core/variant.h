@@ -31,6 +31,9 @@ struct variant {
 
     bool threaded; /* uses resources.threads CPU threads, not one */
 
+    /* Slower where the driver compiles its kernels from PTX for an older architecture than the device's. */
+    bool wants_own_architecture;
+
     /* The vector instructions that the arithmetic of later set-ups uses on this machine: "scalar" (plain
      * loops), "avx2" or "avx512". NULL where the variant does no arithmetic on the CPU: on devices, and in
      * loaders. */
