@@ -263,6 +263,7 @@ check:
 
 check-gpu: all $(GPU_TESTS)
 	@scripts/check_gpu.sh
+	@scripts/check_profile_gpu.sh
 	@for engine in cuda tf32 bf16 amp; do scripts/check_train_gpu.sh --engine $$engine || exit; done
 
 check-slurm:

@@ -91,7 +91,8 @@ Test(checks, a_name_that_none_has_is_refused)
 
 Test(checks, options_are_looked_at_first)
 {
-    static const char *const scripts[] = {"check_gpu", "check_load_gpu", "check_train_gpu", "check_prepare"};
+    static const char *const scripts[] = {"check_gpu", "check_load_gpu", "check_train_gpu", "check_prepare",
+                                          "check_profile_gpu"};
     for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
         shell("scripts/%s.sh --help", scripts[i]);
         expect(0, "\n  scripts/check_");
