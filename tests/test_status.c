@@ -163,7 +163,7 @@ Test(status, prints_plain_lines_where_stderr_is_no_terminal, .init = cr_redirect
 
 Test(status, rank_0_speaks_for_all, .init = cr_redirect_stderr)
 {
-    status_launched(2, 4);
+    status_joined(2, 4);
     status_set(STATUS_FAILED, "an error of all");
     status_print();
     status_warn("a warning for all");
@@ -181,7 +181,7 @@ Test(status, a_rank_that_may_be_alone_speaks_for_itself, .init = cr_redirect_std
     status_set(STATUS_UNAVAILABLE, "no MPI");
     status_print();
     fflush(stderr);
-    cr_expect_stderr_eq_str("fdsl-bench: no MPI\n");
+    cr_expect_stderr_eq_str("fdsl-bench: rank 2: no MPI\n");
 }
 
 Test(status, rank_0_says_what_concerns_all_without_its_number, .init = cr_redirect_stderr)
