@@ -211,6 +211,8 @@ check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --vari
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 check 'train-graph refuses another network' fails_with 2 'train-cuda takes all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'infer-graph refuses another network' fails_with 2 'infer-cuda takes all models' \
+    "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
 check 'train-graph: a loss that is no number stops' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is no finite number' \
     "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
 conclude

@@ -56,8 +56,9 @@ static char program[PATH_MAX];
 /* How the next runs are started. */
 static struct {
     bool terminal_out, terminal_err;
-    const char *out_to;    /* a path instead of our pipe; NULL: none */
-    rlim_t file_bytes_max; /* RLIMIT_FSIZE; 0: none */
+    const char *out_to;     /* a path instead of our pipe; NULL: none */
+    rlim_t file_bytes_max;  /* RLIMIT_FSIZE; 0: none */
+    rlim_t stack_bytes_max; /* RLIMIT_STACK; 0: none */
 } how;
 
 /* What the latest run did. `status` is 128 + the signal where one ended it. */
@@ -111,6 +112,11 @@ static inline void start_program(char *const argv[], int out_fd, int err_fd)
     if (how.file_bytes_max) {
         struct rlimit limit = {how.file_bytes_max, how.file_bytes_max};
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
+            _exit(126);
+    }
+    if (how.stack_bytes_max) {
+        struct rlimit limit = {how.stack_bytes_max, how.stack_bytes_max};
+        if (setrlimit(RLIMIT_STACK, &limit) != 0)
             _exit(126);
     }
     if (dup2(in_fd, 0) != 0 || dup2(out_fd, 1) != 1 || dup2(err_fd, 2) != 2)

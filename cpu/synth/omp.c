@@ -25,9 +25,9 @@
 /* The room of one thread. */
 struct worker {
     struct omp_arc arcs[ARCS_MAX]; /* of the part in work: one for a whole image, else ARCS_MAX */
-    void *arrays;
-    uint8_t *canvas; /* gray, pitch pixels a row; for whole images */
-    uint8_t *grays;  /* of the orbits, one more in front for "none"; for cut ones */
+    void *arrays, *room;           /* of the arcs */
+    uint8_t *canvas;               /* gray, pitch pixels a row; for whole images */
+    uint8_t *grays;                /* of the orbits, one more in front for "none"; for cut ones */
     double geometry_s, painting_s;
 };
 
@@ -147,6 +147,7 @@ static void omp_teardown(void *state)
     struct omp *omp = state;
     for (int i = 0; omp->workers && i < omp->threads; i++) {
         free(omp->workers[i].arrays);
+        free(omp->workers[i].room);
         free(omp->workers[i].canvas);
         free(omp->workers[i].grays);
     }
@@ -211,13 +212,16 @@ static bool worker_make(const struct omp *omp, struct worker *worker)
     size_t length = ((size_t)synth->vertices_max + 1 + 2 * OMP_LANES_MAX) / OMP_LANES_MAX * OMP_LANES_MAX;
     size_t arc_bytes = ARC_WORDS * length * sizeof(float);
     worker->arrays = aligned_alloc(ALIGNMENT, (size_t)arcs_of_part(omp) * arc_bytes);
+    worker->room = aligned_alloc(ALIGNMENT, (omp->kernel->room_bytes / ALIGNMENT + 1) * ALIGNMENT);
     worker->grays = malloc((size_t)synth->orbits_max + 1);
     worker->canvas = omp->parts > 1 ? NULL : aligned_alloc(ALIGNMENT, canvas_pixels(omp));
-    if (!worker->arrays || !worker->grays || (omp->parts == 1 && !worker->canvas))
+    if (!worker->arrays || !worker->room || !worker->grays || (omp->parts == 1 && !worker->canvas))
         return false;
     memset(worker->arrays, 0, (size_t)arcs_of_part(omp) * arc_bytes);
-    for (int i = 0; i < arcs_of_part(omp); i++)
+    for (int i = 0; i < arcs_of_part(omp); i++) {
         arc_make(omp, length, (char *)worker->arrays + (size_t)i * arc_bytes, &worker->arcs[i]);
+        worker->arcs[i].room = worker->room;
+    }
     return true;
 }
 

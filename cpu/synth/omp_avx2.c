@@ -127,6 +127,7 @@ static bool supported(void)
 const struct omp_kernel omp_kernel_avx2 = {
     .name = "avx2",
     .supported = supported,
+    .room_bytes = sizeof(struct room),
     .begin = begin,
     .advance = advance,
     .trace = trace,

@@ -120,6 +120,7 @@ static bool supported(void)
 const struct omp_kernel omp_kernel_avx512 = {
     .name = "avx512",
     .supported = supported,
+    .room_bytes = sizeof(struct room),
     .begin = begin,
     .advance = advance,
     .trace = trace,

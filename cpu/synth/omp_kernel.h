@@ -65,6 +65,8 @@ struct omp_arc {
     /* The kernel's own: the first vertices of the vectors to move, and of those whose lines may be seen */
     uint32_t *moved, *traced;
     uint32_t moved_count, traced_count;
+    void *room; /* kernel->room_bytes for trace(), which the arcs of a worker share: stacks of threads may be
+                   small */
 };
 
 /* Where pixels go: to y pitch + x. */
@@ -77,6 +79,7 @@ struct omp_pen {
 struct omp_kernel {
     const char *name;
     bool (*supported)(void);
+    size_t room_bytes;
     void (*begin)(struct omp_arc *arc);                  /* x and y are the start; prepares the rest */
     void (*advance)(struct omp_arc *arc, uint32_t pair); /* orbits 2 pair and 2 pair + 1 */
     void (*trace)(const struct omp_arc *arc, int parity, const struct omp_pen *pen); /* draws one of them */

@@ -204,6 +204,12 @@ struct pixels {
     size_t count;
 };
 
+/* What trace() needs: more than some stacks hold. */
+struct room {
+    struct lines lines;
+    struct pixels pixels;
+};
+
 static void flush(struct pixels *pixels, const struct omp_pen *pen)
 {
     pen->paint(pen, pixels->list, pixels->count);
@@ -380,24 +386,24 @@ static inline void walk_crossing(const struct omp_arc *arc, const int32_t *colum
 static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *pen)
 {
     const int32_t *column = arc->column[parity], *row = arc->row[parity];
-    struct lines lines;
-    struct pixels pixels;
-    pixels.count = 0;
+    struct lines *lines = &((struct room *)arc->room)->lines;
+    struct pixels *pixels = &((struct room *)arc->room)->pixels;
+    pixels->count = 0;
     for (uint32_t g = 0; g < arc->traced_count; g += BLOCK / LANES) {
         const uint32_t *traced = arc->traced + g;
         uint32_t left = arc->traced_count - g;
-        set_up(arc, column, row, traced, left < BLOCK / LANES ? left : BLOCK / LANES, &lines);
-        walk_short(arc->tables, &lines, lines.up_to_8, lines.up_to_8_count, 8, &pixels, pen);
-        walk_short(arc->tables, &lines, lines.up_to_16, lines.up_to_16_count, 16, &pixels, pen);
-        walk_short(arc->tables, &lines, lines.up_to_32, lines.up_to_32_count, 32, &pixels, pen);
-        walk_longer(arc, &lines, lines.longer_count, &pixels, pen);
-        for (uint32_t j = 0; j < lines.crossing_count; j++) {
-            uint32_t i = traced[lines.crossing[j] / LANES] + lines.crossing[j] % LANES;
-            if (lines.length[lines.crossing[j]] > OMP_MAJOR_MAX)
+        set_up(arc, column, row, traced, left < BLOCK / LANES ? left : BLOCK / LANES, lines);
+        walk_short(arc->tables, lines, lines->up_to_8, lines->up_to_8_count, 8, pixels, pen);
+        walk_short(arc->tables, lines, lines->up_to_16, lines->up_to_16_count, 16, pixels, pen);
+        walk_short(arc->tables, lines, lines->up_to_32, lines->up_to_32_count, 32, pixels, pen);
+        walk_longer(arc, lines, lines->longer_count, pixels, pen);
+        for (uint32_t j = 0; j < lines->crossing_count; j++) {
+            uint32_t i = traced[lines->crossing[j] / LANES] + lines->crossing[j] % LANES;
+            if (lines->length[lines->crossing[j]] > OMP_MAJOR_MAX)
                 omp_trace_line(arc, parity, i, pen);
             else
-                walk_crossing(arc, column, row, i, &pixels, pen);
+                walk_crossing(arc, column, row, i, pixels, pen);
         }
     }
-    flush(&pixels, pen);
+    flush(pixels, pen);
 }

@@ -4,6 +4,7 @@
  *
  * The library is opened when the variant is asked for: linked, it would start threads in every run. */
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "omp_engine.h"
@@ -39,9 +40,10 @@ static enum status blas_probe(const struct resources *resources)
 
 /* ---- Products ---- */
 
-#define TILE_ROWS   32
-#define ROOM_VALUES 32768
-#define STEPS_MAX   4096
+#define TILE_ROWS       32
+#define ROOM_VALUES     32768
+#define ROOM_VALUES_MIN 1024 /* where memory is short */
+#define STEPS_MAX       4096
 
 static size_t tiles(const struct product *product)
 {
@@ -83,9 +85,12 @@ static void call(const struct product *product, const float *a, bool turned, siz
 /* Rows first .. end - 1, their parts of a copied into a matrix, piece by piece. */
 static void multiply_copied(const struct product *product, size_t first, size_t end)
 {
-    float room[ROOM_VALUES];
-    for (size_t begin = 0; begin < product->step_count; begin += STEPS_MAX) {
-        size_t steps = least(product->step_count - begin, STEPS_MAX), most = ROOM_VALUES / steps;
+    float few[ROOM_VALUES_MIN],
+        *many = malloc(ROOM_VALUES * sizeof *many); /* stacks of threads may be small */
+    float *room = many ? many : few;
+    size_t values = many ? ROOM_VALUES : ROOM_VALUES_MIN, steps_max = least(values, STEPS_MAX);
+    for (size_t begin = 0; begin < product->step_count; begin += steps_max) {
+        size_t steps = least(product->step_count - begin, steps_max), most = values / steps;
         for (size_t row = first; row < end; row += most) {
             size_t rows = least(end - row, most);
             for (size_t i = 0; i < rows; i++)
@@ -94,6 +99,7 @@ static void multiply_copied(const struct product *product, size_t first, size_t 
             call(product, room, false, steps, row, rows, begin, steps);
         }
     }
+    free(many);
 }
 
 static void multiply(const struct product *product, size_t tile, size_t count)

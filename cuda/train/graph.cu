@@ -72,6 +72,12 @@ template <class NET> static bool has_shape(const struct shape *shape)
            shape->width == NET::width;
 }
 
+/* The variant that takes what this one does not. */
+static const char *other_variant(const struct train *train)
+{
+    return train->forward_only ? "infer-cuda" : "train-cuda";
+}
+
 static enum status graph_accepts(const struct train *train)
 {
     const struct model *model = train->model;
@@ -81,13 +87,13 @@ static enum status graph_accepts(const struct train *train)
     return status_set(
         STATUS_USAGE,
         "it is made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
-        "%s of %ux%ux%u and %u classes; train-cuda takes all models and shapes",
+        "%s of %ux%ux%u and %u classes; %s takes all models and shapes",
         GRAPH_CLASSES, model->name, train->data->type == DATA_U8 ? "bytes" : "halves", model->input.channels,
-        model->input.height, model->input.width, model->classes);
+        model->input.height, model->input.width, model->classes, other_variant(train));
 }
 
 /* Tensor cores for bf16, and shared memory for a sample's convolutions. */
-static enum status check_device(struct graph_state *graph)
+static enum status check_device(const struct train *train, struct graph_state *graph)
 {
     int major, shared, architecture;
     bool at_load;
@@ -100,8 +106,8 @@ static enum status check_device(struct graph_state *graph)
         return status_set(
             STATUS_UNAVAILABLE,
             "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
-            "device is sm_%d0 with %d KB; train-cuda runs on it",
-            graph_shared_bytes(graph->colour) / 1024, major, shared / 1024);
+            "device is sm_%d0 with %d KB; %s runs on it",
+            graph_shared_bytes(graph->colour) / 1024, major, shared / 1024, other_variant(train));
     return STATUS_OK;
 }
 
@@ -269,7 +275,7 @@ static enum status open_all(struct graph_state *graph)
     TRY(device_probe(graph->device));
     TRY(graph_accepts(train));
     graph->colour = has_shape<graph_colour>(&train->model->input);
-    TRY(check_device(graph));
+    TRY(check_device(train, graph));
     CUDA_TRY(cudaSetDevice(graph->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
     open_plan(graph);

@@ -76,8 +76,16 @@ static bool any_threaded(const struct settings *settings)
     return false;
 }
 
+#define CROWD 4 /* threads per hardware thread that some loaders do well with, as they wait for a device */
+
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {
+    if (settings->resources.threads > CROWD * settings->allowed_threads && any_threaded(settings))
+        status_warn(
+            "--threads %d: this process may use %d hardware thread%s, and more threads than that mostly "
+            "wait for each other; leave --threads out to have as many threads",
+            settings->resources.threads, settings->allowed_threads,
+            settings->allowed_threads == 1 ? "" : "s");
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
         status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY put this process on one core before it "
                     "began, and only that one counts; unset them%s",

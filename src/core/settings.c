@@ -225,6 +225,7 @@ void settings_take_threads(struct settings *settings)
     env_capture(&env);
     int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
     settings->resources.threads = threads < 1 ? 1 : threads;
+    settings->allowed_threads = env.allowed_threads;
 #ifdef _OPENMP
     omp_set_num_threads(settings->resources.threads);
 #endif

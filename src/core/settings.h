@@ -33,6 +33,7 @@ struct settings {
     struct options options; /* the core's table and the workload's */
     void *parameters;       /* the workload's struct; owned */
     struct resources resources;
+    int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;
     char *monitor_file; /* what `monitor` names; owned */
     uint64_t monitor_period_ms;

@@ -131,16 +131,21 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     TRY(dataset_add_file(dataset, name, 0));
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
     dataset->shard_first[file] = first;
-    struct scan scan = {.dataset = dataset, .fd = dataset_file_open(dataset, file, 0)};
-    enum status status = scan.fd < 0 ? STATUS_FAILED : scan_file(&scan, file);
+    struct scan *scan = calloc(1, sizeof *scan);
+    if (!scan)
+        return dataset_out_of_memory();
+    scan->dataset = dataset;
+    scan->fd = dataset_file_open(dataset, file, 0);
+    enum status status = scan->fd < 0 ? STATUS_FAILED : scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
     if (status == STATUS_OK && told)
         status = check_told(told, found, dataset->files[file].bytes);
-    if (status != STATUS_OK && scan.fd >= 0)
+    if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
-    if (scan.fd >= 0)
-        close(scan.fd);
-    free(scan.large);
+    if (scan->fd >= 0)
+        close(scan->fd);
+    free(scan->large);
+    free(scan);
     if (status == STATUS_OK)
         return STATUS_OK;
     uint64_t left = told && told->samples > found ? told->samples - found : 0;

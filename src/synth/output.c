@@ -4,6 +4,8 @@
 
 #include "core/options.h"
 
+#define STRIP 2048 /* columns: sums of 8 KiB, as stacks of threads may be small */
+
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX])
 {
@@ -88,25 +90,33 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
                       (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
 }
 
-/* First the weighted sums down the columns of the rows that a row of the output covers, then along them. */
-static void convert_areas(const struct synth_output *output, uint32_t res, const uint8_t *canvas,
-                          size_t pitch, uint32_t *columns, struct output_rows rows, void *image)
+/* One row of the output: the weighted sums down the columns of the canvas rows that it covers, then along
+ * them. A strip of columns at a time; a pixel that crosses strips carries its sum over. */
+static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
+                        uint32_t y, void *image)
 {
     const uint32_t area = output_area(OUTPUT_RESIZE, res);
-    for (uint32_t y = rows.begin; y < rows.end; y++) {
-        struct output_span span_y = output_span(y, res, output->res);
-        memset(columns, 0, res * sizeof *columns);
+    const struct output_span span_y = output_span(y, res, output->res);
+    uint32_t columns[STRIP], x = 0;
+    uint64_t sum = 0;
+    for (uint32_t begin = 0; begin < res; begin += STRIP) {
+        const uint32_t count = res - begin < STRIP ? res - begin : STRIP, end = begin + count;
+        memset(columns, 0, count * sizeof *columns);
         for (uint32_t row = span_y.first; row <= span_y.last; row++) {
-            uint32_t weight = output_weight(span_y, output->res, row);
-            for (uint32_t x = 0; x < res; x++)
-                columns[x] += weight * canvas[row * pitch + x];
+            const uint32_t weight = output_weight(span_y, output->res, row);
+            const uint8_t *grays = canvas + row * pitch + begin;
+            for (uint32_t i = 0; i < count; i++)
+                columns[i] += weight * grays[i];
         }
-        for (uint32_t x = 0; x < output->res; x++) {
-            struct output_span span_x = output_span(x, res, output->res);
-            uint64_t sum = 0;
-            for (uint32_t i = span_x.first; i <= span_x.last; i++)
-                sum += (uint64_t)output_weight(span_x, output->res, i) * columns[i];
+        for (; x < output->res; x++) {
+            const struct output_span span_x = output_span(x, res, output->res);
+            const uint32_t last = span_x.last < end ? span_x.last : end - 1;
+            for (uint32_t i = span_x.first > begin ? span_x.first : begin; i <= last; i++)
+                sum += (uint64_t)output_weight(span_x, output->res, i) * columns[i - begin];
+            if (span_x.last >= end)
+                break;
             output_store(output, area, sum, y, x, image);
+            sum = 0;
         }
     }
 }
@@ -116,9 +126,9 @@ FDSL_FMA_CLONES void output_convert_rows(const struct synth_output *output, uint
                                          struct output_rows rows, void *image)
 {
     static const struct output_corner whole = {0, 0};
-    uint32_t columns[OUTPUT_RES_MAX]; /* 64 KiB */
     if (output->fit == OUTPUT_RESIZE)
-        convert_areas(output, res, canvas, pitch, columns, rows, image);
+        for (uint32_t y = rows.begin; y < rows.end; y++)
+            convert_row(output, res, canvas, pitch, y, image);
     else
         convert_pixels(output, canvas, pitch,
                        output->fit == OUTPUT_CROP ? output_crop(key, res, output->res) : whole, rows, image);

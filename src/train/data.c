@@ -212,43 +212,53 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     return STATUS_OK;
 }
 
-/* The batches of CIFAR-10 that a folder has, with commas between them. */
-static void cifar_batches(const char *folder, char paths[CIFAR_BATCHES * PATH_MAX])
+/* Whether a folder has the batch of CIFAR-10 with this number; `path` becomes its name. */
+static bool cifar_batch(const char *folder, int number, char path[PATH_MAX])
 {
-    char path[PATH_MAX], name[32];
-    size_t used = 0;
-    *paths = '\0';
-    for (int i = 1; i <= CIFAR_BATCHES; i++) {
-        snprintf(name, sizeof name, "data_batch_%d.bin", i);
-        if (file_there(folder, name, path))
-            used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
-                                     path);
-    }
+    char name[32];
+    snprintf(name, sizeof name, "data_batch_%d.bin", number);
+    return file_there(folder, name, path);
 }
 
 static bool any_cifar(const char *folder)
 {
-    char paths[CIFAR_BATCHES * PATH_MAX], path[PATH_MAX];
-    cifar_batches(folder, paths);
-    return *paths || file_there(folder, "test_batch.bin", path);
+    char path[PATH_MAX];
+    for (int i = 1; i <= CIFAR_BATCHES; i++)
+        if (cifar_batch(folder, i, path))
+            return true;
+    return file_there(folder, "test_batch.bin", path);
 }
 
-/* data_batch_1.bin and so on are one set. */
-static enum status open_cifar(const struct data_request *request, struct data *data)
+/* Reads the batches of CIFAR-10 that a folder has: data_batch_1.bin and so on are one set. `paths` has room
+ * for all of them, with commas between them. */
+static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
+                              struct data *data)
 {
-    char train[CIFAR_BATCHES * PATH_MAX], path[PATH_MAX];
-    cifar_batches(request->name, train);
-    if (!*train)
+    size_t used = 0;
+    for (int i = 1; i <= CIFAR_BATCHES; i++)
+        if (cifar_batch(request->name, i, path))
+            used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
+                                     path);
+    if (used == 0)
         return status_set(STATUS_USAGE, "--data %s: there is none of data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
         return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
-    const char *const learn[] = {"--encode", "npy", "--source", train, NULL};
+    const char *const learn[] = {"--encode", "npy", "--source", paths, NULL};
     const char *const test[] = {"--encode", "npy", "--source", path, NULL};
     TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
                   DATA_TRAIN));
     return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
                      data, DATA_TEST);
+}
+
+static enum status open_cifar(const struct data_request *request, struct data *data)
+{
+    char path[PATH_MAX], *paths = malloc(CIFAR_BATCHES * PATH_MAX);
+    enum status status =
+        paths ? read_cifar(request, paths, path, data) : status_set(STATUS_FAILED, "out of memory");
+    free(paths);
+    return status;
 }
 
 static enum status open_datasets(const struct data_request *request, struct data *data)

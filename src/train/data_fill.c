@@ -239,11 +239,11 @@ static void name_sample(enum status status, uint64_t number, const char *key)
         status_prefix(status, "sample %" PRIu64, number);
 }
 
-enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
-                      struct data *data, enum data_part part)
+/* `samples`: CHUNK of them, zeroed. */
+static enum status fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
+                        struct data *data, enum data_part part, struct origin_sample *samples)
 {
     struct data_set *set = &data->sets[part];
-    struct origin_sample samples[CHUNK] = {0};
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[part]};
     uint64_t chunk = chunk_of(reader);
     double shown_s = timer_now_s();
@@ -263,6 +263,17 @@ enum status data_fill(struct origin_reader *reader, struct data_range range, uin
         show_progress(set->count, room.most, &shown_s);
     }
     end_progress();
+    return status;
+}
+
+enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
+                      struct data *data, enum data_part part)
+{
+    struct origin_sample *samples = calloc(CHUNK, sizeof *samples);
+    if (!samples)
+        return status_set(STATUS_FAILED, "out of memory to read samples");
+    enum status status = fill(reader, range, limit, data, part, samples);
+    free(samples);
     return status;
 }
 

@@ -1,0 +1,83 @@
+/* What threads need: stacks that may be small, and no more of them than the machine can use. */
+#include "program.h"
+
+TestSuite(threads, .init = start, .fini = stop, .timeout = 120);
+
+/* Every CPU variant with stacks of 64 KiB, those of OpenMP's threads included, and then with 32 KiB for
+ * these. */
+static void run_all(void)
+{
+    static const char *const lines[] = {
+        "--variant naive,omp --res 512 --classes 3 --batch 3 --out-res 224 --output f32 --verify",
+        "--variant naive,omp --res 64 --batch 2 --npy x.npy --out rows.csv --samples samples.csv",
+        "--variant train-naive,train-omp --model lenet",
+        "--variant train-naive,train-omp --model cnn --shift 2 --flip",
+        "--variant train-omp --model cnn-fdsl --checkpoint run --export run.safetensors",
+    };
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        bool trains = strstr(lines[i], "train-");
+        run("%s %s", lines[i],
+            trains ? "--data digits --train-size 20 --test-size 9 --batch 9 --epochs 1"
+                   : "--loops 1 --warmups 0 --warmup-time 0");
+        cr_expect(status == 0 || status == 4, "%s: exit %d: %s", lines[i], status, err);
+    }
+    run("--variant infer-naive,infer-omp --verify --data digits --test-size 9 --checkpoint run --loops 1 "
+        "--warmups 0 --warmup-time 0");
+    cr_expect(status == 0 || status == 4, "infer: exit %d: %s", status, err);
+}
+
+/* Sets are made and read with small stacks, too. */
+static void run_loaders(void)
+{
+    run("--prepare set --samples 40 --shards 3 --sample-shape 3,8 --dtype f16");
+    cr_expect(status == 0 || strstr(err, "not built"), "--prepare: exit %d: %s", status, err);
+    run("--variant shards,shards-mmap,shards-omp --data set --cache any --verify --loops 1 --warmups 0 "
+        "--warmup-time 0");
+    cr_expect(status == 0 || status == 4 || strstr(err, "not built"), "shards: exit %d: %s", status, err);
+}
+
+/* The environment is on the stack, and may be larger than it. */
+static void forget_environment(void)
+{
+    char *path = strdup(getenv("PATH"));
+    clearenv();
+    setenv("PATH", path, 1);
+    free(path);
+}
+
+Test(threads, small_stacks_suffice)
+{
+    if (strstr(program, "/san/"))
+        SKIP("a sanitizer needs larger stacks");
+    forget_environment();
+    how.stack_bytes_max = 64 << 10;
+    run_all();
+    run_loaders();
+}
+
+Test(threads, small_stacks_of_openmp_suffice)
+{
+    if (strstr(program, "/san/"))
+        SKIP("a sanitizer needs larger stacks");
+    setenv("OMP_STACKSIZE", "32k", 1);
+    run_all();
+    run_loaders();
+}
+
+Test(threads, more_than_the_machine_can_use_are_warned_of)
+{
+#ifndef _OPENMP
+    SKIP("this build has no variant with threads");
+#endif
+    char line[256];
+    long hardware = sysconf(_SC_NPROCESSORS_ONLN);
+    snprintf(line, sizeof line, "--variant omp " TINY " --threads %ld", 4 * hardware + 4);
+    run_well(line);
+    cr_expect(strstr(err, "more threads than that mostly wait for each other; leave --threads out"), "%s",
+              err);
+    snprintf(line, sizeof line, "--variant naive " TINY " --threads %ld", 4 * hardware + 4);
+    run_well(line);
+    cr_expect(!strstr(err, "more threads"), "naive has one: %s", err);
+    run_well("--variant omp " TINY " --threads 2");
+    cr_expect(!strstr(err, "more threads"), "%s", err);
+}
