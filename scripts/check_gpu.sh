@@ -168,6 +168,10 @@ END
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     check 'closed forms' build/tests/gpu_exact
     check 'batches that are learnt from' build/tests/gpu_batch
+    shards=$(mktemp -d)
+    trap 'rm -rf "$classes" "$shards"' EXIT
+    "$bench" --prepare "$shards/set" --layout shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
+    check 'variants that stop when they are timed' build/tests/gpu_timed "$shards/set" # a build without xxHash reads nothing
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done

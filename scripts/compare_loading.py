@@ -46,9 +46,10 @@ import time
 COLUMNS = (
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
     "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute,"
-    "warmups,samples,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
+    "warmups,samples,settled,median_error,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
     "items,items_per_s,bytes_per_s,flops,bytes,peak_flops,peak_bytes_per_s,bound,roofline_share,"
-    "time_cv,outliers,throttled,imbalance,efficiency,"
+    "time_cv,outliers,throttled,sm_clock_mhz,mem_clock_mhz,energy_j_per_item,instruction_set,speedup,baseline,"
+    "imbalance,efficiency,"
     "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
     "copy_bytes_per_s,copy_share,gds,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
     "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
@@ -339,7 +340,7 @@ def name_of(loader, workers):
 def row_of(name, layout, folder, shards, wanted, times, options):
     ordered = sorted(times)
     median = statistics.median(ordered)
-    deviation = statistics.stdev(ordered) if len(ordered) > 1 else 0
+    deviation = statistics.stdev(ordered) if len(ordered) > 1 else None  # one epoch has none
     row = dict.fromkeys(COLUMNS, "")
     row.update({
         "time_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -348,9 +349,10 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "batch": options.batch, "warmups": 1, "samples": len(times), "time_min_s": "%.9g" % ordered[0],
         "time_median_s": "%.9g" % median, "time_mean_s": "%.9g" % statistics.mean(ordered),
         "time_p95_s": "%.9g" % quantile(ordered, 0.95), "time_p99_s": "%.9g" % quantile(ordered, 0.99),
-        "time_sd_s": "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
+        "time_sd_s": "" if deviation is None else "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
-        "time_cv": "%.9g" % (deviation / median), "timed": "order+read+collate" + "+pin+copy" * options.gpu,
+        "time_cv": "" if deviation is None else "%.9g" % (deviation / median),
+        "timed": "order+read+collate" + "+pin+copy" * options.gpu,
         "layout": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
@@ -363,7 +365,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 def columns_of(path):
     """The columns and the schema of a file that fdsl-bench or this script began; else ours."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
-        return COLUMNS, "load/5"
+        return COLUMNS, "load/6"
     with open(path, newline="") as stream:
         reader = csv.DictReader(stream)
         first = next(reader, {})
@@ -373,7 +375,7 @@ def columns_of(path):
         sys.exit("compare_loading: %s is of an older schema, %s; name another file" % (path, schema))
     if lacking or not (schema or "load/").startswith("load/"):
         sys.exit("compare_loading: %s is no table of the workload load; name another file" % path)
-    return header, schema or "load/5"
+    return header, schema or "load/6"
 
 
 def append(path, rows):

@@ -151,6 +151,7 @@ def check_gradients(variants, arguments, device):
 
 # Columns that say nothing of PyTorch, in whichever schema.
 OURS_ALONE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "bound", "roofline_share",
+              "sm_clock_mhz", "mem_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
               "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
               "opening_s")
 

@@ -243,6 +243,41 @@ Test(bench, progress_counts_up_and_knows_the_longest_time)
     bench_free(&bench);
 }
 
+static void compute_for(double seconds)
+{
+    volatile double sum = 0;
+    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < seconds;)
+        sum += 1;
+}
+
+static enum status busy_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)state, (void)number, (void)time;
+    compute_for(0.01);
+    return STATUS_OK;
+}
+
+/* Of sleeping there is no CPU time; of computing there is as much as the machine gives. The warm-up does not
+ * count. */
+Test(bench, cpu_time_and_span_of_the_timed_runs)
+{
+    const struct variant busy = {.platform = "cpu", .run = busy_run};
+    struct bench_limits limits = {.warmups = 3, .min_samples = 5, .max_median_error = 0.01};
+    script.sleep_s = 0.01;
+    measure(limits);
+    cr_expect(bench.span_s >= 0.05 && bench.timed_s >= 0.05 && bench.timed_s <= bench.span_s);
+    cr_expect(bench.cpu_s < 0.5 * bench.span_s, "%g of %g s", bench.cpu_s, bench.span_s);
+    bench_free(&bench);
+    cr_assert(bench_measure(&busy, NULL, &limits, NULL, NULL, &bench, NULL) == STATUS_OK);
+    double timed_s = 0;
+    for (size_t i = 0; i < bench.count; i++)
+        timed_s += bench.samples[i].wall_s;
+    cr_expect(fabs(bench.timed_s - timed_s) < 1e-9);
+    cr_expect(bench.cpu_s > 0.005 && bench.cpu_s < bench.span_s + 0.02, "%g of %g s", bench.cpu_s,
+              bench.span_s);
+    bench_free(&bench);
+}
+
 Test(bench, progress_may_be_left_out)
 {
     const struct bench_limits limits = {.min_samples = 2, .max_median_error = 0.01};

@@ -82,7 +82,7 @@ Test(cli, a_row_holds_what_was_run)
              "--min-time 0 --max-time 0");
     static const struct {
         const char *column, *text;
-    } cells[] = {{"schema", "synth/5"}, {"job_id", "123"},  {"workload", "synth"},
+    } cells[] = {{"schema", "synth/6"}, {"job_id", "123"},  {"workload", "synth"},
                  {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
                  {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
                  {"batch", "3"},        {"res", "24"},      {"vertices", "30"},

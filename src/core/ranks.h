@@ -11,15 +11,15 @@
 #include "core/status.h"
 #include "core/workload.h"
 
-/* Of each rank, what its row does not hold, or not in full. */
+/* Per-rank values that are not in the rank's row, or not in full. */
 struct rank_facts {
     double items, bytes;
     struct roofline roofline;
     int sharers;     /* ranks on its device, or 1 on a CPU, where each rank has cores of its own */
     double median_s; /* the time that it took */
-    double median_error;
-    bool settled;
     uint64_t throttle_reasons;
+    double run_j;                      /* energy of a run; NaN where unknown */
+    double cpu_share, preempted_per_s; /* see runner_cpu_use(); NaN where nothing follows from them */
 };
 
 /* Brings the rows and facts of all ranks to rank 0: `*rows` and `*facts`, comm_size() of each in the order of

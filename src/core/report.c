@@ -17,8 +17,9 @@
 
 struct report {
     const struct settings *settings;
-    size_t lines;   /* printed so far */
-    double first_s; /* the first timed variant's time an item: what "speed-up" compares with */
+    size_t lines;         /* printed so far */
+    const char *baseline; /* the variant that speed-ups are over; NULL: none */
+    bool unsettled;       /* a line has the mark of a median that did not settle */
     bool coloured;
 #ifdef HAVE_JANSSON
     json_t *rows; /* an array, for JSON */
@@ -76,18 +77,6 @@ static json_t *json_row(const struct row *row)
     json_t *object = json_object();
     for (size_t i = 0; i < row->count; i++)
         json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
-    return object;
-}
-
-/* Row number `i` of a result, and how well its median is known. */
-static json_t *json_result(const struct result *result, size_t i)
-{
-    bool of_one_rank = i + 1 < result->row_count;
-    bool settled = of_one_rank ? result->facts[i].settled : result->bench.settled;
-    double error = of_one_rank ? result->facts[i].median_error : result->bench.time.median_error;
-    json_t *object = json_row(&result->rows[i]);
-    json_object_set_new(object, "settled", json_boolean(settled));
-    json_object_set_new(object, "median_error", isfinite(error) ? json_real(error) : json_null());
     return object;
 }
 #endif
@@ -273,8 +262,9 @@ static bool shows_wait(const struct settings *settings)
 }
 
 /* The parameters in one line, so that the table can be read without the command. */
-static void print_caption(const struct settings *settings, const struct result *result)
+static void print_caption(const struct report *report, const struct result *result)
 {
+    const struct settings *settings = report->settings;
     const struct workload *workload = settings->workload;
     printf("%s:", workload->name);
     for (size_t i = 0; i < workload->option_count; i++) {
@@ -293,6 +283,10 @@ static void print_caption(const struct settings *settings, const struct result *
     if (comm_size() > 1)
         printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
                result->work.items, workload->item);
+    if (report->baseline)
+        printf("; speed-up over %s", report->baseline);
+    else
+        printf("; speed-up is unknown without %s", workload->baselines[0]);
     printf("\n\n%-18s %12s %8s %14s %9s %15s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
            "roofline", "samples", "#wrong");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
@@ -330,6 +324,20 @@ static void print_wait(const struct result *result)
     printf(" %9s", wait);
 }
 
+/* How well the median is known, with a mark where it did not settle. A run that is not repeated has neither.
+ */
+static void error_text(struct report *report, const struct result *result, char *text, size_t size)
+{
+    double error = result->bench.time.median_error;
+    bool unsettled = !report->settings->workload->more && !result->bench.settled;
+    const char *mark = unsettled ? "*" : "";
+    report->unsettled |= unsettled;
+    if (isfinite(error))
+        snprintf(text, size, "%.*f%%%s", error < 1 ? 2 : 0, 100 * error, mark);
+    else
+        snprintf(text, size, "-%s", mark);
+}
+
 /* A line without a time for a variant whose results are wrong. */
 static void print_line(struct report *report, const struct result *result)
 {
@@ -338,15 +346,11 @@ static void print_line(struct report *report, const struct result *result)
     if (result->row_count) {
         const struct stats *stats = &result->bench.time;
         double item_s = stats->median / result->work.items;
-        if (report->first_s == 0)
-            report->first_s = item_s;
         time_text(item_s, time, sizeof time);
-        if (isfinite(stats->median_error))
-            snprintf(error, sizeof error, "%.2f%%", 100 * stats->median_error);
+        error_text(report, result, error, sizeof error);
         snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
-        if (!report->settings->workload->more) /* an epoch beside another of the same variant is none */
-            snprintf(speed_up, sizeof speed_up, "%.*fx", report->first_s / item_s < 100 ? 2 : 0,
-                     report->first_s / item_s);
+        if (result->speedup > 0)
+            snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
         if (result->roofline_share > 0)
             snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline_share,
                      roofline_bound_name(result->roofline.bound));
@@ -427,12 +431,13 @@ enum status report_monitor(const struct monitor *monitor)
 
 /* ---- The report ---- */
 
-enum status report_begin(const struct settings *settings, struct report **report)
+enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
 {
     *report = calloc(1, sizeof **report);
     if (!*report)
         return status_set(STATUS_FAILED, "out of memory");
     (*report)->settings = settings;
+    (*report)->baseline = baseline;
     (*report)->coloured = status_coloured(STDOUT_FILENO);
 #ifdef HAVE_JANSSON
     (*report)->rows = json_array();
@@ -444,7 +449,7 @@ enum status report_add(struct report *report, const struct result *result)
 {
     if (report->settings->format == FORMAT_TABLE) {
         if (report->lines++ == 0)
-            print_caption(report->settings, result);
+            print_caption(report, result);
         print_line(report, result);
     }
     for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_CSV; i++) {
@@ -454,7 +459,7 @@ enum status report_add(struct report *report, const struct result *result)
     }
 #ifdef HAVE_JANSSON
     for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_JSON; i++)
-        json_array_append_new(report->rows, json_result(result, i));
+        json_array_append_new(report->rows, json_row(&result->rows[i]));
 #endif
     return flush_stdout();
 }
@@ -478,6 +483,8 @@ static enum status end_json(struct report *report)
 enum status report_end(struct report *report)
 {
     enum status status = STATUS_OK;
+    if (report->unsettled)
+        puts("* not settled: the median is not yet known to --max-error");
 #ifdef HAVE_JANSSON
     if (report->settings->format == FORMAT_JSON)
         status = end_json(report);

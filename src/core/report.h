@@ -8,7 +8,6 @@
 #include "common/device.h"
 #include "core/bench.h"
 #include "core/monitor.h"
-#include "core/ranks.h"
 #include "core/record.h"
 #include "core/settings.h"
 #include "core/status.h"
@@ -24,6 +23,11 @@ struct result {
     struct roofline roofline;
     double roofline_share; /* of the median time, its floor; 0 where unknown */
     uint64_t throttle_reasons;
+    int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative where unknown */
+    double run_j;                    /* energy of a run, of the GPU as a whole; NaN where unknown */
+    const char *instruction_set;     /* "" where the variant does no arithmetic on the CPU */
+    const char *baseline;            /* the variant that `speedup` compares with; "" where that is unknown */
+    double speedup;                  /* the baseline's time per item over this one's; 0 where unknown */
     double imbalance;  /* the slowest rank's median time over the mean of all; 0 with one rank */
     double efficiency; /* of what as many ranks would do, each as fast as one alone; 0 where unknown */
     bool verified;
@@ -31,13 +35,13 @@ struct result {
     double wait_share;      /* of the accelerator (--compute); negative where nothing consumed the batches */
     const struct row *rows; /* of each rank, and of all where there are several; none where not timed */
     size_t row_count;
-    const struct rank_facts *facts; /* of the ranks; NULL with one rank */
 };
 
 struct report;
 
-/* Begins a report on stdout in settings->format. `*report` is freed by report_end(). */
-enum status report_begin(const struct settings *settings, struct report **report);
+/* Begins a report on stdout in settings->format. `baseline` names the variant that speed-ups are over, NULL
+ * where it is not among those of the call. `*report` is freed by report_end(). */
+enum status report_begin(const struct settings *settings, const char *baseline, struct report **report);
 
 /* Adds a result: printed at once, but for JSON. */
 enum status report_add(struct report *report, const struct result *result);

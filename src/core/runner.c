@@ -87,7 +87,7 @@ static enum status keep(const struct runner *runner, void *state, const struct r
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
-    const struct result none = {.work.items = 1, .bench.time.median = 1};
+    const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
     const char *kept =
         settings->workload->kept ? settings->workload->kept(runner_own_state(runner, state)) : "";
     bool added = false;
@@ -108,12 +108,27 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
+/* What the GPU was seen to do during the timed runs, and the instructions that a CPU used. The energy of the
+ * time between runs is that of nobody: where it is more than a tenth, nothing is known. */
+static void describe_machine(const struct runner *runner, struct result *result)
+{
+    const struct gpu_watched *watched = &runner->watched;
+    const struct bench *bench = &result->bench;
+    const struct variant *variant = runner->entry->variant;
+    bool alone = runner->sharers < 2 && bench->timed_s >= 0.9 * bench->span_s;
+    result->throttle_reasons = watched->throttle_reasons;
+    result->sm_clock_mhz = watched->sm_clock_mhz;
+    result->mem_clock_mhz = watched->mem_clock_mhz;
+    result->run_j = alone ? watched->power_w * bench->span_s / (double)bench->count : NAN;
+    result->instruction_set = variant->instruction_set ? variant->instruction_set() : "";
+}
+
 /* After the timing: verifies what was timed, then makes the rows and publishes them. `all`: the run of all
  * ranks, where there are several. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     phase_enter(PHASE_MEASURE);
-    result->throttle_reasons = runner->watched.throttle_reasons;
+    describe_machine(runner, result);
     result->roofline = runner_roofline(runner, &result->work);
     result->roofline_share = result->roofline.floor_s / result->bench.time.median;
     char measures[MEASURES_MAX][64] = {{0}};
@@ -121,6 +136,8 @@ static enum status record(struct runner *runner, void *state, const struct bench
     TRY(comm_agree(observe(runner, state, result, measures)));
     TRY(runner_verify_timed(runner, state, result));
     enum status status = measure(runner, state, measures);
+    if (status == STATUS_OK)
+        status = runner_compare(runner, false, result);
     if (status == STATUS_OK)
         status = runner_row(runner, result, measures, &row);
     if (status == STATUS_OK)
@@ -130,9 +147,10 @@ static enum status record(struct runner *runner, void *state, const struct bench
         status = runner_publish_ranks(runner, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
+        const struct rank_facts facts = runner_facts(runner, result);
         single.rows = &row;
         single.row_count = 1;
-        status = runner_publish(runner, &single, single.bench.samples);
+        status = runner_publish(runner, &single, single.bench.samples, &facts);
     }
     row_free(&row);
     if (status == STATUS_OK)
@@ -363,7 +381,7 @@ static const struct variant_entry *built_variant(const struct settings *settings
 static enum status check_outputs(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
-    const struct result none = {.work.items = 1, .bench.time.median = 1};
+    const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
     const struct sample no_sample = {0};
     struct row row = {0}, sample_row = {0};
     runner->entry = built_variant(settings);
@@ -413,7 +431,11 @@ static enum status run_variants(struct runner *runner)
 
 static enum status run_all(struct runner *runner)
 {
-    enum status status = runner_leads(runner) ? report_begin(runner->settings, &runner->report) : STATUS_OK;
+    const struct variant_entry *baseline = runner->baseline.entry;
+    enum status status =
+        runner_leads(runner)
+            ? report_begin(runner->settings, baseline ? baseline->name : NULL, &runner->report)
+            : STATUS_OK;
     TRY(comm_agree(status));
     status = run_variants(runner);
     if (!runner_leads(runner))
@@ -477,6 +499,7 @@ static enum status prepare(struct runner *runner)
     env_capture(&runner->env);
     TRY(comm_agree(runner_leads(runner) ? check_outputs(runner) : STATUS_OK));
     TRY(keep_runnable(runner));
+    TRY(runner_choose_baseline(runner));
     return describe_device(runner);
 }
 
@@ -514,6 +537,7 @@ enum status runner_run(struct settings *settings)
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);
+    runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);
     return comm_agree(status);

@@ -13,9 +13,20 @@
 #include "core/gpu_watch.h"
 #include "core/monitor.h"
 #include "core/place.h"
+#include "core/ranks.h"
 #include "core/record.h"
 #include "core/report.h"
 #include "core/settings.h"
+
+/* The variant that speed-ups are over: NULL where none of the call is, and the times per item of its rows so
+ * far in ascending order, of this rank and (on rank 0) of all ranks together. */
+struct baseline {
+    const struct variant_entry *entry;
+    struct baseline_times {
+        double *item_s; /* owned */
+        size_t count;
+    } own, all;
+};
 
 /* What the rows of one invocation share, and what is under way. */
 struct runner {
@@ -33,6 +44,7 @@ struct runner {
     /* The variant under way */
     const struct variant_entry *entry;
     struct gpu_watched watched; /* during the timed runs of the row under way */
+    struct baseline baseline;
     /* Of the row under way. All rows of an invocation share the program's start, so that they are known to
      * belong together; only where a run is a row of its own (an epoch), those behind the first have their own
      * begin. */
@@ -55,6 +67,12 @@ static inline bool runner_leads(const struct runner *runner)
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
+
+/* Of a variant that computes on the CPU all the time: how much CPU time its threads had, over what they could
+ * have had on their hardware threads, and how often they were interrupted. NaN of others, as who waits for a
+ * GPU or a disk leaves its core, and of less than a quarter of a second. */
+void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
+                    double *preempted_per_s);
 
 /* The whole row of a result, with the workload's measures (NULL: none), the caller's to free, also after a
  * failure. */
@@ -91,6 +109,28 @@ enum status runner_check(struct runner *runner, void *state, struct result *resu
  * recorded. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
+/* ---- runner_baseline.c ---- */
+
+/* Chooses the baseline, --baseline or the workload's, and moves it to the front of the variants, so that its
+ * time is known to the rows of the others. STATUS_USAGE where --baseline names none of them. */
+enum status runner_choose_baseline(struct runner *runner);
+void runner_free_baseline(struct runner *runner);
+
+/* Fills result->speedup and result->baseline from the baseline's rows: of this rank, or of all ranks together
+ * where `all`. A row of the baseline joins them first. STATUS_FAILED where memory runs out. */
+enum status runner_compare(struct runner *runner, bool all, struct result *result);
+
+/* ---- runner_warn.c ---- */
+
+/* Warns of what makes a row worth less: throttled clocks, a median that is not known, a busy machine. `facts`
+ * are those of the ranks. */
+void runner_warn(const struct settings *settings, const struct result *result,
+                 const struct rank_facts *facts);
+
+/* Warns where --monitor saw too little of `wall_s`, the time of the timed runs. NVML's readings are averages
+ * over up to a second, so a short run is hardly in them. */
+void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
+
 /* ---- runner_publish.c ---- */
 
 /* The work of the variant under way over the peaks of its device, or of the cores that it uses. */
@@ -99,15 +139,15 @@ struct roofline runner_roofline(const struct runner *runner, const struct work *
 /* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
  * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not
  * swallow the table's line, nor a full stdout the file's rows. */
-enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples);
+enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
+                           const struct rank_facts *facts);
+
+/* This rank's own. */
+struct rank_facts runner_facts(const struct runner *runner, const struct result *result);
 
 /* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
 enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
                                  const struct bench *all);
-
-/* Warns where --monitor saw too little of `wall_s`, the time of the timed runs. NVML's readings are averages
- * over up to a second, so a short run is hardly in them. */
-void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_ranks.c; those that agree are called by all ranks ---- */
 

@@ -21,47 +21,6 @@ struct roofline runner_roofline(const struct runner *runner, const struct work *
     return roofline_of(&work->least, &peaks);
 }
 
-static void warn_about(const struct settings *settings, const struct result *result)
-{
-    char words[128];
-    if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
-                    "only with runs like this one",
-                    result->variant, words);
-    if (settings->workload->more)
-        return; /* a run that is not repeated has no spread */
-    if (result->bench.count < STATS_INTERVAL_MIN)
-        status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
-                    result->variant, result->bench.count, STATS_INTERVAL_MIN,
-                    settings->loops ? "loops" : "min-samples");
-    else if (!result->bench.settled)
-        status_warn("%s: after %zu samples the median is known to %.1f %% only; give it longer with "
-                    "--%s, or quiet the machine",
-                    result->variant, result->bench.count, 100 * result->bench.time.median_error,
-                    settings->loops ? "loops" : "max-time");
-    else if (result->bench.time.outliers * 10 > result->bench.count)
-        status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
-                    result->variant, result->bench.time.outliers, result->bench.count);
-}
-
-void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
-{
-    const struct settings *settings = runner->settings;
-    size_t looks = monitor_timed_samples(runner->monitor);
-    double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
-    char remedy[64];
-    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN || settings->workload->more)
-        return;
-    if (settings->loops)
-        snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
-    else
-        snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
-                "give it longer with %s%s",
-                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
-                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
-}
-
 /* Prints rows that could not be appended to a file, so that they can be added to it by hand. */
 static void show_unwritten(const char *path, const struct result *result)
 {
@@ -71,7 +30,8 @@ static void show_unwritten(const char *path, const struct result *result)
         csv_write_row(stderr, &result->rows[i]);
 }
 
-enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples)
+enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
+                           const struct rank_facts *facts)
 {
     const struct settings *settings = runner->settings;
     runner_show_phase(runner, NULL);
@@ -88,8 +48,21 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
     snprintf(reason, sizeof reason, "%s", status_text());
     enum status shown = report_add(runner->report, result);
     file_release_signals();
-    warn_about(settings, result);
+    runner_warn(settings, result, facts);
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
+}
+
+struct rank_facts runner_facts(const struct runner *runner, const struct result *result)
+{
+    struct rank_facts facts = {.items = result->work.items,
+                               .bytes = result->work.bytes,
+                               .roofline = result->roofline,
+                               .sharers = runner_on_gpu(runner) ? runner->sharers : 1,
+                               .median_s = result->bench.time.median,
+                               .throttle_reasons = result->throttle_reasons,
+                               .run_j = result->run_j};
+    runner_cpu_use(runner, &result->bench, &facts.cpu_share, &facts.preempted_per_s);
+    return facts;
 }
 
 /* What all ranks did together, from what each did: `total` comes with their bench. */
@@ -98,10 +71,13 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
     total->roofline = (struct roofline){0};
+    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* ranks_combine() knows them */
+    total->run_j = 0;
     for (uint64_t i = 0; i < runner->place.ranks; i++) {
         total->work.items += facts[i].items;
         total->work.bytes += facts[i].bytes;
         total->throttle_reasons |= facts[i].throttle_reasons;
+        total->run_j += facts[i].run_j;
         slowest_s = fmax(slowest_s, facts[i].median_s);
         mean_s += facts[i].median_s / ranks;
         roofline_add(&total->roofline, &facts[i].roofline, facts[i].sharers);
@@ -121,7 +97,9 @@ static enum status publish_together(struct runner *runner, const struct row *row
     add_up(runner, facts, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
-    enum status status = runner_row(runner, total, NULL, &all);
+    enum status status = runner_compare(runner, true, total);
+    if (status == STATUS_OK)
+        status = runner_row(runner, total, NULL, &all);
     ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
     if (status == STATUS_OK)
         status = row_check(&all);
@@ -134,8 +112,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
         every[ranks] = all;
         total->rows = every;
         total->row_count = ranks + 1;
-        total->facts = facts;
-        status = runner_publish(runner, total, samples);
+        status = runner_publish(runner, total, samples, facts);
     }
     free(every);
     row_free(&all);
@@ -145,10 +122,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
 enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
                                  const struct bench *all)
 {
-    const struct rank_facts mine = {result->work.items,        result->work.bytes,
-                                    result->roofline,          runner_on_gpu(runner) ? runner->sharers : 1,
-                                    result->bench.time.median, result->bench.time.median_error,
-                                    result->bench.settled,     result->throttle_reasons};
+    const struct rank_facts mine = runner_facts(runner, result);
     struct result total = *result;
     total.bench = *all;
     struct row *rows = NULL;

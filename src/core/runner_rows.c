@@ -16,6 +16,22 @@ int runner_threads(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
+#define CPU_SPAN_MIN_S 0.25 /* in less, a few interruptions are all there is */
+
+void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
+                    double *preempted_per_s)
+{
+    const struct workload *workload = runner->settings->workload;
+    const char *cache = workload->cache ? workload->cache(runner->input) : "warm";
+    int threads = runner_threads(runner), allowed = runner->env.allowed_threads;
+    *share = *preempted_per_s = NAN;
+    if (runner_on_gpu(runner) || runner->consumer || strcmp(cache, "warm") != 0 ||
+        bench->span_s < CPU_SPAN_MIN_S)
+        return;
+    *share = bench->cpu_s / (bench->span_s * (allowed > 0 && allowed < threads ? allowed : threads));
+    *preempted_per_s = (double)bench->preempted / bench->span_s;
+}
+
 int runner_cores(const struct runner *runner)
 {
     int threads = runner_threads(runner), allowed = runner->env.allowed_cores;
@@ -79,28 +95,43 @@ static void roofline_fields(const struct roofline *roofline, struct row *row)
     row_text(row, "bound", roofline_bound_name(roofline->bound));
 }
 
-static void time_fields(const struct result *result, struct row *row)
+/* The samples. Of one there is no spread; and no run that is a row of its own settles. */
+static void time_fields(const struct runner *runner, const struct result *result, struct row *row)
 {
     const struct bench *bench = &result->bench;
     const struct stats *time = &bench->time;
-    char throttled[128];
+    bool repeats = !runner->settings->workload->more;
     row_count(row, "warmups", result->runs_before + bench->warmups);
     row_count(row, "samples", bench->count);
+    row_add(row, "settled", !repeats ? "" : bench->settled ? "yes" : "no", FIELD_FLAG);
+    row_real(row, "median_error", time->median_error);
     row_real(row, "time_min_s", time->min);
     row_real(row, "time_median_s", time->median);
     row_real(row, "time_mean_s", time->mean);
     row_real(row, "time_p95_s", time->p95);
     row_real(row, "time_p99_s", time->p99);
-    row_real(row, "time_sd_s", time->sd);
+    row_real(row, "time_sd_s", bench->count > 1 ? time->sd : NAN);
     row_real(row, "wall_s", bench->wall_s);
     row_real(row, "items", result->work.items);
     row_real(row, "items_per_s", result->work.items / time->median);
     row_real(row, "bytes_per_s", result->work.bytes / time->median);
     roofline_fields(&result->roofline, row);
     row_positive(row, "roofline_share", result->roofline_share);
-    row_real(row, "time_cv", time->cv);
+    row_real(row, "time_cv", bench->count > 1 ? time->cv : NAN);
     row_count(row, "outliers", time->outliers);
+}
+
+/* What the samples were taken with and compare with. */
+static void machine_fields(const struct result *result, struct row *row)
+{
+    char throttled[128];
     row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
+    row_positive(row, "sm_clock_mhz", result->sm_clock_mhz);
+    row_positive(row, "mem_clock_mhz", result->mem_clock_mhz);
+    row_positive(row, "energy_j_per_item", result->run_j / result->work.items);
+    row_text(row, "instruction_set", result->instruction_set);
+    row_positive(row, "speedup", result->speedup);
+    row_text(row, "baseline", result->baseline);
     row_positive(row, "imbalance", result->imbalance);
     row_positive(row, "efficiency", result->efficiency);
 }
@@ -112,7 +143,8 @@ enum status runner_row(const struct runner *runner, const struct result *result,
     const struct workload *workload = runner->settings->workload;
     identity_fields(runner, row);
     parameter_fields(runner, row);
-    time_fields(result, row);
+    time_fields(runner, result, row);
+    machine_fields(result, row);
     for (size_t i = 0; workload->measures[i].column; i++) {
         const struct measure *measure = &workload->measures[i];
         bool text = measure->combine == COMBINE_FIRST || measure->combine == COMBINE_HASHES;

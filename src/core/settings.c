@@ -34,7 +34,12 @@ static const struct option_spec specs[] = {
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list every variant, and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "check every result against the oracle first; a variant that fails is not timed"},
+     "check every result against the oracle before the timing, and after it what was timed; a variant that "
+     "fails "
+     "writes no row"},
+    {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
+     "the variant that speed-ups are over; it runs first (default: naive, train-naive, infer-naive, files or "
+     "shards)"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check all that can be checked before a run, then stop"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,

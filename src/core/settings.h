@@ -18,7 +18,8 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples, *prepare;
-    const char *monitor; /* once read, the file alone */
+    const char *baseline; /* the variant that speed-ups are over; NULL: the workload's */
+    const char *monitor;  /* once read, the file alone */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* that --dry-run checks for; 0: those that there are */
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;

@@ -81,9 +81,9 @@ enum status trainer_end(void *state, uint64_t runs);
  * `number` 0, before the first epoch: job->verify_steps steps from the present state; the engine takes over
  * the oracle's state every five of them.
  *
- * Else, after an epoch and before trainer_finish(): the epoch is made again. Its loss must be the same; five
- * steps from one on that is drawn at random must be the oracle's; and so must the last five, which must lead
- * to the parameters that the epoch ended with.
+ * Else, after an epoch and before trainer_finish(): the epoch is made again, and must come to the same loss
+ * and, bit by bit, to the same parameters; a step that is drawn at random, and the last one, must be the
+ * oracle's. Where one is not, its neighbour decides.
  *
  * STATUS_FAILED where the oracle's own loss is no finite number. */
 enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong);

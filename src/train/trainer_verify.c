@@ -144,22 +144,22 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
     return trainer->engine->get(trainer->state, replay->at);
 }
 
-/* `count` steps from step `first` on. After many steps of training a rounding seldom, but sometimes, turns a
- * step by more than the bounds (docs/train.md); then the neighbouring steps decide, as a fault would be in
- * these too. */
-static enum status compare_place(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t first,
-                                 uint32_t count, struct train_state *scratch)
+/* One step, from where the epoch made it. After many steps of training a rounding seldom, but sometimes,
+ * turns a step by more than the bounds (docs/train.md); then its neighbour decides, as a fault would be there
+ * too. */
+static enum status compare_place(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
+                                 struct train_state *scratch)
 {
     uint32_t steps = train_steps(&trainer->job->train);
-    uint32_t neighbour = first >= count ? first - count : first + 2 * count <= steps ? first + count : first;
+    uint32_t neighbour = step > 0 ? step - 1 : steps > 1 ? 1 : 0;
     struct found before = trainer->found;
-    TRY(go_to(trainer, replay, first));
-    TRY(compare_stretch(trainer, oracle, first, count, replay->at, &scratch[0], &scratch[1]));
+    TRY(go_to(trainer, replay, step));
+    TRY(compare_stretch(trainer, oracle, step, 1, replay->at, &scratch[0], &scratch[1]));
     if (found_wrong(&trainer->found) == found_wrong(&before))
         return STATUS_OK;
     trainer->found = before;
     TRY(go_to(trainer, replay, neighbour));
-    return compare_stretch(trainer, oracle, neighbour, count, replay->at, &scratch[0], &scratch[1]);
+    return compare_stretch(trainer, oracle, neighbour, 1, replay->at, &scratch[0], &scratch[1]);
 }
 
 /* Notes the tensors that are not the same, bit by bit. */
@@ -175,18 +175,17 @@ static void note_different(struct trainer *trainer, const struct train_state *on
 }
 
 /* The epoch that was timed is made again, as an engine makes the same bits each time: its loss, and the
- * parameters that it ended with, must come out. On the way the oracle looks at some steps from one on that is
- * drawn now, and at the last ones. */
+ * parameters that it ended with, must come out. On the way the oracle looks at a step that is drawn now, and
+ * at the last one, whose batch may be short. */
 static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
 {
-    const uint32_t steps = train_steps(&trainer->job->train), most = trainer->job->verify_steps,
-                   limit = most < STRETCH ? most : STRETCH, count = limit < steps ? limit : steps;
+    const uint32_t steps = train_steps(&trainer->job->train);
     struct replay replay = {.at = &states[1]};
-    trainer->drawn = (uint32_t)chance_below(steps - count + 1);
+    trainer->drawn = (uint32_t)chance_below(steps);
     display_wait(trainer->display);
     TRY(trainer->engine->get(trainer->state, &states[0]));
-    TRY(compare_place(trainer, oracle, &replay, trainer->drawn, count, &states[2]));
-    TRY(compare_place(trainer, oracle, &replay, steps - count, count, &states[2]));
+    TRY(compare_place(trainer, oracle, &replay, trainer->drawn, &states[2]));
+    TRY(compare_place(trainer, oracle, &replay, steps - 1, &states[2]));
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
     compare_losses(trainer, &trainer->totals, &replay.totals);
@@ -224,7 +223,7 @@ void trainer_verdict(const void *state, char *text, size_t size)
     const struct found *found = &trainer->found;
     char where[80] = "";
     if (trainer->drawn != UINT32_MAX)
-        snprintf(where, sizeof where, " of epoch %" PRIu32 " (drawn: step %" PRIu32 "; and its end)",
+        snprintf(where, sizeof where, " of epoch %" PRIu32 " (drawn: step %" PRIu32 "; and the last)",
                  trainer->now.history.epochs + 1, trainer->drawn + 1);
     snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s",
              found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,

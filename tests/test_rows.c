@@ -1,0 +1,223 @@
+/* What rows and the table say of how well a time is known, of the machine, and of other variants. */
+#include "program.h"
+
+#include "core/runner_parts.h"
+
+TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
+
+/* Images of microseconds, and so many samples of them. */
+#define SMALL    "--res 16 --batch 2 --vertices 5 --orbits 3 --radius 3 --warmups 1 --warmup-time 0 "
+#define LOOPS(n) SMALL "--loops " #n " "
+
+/* ---- Whether the median settled ---- */
+
+Test(rows, say_whether_the_median_settled)
+{
+    run_well("--variant naive " SMALL
+             "--max-error 100 --min-samples 100 --min-time 0 --max-time 20 --format csv");
+    cr_expect_str_eq(value(out, 1, "settled"), "yes");
+    cr_expect(number(out, 1, "median_error") >= 0 && number(out, 1, "median_error") < 1);
+    run_well("--variant naive " SMALL
+             "--max-error 0.000001 --max-time 0 --min-time 0 --min-samples 200 --format csv");
+    cr_expect_str_eq(value(out, 1, "settled"), "no");
+    run_well("--variant naive " LOOPS(5) "--format csv");
+    cr_expect_str_eq(value(out, 1, "settled"), "no");
+    cr_expect_str_eq(value(out, 1, "median_error"), "", "five samples have no interval");
+}
+
+Test(rows, one_sample_has_no_spread)
+{
+    run_well("--variant naive " LOOPS(1) "--format csv");
+    cr_expect_str_eq(value(out, 1, "time_sd_s"), "");
+    cr_expect_str_eq(value(out, 1, "time_cv"), "");
+    cr_expect(number(out, 1, "time_median_s") > 0);
+    run_well("--variant naive " LOOPS(2) "--format csv");
+    cr_expect(number(out, 1, "time_sd_s") >= 0 && number(out, 1, "time_cv") >= 0);
+}
+
+Test(rows, an_epoch_neither_settles_nor_fails_to)
+{
+    run_well("--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 "
+             "--epochs "
+             "1 --format csv");
+    cr_expect_str_eq(value(out, 1, "settled"), "");
+    cr_expect_str_eq(value(out, 1, "median_error"), "");
+    cr_expect_str_eq(value(out, 1, "time_sd_s"), "");
+    run_well("--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 "
+             "--epochs "
+             "1");
+    cr_expect(!strstr(out, "*"), "%s", out);
+}
+
+Test(rows, the_table_marks_what_did_not_settle)
+{
+    run_well("--variant naive " SMALL "--max-error 0.000001 --max-time 0 --min-time 0 --min-samples 200");
+    cr_expect(strstr(out, "%* "), "%s", out);
+    cr_expect(strstr(out, "\n* not settled: "), "%s", out);
+    run_well("--variant naive " LOOPS(3));
+    cr_expect(strstr(out, " -* "), "%s", out);
+    run_well("--variant naive " SMALL "--max-error 100 --min-samples 100 --min-time 0 --max-time 20");
+    cr_expect(!strstr(out, "*"), "%s", out);
+}
+
+#ifdef HAVE_JANSSON
+Test(rows, of_json_say_it_as_a_flag)
+{
+    run_well("--variant naive " LOOPS(4) "--format json");
+    cr_expect_eq(count_of(out, "\"settled\": false"), 1, "%s", out);
+    cr_expect_eq(count_of(out, "\"median_error\": null"), 1, "%s", out);
+    cr_expect_eq(count_of(out, "\"time_sd_s\": null"), 0, "%s", out);
+}
+#endif
+
+/* ---- The machine ---- */
+
+Test(rows, name_the_instructions_that_were_used)
+{
+    run_well("--variant " VARIANTS " " LOOPS(3) "--format csv");
+    for (size_t row = 1; row <= VARIANT_COUNT; row++) {
+        const char *(*used)(void) = variant_find(value(out, row, "variant"))->variant->instruction_set;
+        cr_expect_str_eq(value(out, row, "instruction_set"), used ? used() : "");
+        cr_expect_str_eq(value(out, row, "sm_clock_mhz"), "");
+        cr_expect_str_eq(value(out, row, "mem_clock_mhz"), "");
+        cr_expect_str_eq(value(out, row, "energy_j_per_item"), "");
+    }
+}
+
+/* ---- Speed-ups ---- */
+
+static void expect_speedups(const char *csv, size_t rows, const char *baseline)
+{
+    double base_s = 0;
+    for (size_t row = 1; row <= rows; row++)
+        if (strcmp(value(csv, row, "variant"), baseline) == 0)
+            base_s = number(csv, row, "time_median_s") / number(csv, row, "items");
+    for (size_t row = 1; row <= rows; row++) {
+        double item_s = number(csv, row, "time_median_s") / number(csv, row, "items");
+        cr_expect_str_eq(value(csv, row, "baseline"), baseline);
+        cr_expect(fabs(number(csv, row, "speedup") * item_s / base_s - 1) < 1e-6, "row %zu", row);
+    }
+}
+
+#ifdef _OPENMP
+Test(rows, compare_with_naive_whatever_comes_first)
+{
+    run_well("--variant omp,naive " LOOPS(9) "--format csv");
+    cr_expect_str_eq(value(out, 1, "variant"), "naive", "it runs first");
+    expect_speedups(out, 2, "naive");
+    run_well("--variant naive,omp --baseline omp " LOOPS(9) "--format csv");
+    cr_expect_str_eq(value(out, 1, "variant"), "omp");
+    expect_speedups(out, 2, "omp");
+}
+
+Test(rows, compare_with_nothing_where_the_baseline_is_not_there)
+{
+    run_well("--variant omp " LOOPS(9) "--format csv");
+    cr_expect_str_eq(value(out, 1, "speedup"), "");
+    cr_expect_str_eq(value(out, 1, "baseline"), "");
+    run("--variant omp --baseline naive " LOOPS(9));
+    expect_error(2, "--baseline naive: it is not among the variants that run; add it to --variant",
+                 "baseline");
+    run("--variant omp --baseline nonsense " LOOPS(9));
+    expect_error(2, "--baseline nonsense: it is not among", "baseline");
+}
+
+Test(rows, the_header_of_the_table_names_the_baseline)
+{
+    run_well("--variant omp,naive " LOOPS(9));
+    cr_expect(strstr(out, "; speed-up over naive\n"), "%s", out);
+    cr_expect_eq(count_of(out, " 1.00x "), 1, "%s", out);
+    run_well("--variant omp " LOOPS(9));
+    cr_expect(strstr(out, "; speed-up is unknown without naive\n"), "%s", out);
+    cr_expect(!strstr(out, "x "), "%s", out);
+}
+
+/* Epochs are compared with the median of the baseline's epochs. */
+Test(rows, of_training_have_speedups_too)
+{
+    run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
+             "--model "
+             "logreg --batch 20 --epochs 3 --format csv");
+    double times[3], median;
+    for (size_t row = 1; row <= 3; row++) {
+        cr_expect_str_eq(value(out, row, "variant"), "train-naive");
+        cr_expect_str_eq(value(out, row, "speedup"), "1");
+        times[row - 1] = number(out, row, "time_median_s");
+    }
+    median = fmax(fmin(times[0], times[1]), fmin(fmax(times[0], times[1]), times[2]));
+    for (size_t row = 4; row <= 6; row++) {
+        cr_expect_str_eq(value(out, row, "baseline"), "train-naive");
+        cr_expect(fabs(number(out, row, "speedup") * number(out, row, "time_median_s") / median - 1) < 1e-6);
+    }
+    run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
+             "--model "
+             "logreg --batch 20 --epochs 1");
+    cr_expect(strstr(out, "; speed-up over train-naive\n") && strstr(out, " 1.00x "), "%s", out);
+}
+#endif
+
+/* ---- A busy machine ---- */
+
+/* What runner_warn() says of a row whose threads had this share of their cores' time. */
+static void warn_of(double share, double preempted_per_s, char text[1024])
+{
+    char path[] = "warnings.txt",
+         *argv[] = {(char *)"fdsl-bench", (char *)"--variant", (char *)"naive", NULL};
+    const struct rank_facts facts[2] = {{.cpu_share = 1, .preempted_per_s = 1},
+                                        {.cpu_share = share, .preempted_per_s = preempted_per_s}};
+    const struct result result = {
+        .variant = "naive",
+        .bench = {.count = 100, .settled = true, .time.median_error = 0.001, .time.effective = 100},
+        .row_count = 3};
+    struct settings settings;
+    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK);
+    cr_assert(freopen(path, "w", stderr));
+    runner_warn(&settings, &result, facts);
+    fflush(stderr);
+    settings_free(&settings);
+    char *whole = get(path, NULL);
+    snprintf(text, 1024, "%s", whole);
+    free(whole);
+}
+
+Test(rows, a_busy_machine_is_warned_of)
+{
+    char text[1024];
+    warn_of(0.45, 120, text);
+    cr_expect(strstr(text,
+                     "naive: its threads had 45 % of the CPU time of their cores and were interrupted 120 "
+                     "times per second"),
+              "of the rank that had least: %s", text);
+    warn_of(0.45, 3, text);
+    cr_expect_str_eq(text, "", "threads that wait for each other are not interrupted");
+    warn_of(0.97, 500, text);
+    cr_expect_str_eq(text, "");
+    warn_of(NAN, NAN, text);
+    cr_expect_str_eq(text, "", "nothing is known of who waits for a device");
+}
+
+/* Threads that had half of their core: the same CPU time in twice the time. */
+Test(rows, the_cpu_time_is_that_of_all_threads)
+{
+    struct variant threaded = {.platform = "cpu", .threaded = true}, device = {.platform = "cuda"};
+    struct settings settings = {.workload = workload_find("synth"), .resources.threads = 4};
+    struct variant_entry entry = {.variant = &threaded};
+    struct runner runner = {.settings = &settings, .entry = &entry, .env.allowed_threads = 8};
+    struct bench bench = {.span_s = 2, .cpu_s = 4, .preempted = 100};
+    double share, preempted_per_s;
+    runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
+    cr_expect(share == 0.5 && preempted_per_s == 50, "%g %g", share, preempted_per_s);
+    runner.env.allowed_threads = 2;
+    runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
+    cr_expect(share == 1, "more threads than cores cannot have more: %g", share);
+    threaded.threaded = false;
+    runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
+    cr_expect(share == 2, "%g", share);
+    bench.span_s = 0.1;
+    runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
+    cr_expect(isnan(share) && isnan(preempted_per_s), "too short");
+    bench.span_s = 2;
+    entry.variant = &device;
+    runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
+    cr_expect(isnan(share) && isnan(preempted_per_s));
+}
