@@ -96,7 +96,8 @@ Test(figures_load, one_axis_has_one_size)
     shell(
         "grep '^schema\\|data/2048-' " FIXTURES "/load.csv > $D/results/a.csv; "
         "sed -n '1p; /data\\/2048-/{s/,node01,/,node02,/; s/Processor 9000/Elsewhere/; p; s/2048-/131072-/; "
-        "s/,2048,/,131072,/; p; s/,1000,0,/,999,0,/; p}' " FIXTURES "/load.csv > $D/reference/b.csv; " SELECT
+        "s/,2048,/,131072,/; p; s/,node02,/,node03,/; p; s/,node03,/,node04,/; p}' " FIXTURES
+        "/load.csv > $D/reference/b.csv; " SELECT
         "--reference $D/reference loading_cold loading_latency loading_threads > /dev/null; "
         "cat $D/work/loading_cold.vars $D/work/loading_cold.dat; "
         "grep -ho '[0-9.]* KiB a sample' $D/work/loading_*.vars | sort -u");

@@ -6,8 +6,8 @@ while [ "$1" != -o ]; do shift; done
     echo '#!/bin/sh'
     echo batch_size=0
     sed -n 's/.*int \(nvertex\|res\|batch_size\) = \([0-9]*\);/\1=\2/p' "$source"
-    # shellcheck disable=SC2016
-    # shellcheck disable=SC2028
-    echo 'awk "BEGIN { printf \"Average main_kernel time: %.4f ms\\n\", $nvertex * 1e-4 + $res * 1e-6 + $batch_size * 1e-5 }"'
+    cat <<'END'
+awk "BEGIN { printf \"Average main_kernel time: %.4f ms\\n\", $nvertex * 1e-4 + $res * 1e-6 + $batch_size * 1e-5 }"
+END
 } >"$2"
 chmod +x "$2"
