@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 PROGRAM = 'fdsl-bench'
 LEFT_OUT = {'.git', 'build', 'data', 'results/plots', PROGRAM}
 COMPILE_LIMIT_S = 600
+MADE = ('.o', '.a')  # what links take
 
 
 def same(one, other):
@@ -65,6 +66,9 @@ class Build:
         self.make(f'-j{jobs}', *make_options, 'all')
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda output: self.execute(output, self.base, set()), filter(self.is_stale, self.commands)))
+        for output in self.commands:
+            if output.endswith('.a'):
+                self.execute(output, self.base, set())
 
     def make(self, *words):
         made = subprocess.run(['make', *words], cwd=self.base, text=True, env=self.environment, stdout=subprocess.PIPE,
@@ -74,7 +78,10 @@ class Build:
         return made.stdout
 
     def learn(self, line):
-        """Takes a compiler's command apart. One that compiles and links a suite at once becomes two."""
+        """Takes a command apart. One that compiles and links a suite at once becomes two."""
+        archive = re.search(r'\S*ar rcs\w* (\S+\.a) .*', line)
+        if archive:
+            self.commands[archive.group(1)] = shlex.split(archive.group())
         if ' -o ' not in line or re.search(r'[|;>]|&&', line):
             return
         words = shlex.split(line)
@@ -84,13 +91,13 @@ class Build:
             drop = [i for i, word in enumerate(words) if word in ('-MF', '-o') or words[i - 1] in ('-MF', '-o')]
             plain = [word for i, word in enumerate(words) if i not in drop and word not in ('-MMD', '-MP', *sources)]
             made = output + '.c.o'
-            flags = [word for word in plain if not re.match(r'-l|-L|-Wl|.*\.o$', word)]
+            flags = [word for word in plain if not re.match(r'-l|-L|-Wl|.*\.[ao]$', word)]
             self.commands[made] = [*flags, '-MMD', '-MF', made + '.d', '-c', '-o', made, *sources]
             words = [plain[0], '-o', output, made, *plain[1:]] if plain[0] != 'ccache' else plain[:2] + ['-o', output, made, *plain[2:]]
         self.commands[output] = words
 
     def inputs(self, output):
-        return [word for word in self.commands[output] if word.endswith('.o') and word != output]
+        return [word for word in self.commands[output] if word.endswith(MADE) and word != output]
 
     def sources_of(self, output):
         """The files that an object was compiled from, from its dependency file; None where there is none."""
@@ -120,9 +127,11 @@ class Build:
     def execute(self, output, tree, replaced):
         """Runs the command of one output in a tree; objects come from that tree where replaced, else from the base."""
         target = os.path.join(tree, output)
-        words = [target if word == output else self.place(word, tree, replaced) if word.endswith('.o') else word
+        words = [target if word == output else self.place(word, tree, replaced) if word.endswith(MADE) else word
                  for word in self.commands[output]]
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.exists(target):
+            os.unlink(target)  # an archive would keep what it holds
         with self.slots:
             try:
                 made = subprocess.run(words, cwd=tree, env=self.environment, text=True, stdout=subprocess.PIPE,
@@ -136,7 +145,7 @@ class Build:
         return os.path.join(tree if path in replaced else self.base, path)
 
     def relink(self, output, tree, replaced):
-        """Links an output anew, and first the device code in it where that holds replaced objects."""
+        """Links an output anew, and first archives and linked device code in it that hold replaced objects."""
         for needed in self.inputs(output):
             if needed not in replaced and needed in self.commands and replaced.intersection(self.inputs(needed)):
                 self.execute(needed, tree, replaced)
