@@ -17,6 +17,7 @@
 #   CUDA_ARCHS="90"   GPU architectures; all: every one. Default: this machine's GPUs; where there are none, sm_80
 #                     and PTX, which a newer GPU's driver compiles when kernels are loaded
 #   -j4               number of jobs; default: one per core
+#   SETUP=0           bench, check and plots install nothing; they say what is missing
 #   V=1               shows the commands
 
 VERSION  := 0.1.0
@@ -252,7 +253,7 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 inner = $(MAKE) --no-print-directory --output-sync=target
 
 bench:
-	@scripts/setup.sh build
+	@MAKE_GOAL=bench scripts/setup.sh build
 	@$(inner) all
 	@scripts/bench.sh
 

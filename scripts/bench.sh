@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The first command of the README: every variant that runs here, checked and timed at small sizes. Prints one
-# table a size, then two of loading and one of training, and appends the rows to results/synth.csv, load.csv and
-# train.csv; results/env.json (or .csv) says on what machine.
+# The first command of the README: verifies and times every variant that runs here, at small sizes. Prints one table per
+# size of images, two of loading, one of training and one of inference. Appends the rows to results/synth.csv, load.csv,
+# train.csv and infer.csv; results/env.json (or .csv) describes the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,12 @@ cd "$(dirname "$0")/.."
 sizes=${SIZES:-224 512}
 batch=${BATCH:-16}
 bench=./fdsl-bench
+
+every() # arguments: verifies and times all variants; those that cannot run here are in the list above
+{
+    echo
+    $bench --variant all --verify "$@" 2> >(grep -v ': skipping ' >&2)
+}
 
 mkdir -p results
 machine=results/env.json
@@ -22,26 +28,24 @@ fi
 mv "$machine.tmp" "$machine"
 $bench --list
 for size in $sizes; do
-    echo
-    $bench --variant all --verify --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv \
-        2> >(grep -v ': skipping ' >&2)
+    every --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv
 done
 
 # The same samples as files and as shards, from the page cache: 33 MB.
+rm -rf "$samples" && mkdir "$samples"
 if $bench --list | grep -q '^  files  *available'; then
-    rm -rf "$samples" && mkdir "$samples"
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
     $bench --prepare "$samples/files" --layout files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --layout shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do
-        echo
-        $bench --workload load --variant all --data "$samples/$layout" --verify --max-time 5 --out results/load.csv \
-            2> >(grep -v ': skipping ' >&2)
+        every --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
     done
 fi
-# One epoch over digits that are generated.
+
+# Three epochs over generated digits, enough for curves; then a network for inference, whose weights do not change its speed.
+digits=(--model lenet --lr 0.002 --test-size 1000)
+every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
+$bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null
+every --workload infer --checkpoint "$samples/network" --max-time 5 --out results/infer.csv
 echo
-$bench --workload train --variant all --model lenet --epochs 1 --lr 0.002 --verify --out results/train.csv \
-    2> >(grep -v ': skipping ' >&2)
-echo
-echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help"
+echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help, make help"

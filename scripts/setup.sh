@@ -6,6 +6,7 @@
 #   scripts/setup.sh check-slurm   those of build, and Slurm
 #   scripts/setup.sh plots    what the figures need
 #   --quiet                   no notes about what is optional
+#   SETUP=0                   installs nothing: says what is missing, and goes on if it can (make bench SETUP=0)
 #
 # Some scripts ask for tools of their own, which are not installed here, as nothing else needs them. Each says so where
 # its tool is missing: fio (scripts/compare_fio.sh), python3-torch (scripts/compare_loading.py), pyarrow
@@ -206,7 +207,7 @@ ask_for()
     local request
     request="missing: $(join "${reasons[@]}"); "
     if [[ $manager ]]; then
-        request+="ask an administrator to run: $update${install[*]} $*"
+        request+="to install them, run as root: $update${install[*]} $*"
     else
         request+='neither apt-get nor dnf is here: install these, or what this system calls them'
     fi
@@ -221,17 +222,19 @@ supply()
 {
     local wanted=("${must[@]}" "${may[@]}") package
     ((${#wanted[@]})) || return
-    if ! [[ $manager ]] || ! find_root; then
+    if [[ ${SETUP:-1} == 0 || ! $manager ]] || ! find_root; then
         ask_for "${wanted[@]}"
         return
     fi
-    say "installing with ${install[0]} what is missing to ${goal%s}: $(join "${reasons[@]}")"
+    say "missing to ${goal%s}: $(join "${reasons[@]}")"
+    say "installing as root, with ${install[0]}: ${as_root[*]} ${install[*]} ${wanted[*]}"
+    say "to install nothing, interrupt this and say: make ${MAKE_GOAL:-$goal} SETUP=0"
     log=$(mktemp) || exit 1
     trap 'rm -f "$log"' EXIT
     install_packages "${wanted[@]}"
     find_missing
     ((${#may[@]})) || return
-    say "could not be had: ${may[*]}; going on without (tried again after 'make clean')"
+    say "not available here: ${may[*]}; continuing without (tried again after 'make clean')"
     for package in "${may[@]}"; do
         remember "unavailable: $package"
     done

@@ -1,0 +1,45 @@
+/* scripts/setup.sh from outside, with a package manager that only writes down its calls. */
+#include "shell.h"
+
+/* PATH holds what the script needs, without the probes of some packages. */
+#define SETUP "env -i $E PATH=bin MAKE_GOAL=bench bash scripts/setup.sh build"
+
+static void set_up(void)
+{
+    shell_set_up();
+    static const char apt[] = "#!/bin/sh\necho \"$@\" >>calls\n";
+    EXPECT(0,
+           "mkdir bin && cp -r %s/scripts . && for name in bash sh env cc grep head mktemp mkdir rm tail "
+           "cat; do "
+           "ln -s $(command -v $name) bin; done",
+           root);
+    put("bin/apt-get", apt, sizeof apt - 1);
+    EXPECT(0, "chmod +x bin/apt-get && cp bin/apt-get bin/make");
+}
+
+TestSuite(setup, .init = set_up, .fini = shell_tear_down, .timeout = 60);
+
+/* git and mpicc are not on this PATH. */
+Test(setup, says_what_and_how_before_it_installs)
+{
+    if (geteuid() != 0)
+        cr_skip_test("only root installs");
+    run(SETUP);
+    expect(0, "setup: missing to build: ");
+    expect(0, "git (revision in results)");
+    expect(0,
+           "setup: installing as root, with apt-get: env DEBIAN_FRONTEND=noninteractive apt-get install -y ");
+    expect(0, "setup: to install nothing, interrupt this and say: make bench SETUP=0\n");
+    cr_expect(strstr(out, "missing to build") < strstr(out, "installing as root"), "%s", out);
+    run("cat calls");
+    expect(0, "install -y --no-install-recommends git ");
+}
+
+Test(setup, installs_nothing_when_told)
+{
+    run("E=SETUP=0; " SETUP);
+    expect(0, "missing: git (revision in results)");
+    expect(0,
+           "to install them, run as root: apt-get update && apt-get install -y --no-install-recommends git ");
+    cr_expect_eq(run("test -e calls"), 1, "apt-get was called");
+}
