@@ -174,11 +174,10 @@ Test(roofline, ranks_add_up_to_the_slowest)
 {
     const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},
                           large = {10, 40, 24, 8, BOUND_MEMORY, 3};
-    const struct roofline wanted = {210, 80, 34, 16, BOUND_MEMORY, 3};
-    struct roofline all = {0};
-    roofline_add(&all, &part, 2);
-    roofline_add(&all, &large, 1);
-    roofline_add(&all, &part, 2);
+    const struct rank_facts facts[] = {{.roofline = part, .sharers = 2},
+                                       {.roofline = large, .sharers = 1},
+                                       {.roofline = part, .sharers = 2}};
+    const struct roofline wanted = {210, 80, 34, 16, BOUND_MEMORY, 3}, all = ranks_roofline(facts, 3);
     expect_roofline(&all, &wanted, "together");
 }
 
@@ -304,6 +303,24 @@ static struct work training(const struct engine *engine, const char *optimizer, 
     return work_of("train", given, &variant);
 }
 
+/* What variants of this build may leave out of their products. */
+Test(roofline, variants_that_skip_zeros_say_so)
+{
+    static const struct {
+        const char *variant;
+        bool skips;
+    } cases[] = {{"train-naive", false}, {"train-omp", true}, {"train-omp-blas", true}, {"infer-omp", true}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct variant *variant = variant_find(cases[i].variant)->variant;
+        const struct engine *engine = variant ? variant->traits : NULL;
+        if (!engine)
+            continue; /* not built */
+        cr_expect_eq(engine->savings.pooled_gradients, cases[i].skips, "%s", cases[i].variant);
+        cr_expect(!engine->savings.backward && !engine->savings.convolutions, "%s", cases[i].variant);
+        cr_expect_eq(engine->unit, UNIT_FP32, "%s", cases[i].variant);
+    }
+}
+
 Test(roofline, work_of_an_epoch)
 {
     static const struct {
@@ -384,10 +401,7 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
     cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
     const struct runner runner = {
         .settings = &settings, .entry = settings.variants[0], .place = {0, 1, false}};
-    const struct result result = {.work.items = 1,
-                                  .bench.time.median = 4,
-                                  .roofline = *roofline,
-                                  .roofline_share = roofline->floor_s / 4};
+    const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
     struct row row = {0};
     cr_assert_eq(runner_row(&runner, &result, NULL, &row), STATUS_OK, "%s", status_text());
     for (size_t i = 0; i < COUNT_OF(columns); i++)
@@ -417,7 +431,6 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
                                   .bench.time.median_error = 0.01,
                                   .wait_share = -1,
                                   .roofline = *roofline,
-                                  .roofline_share = roofline->floor_s / 4,
                                   .rows = &row,
                                   .row_count = 1};
     cr_assert(close(mkstemp(path)) == 0 && freopen(path, "w", stdout));

@@ -270,6 +270,7 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
               number(out, 1, "wrong") == 0);
     cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
+    cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward alone */
     EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
     cr_expect_eq(number(out, 1, "test_samples"), 50); /* with the rest that is no batch */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");

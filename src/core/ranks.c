@@ -131,6 +131,14 @@ enum status ranks_check_same(uint64_t mine, const char *what, const char *remedy
 
 /* ---- Together ---- */
 
+struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count)
+{
+    struct roofline all = {0};
+    for (uint64_t i = 0; i < count; i++)
+        roofline_add(&all, &facts[i].roofline, facts[i].sharers);
+    return all;
+}
+
 static void combine(const struct row *rows, int count, const char *column, enum combine how,
                     struct row *total)
 {

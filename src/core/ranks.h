@@ -32,6 +32,9 @@ void ranks_free_rows(struct row *rows);
  * elsewhere. The caller frees. */
 enum status ranks_gather_samples(const struct bench *bench, struct sample **samples);
 
+/* The roofline of all `count` ranks, which run at the same time. Needs no other rank. */
+struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
+
 /* Writes into `total`, a row like the others, what adds up over the ranks' rows: threads, the batch, what is
  * wrong, and the measures as they say. Needs no other rank. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);

@@ -351,8 +351,8 @@ static void print_line(struct report *report, const struct result *result)
         snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
         if (result->speedup > 0)
             snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
-        if (result->roofline_share > 0)
-            snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline_share,
+        if (result->roofline.floor_s > 0)
+            snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline.floor_s / stats->median,
                      roofline_bound_name(result->roofline.bound));
     }
     const struct workload *workload = report->settings->workload;

@@ -21,7 +21,6 @@ struct result {
     uint64_t
         runs_before; /* runs before the timing began: to verify, to deliver, and to warm up all the same */
     struct roofline roofline;
-    double roofline_share; /* of the median time, its floor; 0 where unknown */
     uint64_t throttle_reasons;
     int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative where unknown */
     double run_j;                    /* energy of a run, of the GPU as a whole; NaN where unknown */

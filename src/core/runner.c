@@ -130,7 +130,6 @@ static enum status record(struct runner *runner, void *state, const struct bench
     phase_enter(PHASE_MEASURE);
     describe_machine(runner, result);
     result->roofline = runner_roofline(runner, &result->work);
-    result->roofline_share = result->roofline.floor_s / result->bench.time.median;
     char measures[MEASURES_MAX][64] = {{0}};
     struct row row = {0};
     TRY(comm_agree(observe(runner, state, result, measures)));

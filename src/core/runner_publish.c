@@ -70,7 +70,7 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
 {
     double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
-    total->roofline = (struct roofline){0};
+    total->roofline = ranks_roofline(facts, runner->place.ranks);
     total->sm_clock_mhz = total->mem_clock_mhz = -1; /* ranks_combine() knows them */
     total->run_j = 0;
     for (uint64_t i = 0; i < runner->place.ranks; i++) {
@@ -80,10 +80,8 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
         total->run_j += facts[i].run_j;
         slowest_s = fmax(slowest_s, facts[i].median_s);
         mean_s += facts[i].median_s / ranks;
-        roofline_add(&total->roofline, &facts[i].roofline, facts[i].sharers);
     }
     double median_s = total->bench.time.median;
-    total->roofline_share = total->roofline.floor_s / median_s;
     total->imbalance = slowest_s / mean_s;
     total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
 }

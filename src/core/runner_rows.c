@@ -86,13 +86,14 @@ static void row_positive(struct row *row, const char *column, double value)
     row_real(row, column, value > 0 ? value : NAN);
 }
 
-static void roofline_fields(const struct roofline *roofline, struct row *row)
+static void roofline_fields(const struct roofline *roofline, double time_s, struct row *row)
 {
     row_positive(row, "flops", roofline->flops);
     row_positive(row, "bytes", roofline->bytes);
     row_positive(row, "peak_flops", roofline->peak_flops);
     row_positive(row, "peak_bytes_per_s", roofline->peak_bytes_per_s);
     row_text(row, "bound", roofline_bound_name(roofline->bound));
+    row_positive(row, "roofline_share", roofline->floor_s / time_s);
 }
 
 /* The samples. Of one there is no spread; and no run that is a row of its own settles. */
@@ -115,8 +116,7 @@ static void time_fields(const struct runner *runner, const struct result *result
     row_real(row, "items", result->work.items);
     row_real(row, "items_per_s", result->work.items / time->median);
     row_real(row, "bytes_per_s", result->work.bytes / time->median);
-    roofline_fields(&result->roofline, row);
-    row_positive(row, "roofline_share", result->roofline_share);
+    roofline_fields(&result->roofline, time->median, row);
     row_real(row, "time_cv", bench->count > 1 ? time->cv : NAN);
     row_count(row, "outliers", time->outliers);
 }
