@@ -41,13 +41,13 @@ ROOM_SUITES = [('train', 'train|live|compute|cli_runs|mpi'), ('load', 'load|prep
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
 # Sample sets that the checks of loaders read; made once by the program without faults.
-GPU_SETS = ['--store shards odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
-            '--store files odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
-            '--store shards half 1 --samples 101 --sample-shape 1,1001 --dtype f16',
-            '--store shards float 7 --samples 97 --sample-shape 129 --dtype f32',
-            '--store shards large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8',
-            '--store shards middle 3 --samples 500 --sample-shape 65408 --dtype u8',
-            '--store shards taught 4 --from synth --classes 4 --res 28 --samples 1024 --encode npy']
+GPU_SETS = ['--layout shards odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
+            '--layout files odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
+            '--layout shards half 1 --samples 101 --sample-shape 1,1001 --dtype f16',
+            '--layout shards float 7 --samples 97 --sample-shape 129 --dtype f32',
+            '--layout shards large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8',
+            '--layout shards middle 3 --samples 500 --sample-shape 65408 --dtype u8',
+            '--layout shards taught 4 --from synth --classes 4 --res 28 --samples 1024 --encode npy']
 
 
 # ---- Suites and checks ----
@@ -222,10 +222,9 @@ class Bench:
     def prepare(self):
         os.makedirs(self.data, exist_ok=True)
         for words in GPU_SETS:
-            _, store, name, shards, rest = words.split(' ', 4)
-            option = '--store' if '--store' in subprocess.run([f'{self.build.base}/{PROGRAM}', '--help', 'load'], text=True,
-                                                              stdout=subprocess.PIPE, check=False).stdout else '--layout'
-            subprocess.run(f'{self.build.base}/{PROGRAM} --prepare {self.data}/{name}-{store} {option} {store} --shards {shards} {rest}',
+            _, layout, name, shards, rest = words.split(' ', 4)
+            shards = f'--shards {shards}' if layout == 'shards' else ''
+            subprocess.run(f'{self.build.base}/{PROGRAM} --prepare {self.data}/{name}-{layout} --layout {layout} {shards} {rest}',
                            shell=True, check=True, stdout=subprocess.DEVNULL)
 
     # ---- With a fault ----
