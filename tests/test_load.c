@@ -131,7 +131,7 @@ Test(load, augmentation_is_what_its_definition_says)
     float values[2 * 4 * 5];
     struct image image = {.channels = 2, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
     struct augment augment = {.shift = 3, .flip = true, .mean = 0.5f, .scale = 2, .seed = 1};
-    int flips = 0, moves = 0;
+    int flips = 0, moves = 0, below = 0, right_of = 0, flips_below = 0, flips_right_of = 0;
     for (uint32_t i = 0; i < sizeof pixels; i++)
         pixels[i] = (uint8_t)(i + 1);
     for (uint32_t sample = 0; sample < 200; sample++) {
@@ -152,6 +152,10 @@ Test(load, augmentation_is_what_its_definition_says)
                     if (same && !explained) {
                         flips += flip;
                         moves += down != 0 || right != 0;
+                        below += down > 0;
+                        right_of += right > 0;
+                        flips_below += flip && down > 0;
+                        flips_right_of += flip && right > 0;
                     }
                     explained |= same;
                 }
@@ -159,6 +163,10 @@ Test(load, augmentation_is_what_its_definition_says)
     }
     cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
     cr_assert_gt(moves, 150);
+    cr_assert(4 * flips_below > below && 4 * flips_below < 3 * below,
+              "half of them, whatever the shift: %d of %d", flips_below, below);
+    cr_assert(4 * flips_right_of > right_of && 4 * flips_right_of < 3 * right_of, "%d of %d", flips_right_of,
+              right_of);
 }
 
 #ifdef HAVE_PNG

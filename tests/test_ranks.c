@@ -171,3 +171,12 @@ Test(ranks, what_adds_up_is_added_up)
     row_free(&rows[1]);
     row_free(&total);
 }
+
+Test(ranks, the_efficiency_is_that_of_the_scaling)
+{
+    const struct place weak = {.ranks = 4}, strong = {.ranks = 4, .strong = true};
+    cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "each does what one does");
+    cr_expect_eq(ranks_efficiency(&weak, 3, 6), 0.5);
+    cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1, "together they do what one does");
+    cr_expect_eq(ranks_efficiency(&strong, 3, 3), 0.25);
+}

@@ -70,20 +70,40 @@ Test(train, dropout_keeps_its_share)
 Test(train, moves_stay_in_their_span)
 {
     const struct augment augment = {2, true};
-    uint32_t seen[5][5] = {{0}}, flips = 0;
+    uint32_t seen[5][5] = {{0}}, flipped[5][5] = {{0}}, flips = 0;
     for (uint32_t sample = 0; sample < 5000; sample++) {
         struct draw_move move = draw_move(&augment, 1, 0, sample);
         cr_assert(abs(move.down) <= 2 && abs(move.right) <= 2);
         seen[move.down + 2][move.right + 2]++;
+        flipped[move.down + 2][move.right + 2] += move.flip;
         flips += move.flip;
     }
-    for (int i = 0; i < 25; i++)
-        cr_expect(seen[i / 5][i % 5] > 120 && seen[i / 5][i % 5] < 280, "%d: %u", i, seen[i / 5][i % 5]);
+    for (int i = 0; i < 25; i++) {
+        uint32_t count = seen[i / 5][i % 5], mirrored = flipped[i / 5][i % 5];
+        cr_expect(count > 120 && count < 280, "%d: %u", i, count);
+        cr_expect(4 * mirrored > count && 4 * mirrored < 3 * count, "half of any shift: %u of %u", mirrored,
+                  count);
+    }
     cr_expect(flips > 2300 && flips < 2700);
     const struct draw_move move = {1, -1, true};
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last but one of the next row */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
+}
+
+/* ---- What the rest of a training must know ---- */
+
+Test(train, the_times_to_98_and_99_percent_are_those_of_the_first_epochs_there)
+{
+    static const double accuracies[] = {0.9799, 0.98, 0.9899, 0.97, 0.99, 1};
+    struct train_history history = {.to_98_s = -1, .to_99_s = -1};
+    for (int i = 0; i < 6; i++) {
+        train_note_epoch(&history, 2, accuracies[i]);
+        cr_expect_eq(history.epochs, (uint32_t)i + 1);
+        cr_expect_eq(history.trained_s, 2 * (i + 1));
+        cr_expect_eq(history.to_98_s, i < 1 ? -1 : 4, "epoch %d: %g", i + 1, history.to_98_s);
+        cr_expect_eq(history.to_99_s, i < 4 ? -1 : 10, "epoch %d: %g", i + 1, history.to_99_s);
+    }
 }
 
 /* ---- Optimizers, by hand ---- */

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/variant.h"
+#include "train/trainer.h"
 #include "train_support.h"
 
 /* Differences reach 2^-20 to either side, and parameters are multiples of it, so that floats hold both ends
@@ -283,4 +285,65 @@ Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 60)
             if (strcmp(entry->workload, "train") == 0 && variant_available(entry, &resources) == STATUS_OK)
                 plant_nans(entry->variant->traits, &model_tables[i]);
     }
+}
+
+/* ---- What no difference shows ---- */
+
+/* Hidden values that are exactly 0 pass nothing back, whatever comes from above: their gradient is defined as
+ * 0. */
+static void expect_no_gradient_at_zero(const struct engine *engine)
+{
+    struct net net;
+    net_open(&net, &engine_oracle, &relu, small, 4, 7, 7, 0);
+    float *gradients = malloc(net.model.arena_values * sizeof *gradients);
+    for (uint32_t t = 0; t < 2; t++)
+        memset(net.initial + net.model.tensors[t].first, 0,
+               net.model.tensors[t].values * sizeof *net.initial);
+    net_reopen(&net, engine);
+    must(engine->steps(net.state, 0, 0, 1));
+    must(engine->gradients(net.state, gradients));
+    for (uint32_t t = 0; t < 2; t++)
+        for (size_t i = 0; i < net.model.tensors[t].values; i++)
+            cr_assert_eq(gradients[net.model.tensors[t].first + i], 0, "%s: tensor %u", engine->name, t);
+    double last = 0;
+    for (size_t i = 0; i < net.model.tensors[3].values; i++)
+        last += fabs(gradients[net.model.tensors[3].first + i]);
+    cr_assert_gt(last, 0, "%s: the last layer learns", engine->name);
+    free(gradients);
+    net_close(&net);
+}
+
+Test(train_net, relu_has_no_gradient_at_zero)
+{
+    const struct resources resources = {.threads = 2};
+    expect_no_gradient_at_zero(&engine_oracle);
+    for (const struct variant_entry *entry = variant_table; entry < variant_table + variant_count; entry++)
+        if (strcmp(entry->workload, "train") == 0 && strncmp(entry->name, "train-omp", 9) == 0 &&
+            variant_available(entry, &resources) == STATUS_OK)
+            expect_no_gradient_at_zero(entry->variant->traits);
+}
+
+/* Run n of inference takes batch n of the whole batches of the test set: of 5 samples, two batches of 2. */
+Test(train_net, inference_takes_batch_after_batch)
+{
+    const struct resources resources = {.threads = 2};
+    float wanted[5 * 4], logits[2 * 4];
+    struct run_time unused;
+    struct net net;
+    void *state;
+    net_open(&net, &engine_oracle, &relu, small, 4, 7, 2, 0);
+    must(engine_oracle.evaluate(net.state, DATA_TEST, 0, 5, wanted));
+    net.train.forward_only = true;
+    const struct infer_job job = {net.train, net.initial};
+    must(inferrer_open(&engine_oracle, &resources, &job, &state));
+    for (uint64_t number = 0; number < 5; number++) {
+        struct infer_result result = {.logits = logits};
+        must(inferrer_run(state, number, &unused));
+        must(inferrer_fetch(state, &result));
+        cr_expect_eq(result.number, number);
+        for (int i = 0; i < 8; i++)
+            cr_expect_eq(logits[i], wanted[number % 2 * 8 + (uint64_t)i], "run %d, logit %d", (int)number, i);
+    }
+    inferrer_close(state);
+    net_close(&net);
 }

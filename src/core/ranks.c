@@ -191,3 +191,8 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
     for (const struct measure *measure = measures; measure->column; measure++)
         combine(rows, count, measure->column, measure->combine, total);
 }
+
+double ranks_efficiency(const struct place *place, double alone_s, double together_s)
+{
+    return alone_s / (place->strong ? (double)place->ranks * together_s : together_s);
+}

@@ -83,7 +83,7 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     }
     double median_s = total->bench.time.median;
     total->imbalance = slowest_s / mean_s;
-    total->efficiency = runner->alone_s / (runner->place.strong ? ranks * median_s : median_s);
+    total->efficiency = ranks_efficiency(&runner->place, runner->alone_s, median_s);
 }
 
 /* On rank 0: adds the row of all ranks to theirs and publishes them. */

@@ -286,8 +286,7 @@ static enum status test(struct trainer *trainer, struct train_epoch *epoch)
     return STATUS_OK;
 }
 
-/* What the rest of the training must know of this epoch. */
-static void note_epoch(struct train_history *history, double epoch_s, double accuracy)
+void train_note_epoch(struct train_history *history, double epoch_s, double accuracy)
 {
     history->epochs++;
     history->trained_s += epoch_s;
@@ -319,7 +318,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     TRY(test(trainer, epoch));
     TRY(trainer->engine->get(trainer->state, &trainer->now.state));
     epoch->loss_scale = trainer->now.state.scale.scale;
-    note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
+    train_note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
     epoch->history = *history;
     return STATUS_OK;
 }

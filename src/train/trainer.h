@@ -118,6 +118,9 @@ uint64_t inferrer_memory_bytes(const void *state);
 
 /* ---- For both ---- */
 
+/* Adds an epoch of so many seconds, after which so large a share of the test set was right. */
+void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
+
 /* Mean cross-entropy (without smoothing) and share of right answers. */
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy);
