@@ -26,13 +26,20 @@ static inline size_t count_of(const char *text, const char *words)
     return count;
 }
 
-/* The text of a cell of CSV: `row` 0 is the header. Static; the next call overwrites it. */
+/* The text of a cell of CSV: `row` 0 is the header. Lines of stderr among the rows are skipped: a busy
+ * machine has warnings. Static; the next call overwrites it. */
 static inline const char *cell(const char *csv, size_t row, size_t column)
 {
     static char text[4096];
     size_t r = 0, c = 0, length = 0;
     bool quoted = false;
     for (const char *at = csv; *at && (r < row || (r == row && c <= column)); at++) {
+        if (!quoted && (at == csv || at[-1] == '\n') && strncmp(at, "fdsl-bench: ", 12) == 0) {
+            at += strcspn(at, "\n");
+            if (!*at)
+                break;
+            continue;
+        }
         quoted ^= *at == '"';
         if (!quoted && *at == '\n')
             r++, c = 0;

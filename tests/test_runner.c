@@ -39,9 +39,10 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
 }
 
 /* Runs `variant` as "fake", and naive after it, verified, on a tiny batch of outputs of this type; rows go to
- * `out`. `names` is what --variant says. */
-static enum status run_with(const struct variant *variant, const char *names, const char *type,
-                            const char *out)
+ * `out`. `names` is what --variant says, `baseline` what --baseline says (NULL: nothing); the baseline runs
+ * first. */
+static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
+                            const char *type, const char *out)
 {
     char file[64], output[8];
     snprintf(file, sizeof file, "%s", out);
@@ -82,6 +83,7 @@ static enum status run_with(const struct variant *variant, const char *names, co
     settings.variants = both;
     settings.variant_count = 2;
     settings.variant_names = names;
+    settings.baseline = baseline;
     status = runner_run(&settings);
     settings.variants = own;
     settings_free(&settings);
@@ -107,7 +109,7 @@ Test(runner, wrong_results_are_counted_and_not_timed)
     wrong.fetch = spoiled_fetch;
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&wrong, "fake,naive", "u8", out), STATUS_WRONG);
+    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8", out), STATUS_WRONG);
     cr_expect(strstr(status_text(), "1 of 2 variants gave wrong results"), "%s", status_text());
     char *rows = read_file(out);
     cr_expect(!strstr(rows, ",fake,"), "the time of a wrong variant was recorded");
@@ -124,7 +126,7 @@ Test(runner, a_failure_ends_the_runs)
     failing.run = failing_run;
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&failing, "fake,naive", "u8", out), STATUS_FAILED);
+    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8", out), STATUS_FAILED);
     cr_expect_str_eq(status_text(), "the device caught fire");
     char *rows = read_file(out);
     cr_expect_str_empty(rows, "rows were written: %s", rows);
@@ -151,7 +153,7 @@ Test(runner, a_variant_that_cannot_make_the_output)
     struct variant plain = canvas_only();
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&plain, "fake,naive", "f16", out), STATUS_USAGE);
+    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "f16", out), STATUS_USAGE);
     cr_expect(strstr(status_text(), "variant 'fake' cannot do this: it makes u8 images"), "%s",
               status_text());
     cr_expect(strstr(status_text(), "for others there is naive"), "%s", status_text());
@@ -159,7 +161,7 @@ Test(runner, a_variant_that_cannot_make_the_output)
     cr_expect_str_empty(rows, "nothing runs: %s", rows);
     free(rows);
 
-    cr_expect_eq(run_with(&plain, "all", "f16", out), STATUS_OK, "%s", status_text());
+    cr_expect_eq(run_with(&plain, "all", NULL, "f16", out), STATUS_OK, "%s", status_text());
     fflush(stderr);
     cr_expect_stderr_neq_str("", "a note says what was skipped");
     rows = read_file(out);
@@ -175,7 +177,7 @@ Test(runner, a_variant_that_makes_canvases_may_do_so)
     struct variant plain = canvas_only();
     cr_redirect_stdout();
     cr_redirect_stderr();
-    cr_expect_eq(run_with(&plain, "fake,naive", "u8", out), STATUS_OK, "%s", status_text());
+    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "u8", out), STATUS_OK, "%s", status_text());
     char *rows = read_file(out);
     cr_expect(strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
     free(rows);
