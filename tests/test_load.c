@@ -1,4 +1,5 @@
 /* The workload `load`: orders, tallies, latencies, and what every variant makes of whole data. */
+#include "../cpu/load/reader.h"
 #include "load_support.h"
 
 #include <sys/resource.h>
@@ -492,4 +493,36 @@ Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_f
     cr_assert_not_null(strstr(status_text(), "--cache cold: 100.0 % of the data set stays"), "%s",
                        status_text());
     close_job(&job);
+}
+
+/* What the last run left in the buffers is compared byte by byte: its tally knows the ends of samples alone.
+ */
+Test(load, a_torn_sample_in_a_buffer_is_wrong, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
+        struct job job;
+        void *state;
+        struct run_time unused;
+        uint64_t wrong = 0;
+        cr_assert_eq(open_job(&job, "--shuffle 9 --batch 4"), STATUS_OK, "%s", status_text());
+        const struct variant *variant = start(&job, shard_variants[v], &state);
+        if (variant) {
+            const struct reader *reader = state;
+            expect_none_wrong(&job, variant, state);
+            cr_assert_eq(variant_run(variant, state, 6, &unused), STATUS_OK);
+            for (uint32_t i = 0, torn = 0; i < reader->slots && torn < 2; i++)
+                if (reader->workers[0].held[i] != READER_LOST) {
+                    uint64_t bytes = reader->load->dataset->samples[reader->workers[0].held[i]].bytes;
+                    reader->workers[0].slots[i * reader->stride + bytes / 2] ^= 1;
+                    torn++;
+                }
+            cr_assert_eq(job.workload->verify(job.input, variant, state, 6, &wrong), STATUS_OK);
+            cr_expect_eq(wrong, 2, "%s: %d", shard_variants[v], (int)wrong);
+            cr_assert_eq(job.workload->verify(job.input, variant, state, 7, &wrong), STATUS_OK);
+            cr_expect_eq(wrong, 101, "%s: it is another run's: %d", shard_variants[v], (int)wrong);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
 }

@@ -363,9 +363,9 @@ static pid_t start_four_and_wait(const char *arguments, pid_t ranks[8])
 {
     pid_t mpirun = start_ranks("4", arguments);
     for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 60; nap())
-        if (children_of(mpirun, ranks) == 4 && computed(ranks[2]) > 50)
+        if (children_of(mpirun, ranks) == 4 && computed(ranks[2]) > 30)
             break;
-    cr_assert(computed(ranks[2]) > 50);
+    cr_assert(computed(ranks[2]) > 30);
     return mpirun;
 }
 

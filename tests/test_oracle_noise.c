@@ -10,7 +10,7 @@ enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
 
 /* A variant with a generator of its own, and the mistakes that such a variant can make. */
 struct generator {
-    uint64_t asked; /* the run that its images, which are of run 0, are compared with */
+    uint64_t made, asked; /* the run that its images are of, and the one that they are compared with */
     float scale, shift;
     uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
     bool same_axes;              /* the last orbit of the last image draws x and y alike */
@@ -66,10 +66,10 @@ static enum status generator_fetch(void *state, void *result)
     const struct generator *generator = state;
     struct generator sound = *generator;
     sound.fails = false;
-    cr_assert(generator_noise(&sound, 0, fetch->j, stream_noise) == STATUS_OK);
+    cr_assert(generator_noise(&sound, generator->made, fetch->j, stream_noise) == STATUS_OK);
     for (size_t i = 0; generator->wrong_images && i < COUNT_OF(stream_noise); i++)
         stream_noise[i] = -stream_noise[i];
-    oracle_draw(&synth, image_at(0, fetch->j), stream_noise, stream_points, fetch->pixels);
+    oracle_draw(&synth, image_at(generator->made, fetch->j), stream_noise, stream_points, fetch->pixels);
     return STATUS_OK;
 }
 
@@ -157,6 +157,7 @@ Test(oracle_noise, images_that_do_not_follow_from_their_noise_are_wrong)
 Test(oracle_noise, images_of_another_run_are_wrong)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .asked = 3}) == STREAM_BATCH);
+    cr_expect(wrong_of((struct generator){.scale = 1, .made = 3, .asked = 3}) == 0);
 }
 
 Test(oracle_noise, verify_relays_a_failing_fetch_of_noise)

@@ -290,6 +290,22 @@ static enum status one_epoch(void *state, uint32_t epoch, uint32_t first, uint32
     return epoch == 0 ? engine_naive.steps(state, epoch, first, count) : STATUS_OK;
 }
 
+/* Makes all steps, and forgets what the last of many came to. */
+static enum status forgetful(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    claim(first, count);
+    if (count <= 5)
+        return engine_naive.steps(state, epoch, first, count);
+    struct train_state kept;
+    cr_assert(train_state_new(1 << 16, &kept)); /* more than the network has */
+    TRY(engine_naive.steps(state, epoch, first, count - 1));
+    TRY(engine_naive.get(state, &kept));
+    TRY(engine_naive.steps(state, epoch, first + count - 1, 1));
+    TRY(engine_naive.set(state, &kept));
+    train_state_free(&kept);
+    return STATUS_OK;
+}
+
 static enum status claimed_totals(void *state, struct train_totals *totals)
 {
     TRY(engine_naive.totals(state, totals));
@@ -343,7 +359,8 @@ Test(train, an_epoch_is_verified_after_its_time)
 
 Test(train, an_epoch_that_left_steps_out_is_wrong)
 {
-    enum status (*const faults[])(void *, uint32_t, uint32_t, uint32_t) = {two_steps, few_of_many, one_epoch};
+    enum status (*const faults[])(void *, uint32_t, uint32_t, uint32_t) = {two_steps, few_of_many, one_epoch,
+                                                                           forgetful};
     struct net net;
     struct train_epoch unused;
     open_timed(&net);
