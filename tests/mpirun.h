@@ -165,6 +165,48 @@ static inline void nap(void)
     nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
+/* What a process has done: hundredths of a second computed, and how often it went to sleep. */
+struct work_done {
+    int computed;
+    long sleeps;
+};
+
+static inline struct work_done work_done(pid_t pid)
+{
+    static char text[TEXT_MAX];
+    char path[64];
+    unsigned long user = 0, system_ = 0;
+    struct work_done done = {0};
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    read_text(path, text);
+    if (sscanf(text, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system_) ==
+        2)
+        done.computed = (int)(100 * (user + system_) / (unsigned long)sysconf(_SC_CLK_TCK));
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    read_text(path, text);
+    const char *sleeps = strstr(text, "\nvoluntary_ctxt_switches:");
+    if (sleeps)
+        sscanf(sleeps, "\nvoluntary_ctxt_switches: %ld", &done.sleeps);
+    return done;
+}
+
+/* Waits until a rank other than 0 is being timed: it has started, and computes without going to sleep. While
+ * rank 0 runs alone, the others sleep a millisecond at a time. */
+static inline void wait_until_timed(pid_t mpirun, int ranks, int rank, pid_t children[8])
+{
+    struct work_done before = {0};
+    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 90; nap()) {
+        if (children_of(mpirun, children) != ranks)
+            continue;
+        struct work_done now = work_done(children[rank]);
+        if (now.sleeps - before.sleeps > 5 || before.computed < 20)
+            before = now;
+        else if (now.computed - before.computed >= 10)
+            return;
+    }
+    cr_assert_fail("rank %d is not timed", rank);
+}
+
 /* Waits at most so long for a process to end. */
 static inline bool ends_within(pid_t pid, double limit_s, int *ended)
 {

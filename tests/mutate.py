@@ -153,7 +153,7 @@ class Bench:
                        if re.fullmatch(kind + r'_\w+\.(c|cu)', name))
         self.suites = [f'build/tests/{name}' for name in names]
         options = arguments.make.split() if arguments.make is not None else [] if self.gpu else CPU_OPTIONS
-        self.build = Build(TREE, self.work, options, self.suites, cores)
+        self.build = Build(TREE, self.work, options, self.suites, cores, self.gpu)
         self.trees = queue.Queue()
         for i in range(max(2 * self.jobs, cores)):  # two per job: one with a fault, one without
             self.trees.put(os.path.join(self.work, f'tree-{i}'))

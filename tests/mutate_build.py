@@ -49,10 +49,10 @@ class CompileError(Exception):
 class Build:
     """The copy without faults, at `work`/base, and how each of its files is made."""
 
-    def __init__(self, tree, work, make_options, targets, jobs):
+    def __init__(self, tree, work, make_options, targets, jobs, take_build):
         self.base, self.work, self.slots = os.path.join(work, 'base'), work, threading.Semaphore(jobs)
         built = os.path.join(tree, 'build')
-        if make_options == [] and not os.path.isdir(self.base) and os.path.isdir(built):
+        if take_build and not os.path.isdir(self.base) and os.path.isdir(built):
             copy_tree(built, os.path.join(self.base, 'build'), {'mutate'})  # objects that need not be compiled again
         copy_tree(tree, self.base, LEFT_OUT)
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(('MAKE', 'MFLAGS'))}

@@ -329,20 +329,6 @@ Test(mpi, a_rank_that_fails_ends_all_with_its_message)
     cr_expect(access("rows.csv", F_OK) != 0, "no rows");
 }
 
-/* Hundredths of a second that a process has computed. */
-static int computed(pid_t pid)
-{
-    static char line[TEXT_MAX];
-    char path[64];
-    unsigned long user = 0, system_ = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    read_text(path, line);
-    if (sscanf(line, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system_) !=
-        2)
-        return 0;
-    return (int)(100 * (user + system_) / (unsigned long)sysconf(_SC_CLK_TCK));
-}
-
 /* Whether the process ends within a second; who has inherited it may not have asked for its status yet. */
 static bool is_gone(pid_t pid)
 {
@@ -357,33 +343,21 @@ static bool is_gone(pid_t pid)
     return false;
 }
 
-/* Starts four ranks and waits until rank 2 has computed for a while: it sleeps while rank 0 runs alone, so
- * then all are being timed. */
-static pid_t start_four_and_wait(const char *arguments, pid_t ranks[8])
-{
-    pid_t mpirun = start_ranks("4", arguments);
-    for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 60; nap())
-        if (children_of(mpirun, ranks) == 4 && computed(ranks[2]) > 50)
-            break;
-    cr_assert(computed(ranks[2]) > 50);
-    return mpirun;
-}
-
 Test(mpi, a_rank_that_hangs_is_named)
 {
     pid_t ranks[8] = {0};
     int ended;
     pid_t mpirun =
-        start_four_and_wait("--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
-                            "--min-time 6 --max-time 60 --max-error 100 --rank-timeout 2",
-                            ranks);
+        start_ranks("4", "--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
+                         "--min-time 8 --max-error 100 --rank-timeout 15");
+    wait_until_timed(mpirun, 4, 2, ranks);
     cr_assert(kill(ranks[2], SIGSTOP) == 0);
-    bool ends = ends_within(mpirun, 30, &ended);
+    bool ends = ends_within(mpirun, 60, &ended);
     kill(ranks[2], SIGCONT);
     cr_assert(ends, "the others wait for it for ever");
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x", ended);
     read_text("stderr.txt", err);
-    cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 2 s"), "%s", err);
+    cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 15 s"), "%s", err);
     cr_expect(access("rows.csv", F_OK) != 0, "no rows");
 }
 
@@ -391,18 +365,18 @@ Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
 {
     static const char line[] =
         "--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
-        "--samples samples.csv --min-time %g --max-time %g --max-error 100";
+        "--samples samples.csv --min-time %g --max-error 100";
     static char before[TEXT_MAX], rows[TEXT_MAX];
     char arguments[512];
     pid_t ranks[8] = {0};
-    snprintf(arguments, sizeof arguments, line, 0.0, 0.0);
+    snprintf(arguments, sizeof arguments, line, 0.0);
     run_well(4, arguments);
     read_text("rows.csv", before);
     cr_assert(count_of(before, "\n") == 6, "%s", before);
 
-    /* Rank 0 takes as long alone first, then all ranks together. */
-    snprintf(arguments, sizeof arguments, line, 6.0, 60.0);
-    pid_t mpirun = start_four_and_wait(arguments, ranks);
+    snprintf(arguments, sizeof arguments, line, 8.0);
+    pid_t mpirun = start_ranks("4", arguments);
+    wait_until_timed(mpirun, 4, 2, ranks);
     cr_assert(kill(ranks[2], SIGKILL) == 0);
     int ended;
     cr_assert(ends_within(mpirun, 10, &ended), "the others go on without it");
