@@ -37,6 +37,11 @@ where
 appends its rows; one file holds one workload.
 .SH ENVIRONMENT
 .TP
+.B OMP_NUM_THREADS
+the number of CPU threads where
+.B --threads
+is not given; of a list, the first number.
+.TP
 .B NO_COLOR
 no colours, when set to anything but the empty string.
 .TP

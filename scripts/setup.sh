@@ -92,8 +92,9 @@ find_font()
 find_compiler()
 {
     local candidate
-    for candidate in ${CC:-} cc gcc clang; do
-        compiler=$(command -v "$candidate") && return
+    compiler=
+    for candidate in "${CC:-}" cc gcc clang; do
+        command -v "${candidate%% *}" >/dev/null && compiler=$candidate && return
     done
 }
 
@@ -103,7 +104,7 @@ find_headers()
     local purpose need probe rest
     while read -r purpose need probe rest; do
         [[ $probe == *.h ]] && printf '#if __has_include(<%s>)\n%s\n#endif\n' "$probe" "$probe"
-    done <<<"$requirements" | "$compiler" -E -P - 2>/dev/null
+    done <<<"$requirements" | eval "$compiler -E -P -" 2>/dev/null
 }
 
 # Fills must[], may[] (packages missing) and reasons[] ("package (what for)").

@@ -40,14 +40,14 @@ ROOM_SUITES = [('train', 'train|live|compute|cli_runs|mpi'), ('load', 'load|prep
                ('synth', 'cli|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
-# Sample sets that the checks of loaders read; made once by the program without faults.
-GPU_SETS = ['--layout shards odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
-            '--layout files odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
-            '--layout shards half 1 --samples 101 --sample-shape 1,1001 --dtype f16',
-            '--layout shards float 7 --samples 97 --sample-shape 129 --dtype f32',
-            '--layout shards large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8',
-            '--layout shards middle 3 --samples 500 --sample-shape 65408 --dtype u8',
-            '--layout shards taught 4 --from synth --classes 4 --res 28 --samples 1024 --encode npy']
+# Sample sets that the checks of loaders read, NAME-LAYOUT; made once by the program without faults.
+GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
+            'odd-files': '--samples 257 --sample-shape 3,31,33 --dtype u8',
+            'half-shards': '--shards 1 --samples 101 --sample-shape 1,1001 --dtype f16',
+            'float-shards': '--shards 7 --samples 97 --sample-shape 129 --dtype f32',
+            'large-shards': '--shards 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8',
+            'middle-shards': '--shards 3 --samples 500 --sample-shape 65408 --dtype u8',
+            'taught-shards': '--shards 4 --from synth --classes 4 --res 28 --samples 1024 --encode npy'}
 
 
 # ---- Suites and checks ----
@@ -67,15 +67,17 @@ def gpu_checks():
              f'{fused} --batch 9 --output bf16 --res 1000 --out-res 7 --channels 3', f'{ladder} --classes 37 --batch 40 --res 300 --formula visualatom',
              f'{ladder} --vertices 1 --orbits 5 --res 3 --batch 2', '$tests/gpu_exact', f'{fused} --batch 9 --res 96 --compute 5', '$tests/gpu_live']
     load = []
-    for batch in ('--batch 31 --tensor f16 --threads 3', '--batch 32 --tensor raw --threads 2 --chunk 64 --ring 2 --epochs 2',
-                  '--batch 1 --tensor f32 --threads 1 --mean -3 --std 7', '--batch 1000 --tensor bf16 --threads 16 --shuffle 7 --epochs 3 --seed 9'):
-        for data in ('odd', 'half', 'float', 'large', 'middle'):
-            load.append(f'$bench --variant shards-gpu,gpu-resident,gds --data $data/{data}-shards --cache any --loops 2 {QUICK} --verify {batch}')
-        load.append(f'$bench --variant files-gpu,gpu-resident --data $data/odd-files --cache any --loops 2 {QUICK} --verify {batch}')
-    load += [f'$bench --variant shards-gpu,gpu-resident --data $data/{data}-shards --cache any --loops 2 {QUICK} --verify --batch 31 --compute {step}'
-             for data, step in (('odd', '5'), ('taught', 'train'))]
+    twice = '--cache any --loops 2 --warmups 0 --warmup-time 0 --verify'
+    for data, options in (('odd', '--batch 31 --tensor f16 --threads 3'), ('large', '--batch 2 --tensor raw --threads 2 --epochs 2'),
+                          ('float', '--batch 1 --tensor f32 --threads 1 --mean -3 --std 7'), ('half', '--batch 7 --tensor f32 --threads 2'),
+                          ('middle', '--batch 1000 --tensor bf16 --threads 16 --epochs 3 --seed 9'), ('odd', '--batch 32 --tensor bf16 --shuffle 7'),
+                          ('taught', '--batch 64 --tensor f16 --compute train'), ('odd', '--batch 31 --tensor f16 --compute 5')):
+        load += [f'$bench --variant {name} --data $data/{data}-shards {twice} {options}' for name in ('shards-gpu', 'gpu-resident')]
+    load += [f'$bench --variant {name} --data $data/odd-files {twice} --batch 31 --tensor f32' for name in ('files-gpu', 'gpu-resident')]
+    load += [f'$bench --variant shards-gpu --data $data/{data}-shards {twice} --chunk 4 --ring 2 --threads 2 --batch 8' for data in ('odd', 'large')]
+    load += [f'$bench --variant gds --data $data/{data}-shards {twice} --batch 31 --threads 2' for data in ('odd', 'large', 'float')]
     load += ['rm -rf $own && cp -r $data/odd-shards $own && truncate -s 5000 $own/*-000002.tar && '
-             f'! timeout 60 $bench --variant shards-gpu --data $own --cache any --loops 2 {QUICK}']
+             '! timeout 60 $bench --variant shards-gpu --data $own --cache any --loops 2 --warmups 0 --warmup-time 0']
     train = [f'$tests/gpu_train --engine {engine} --short {net}' for net in ('conv', 'pool', 'relu', 'dropout', 'mean', 'add_pool', 'cnn3d', 'conv_deep', 'pool_deep', 'add')
              for engine in ('cuda', 'bf16')]
     digits = '--data digits --batch 65 --train-size 200 --test-size 65 --epochs 1'
@@ -85,8 +87,9 @@ def gpu_checks():
               '$tests/gpu_train --engine tf32 cnn conv', '$tests/gpu_live', '$tests/gpu_graph $(seq $($tests/gpu_graph --count))',
               f'$bench --variant train-graph --model cnn {digits} --checkpoint $own.graph && $bench --variant infer-graph,infer-cuda --verify --data digits '
               f'--test-size 300 --checkpoint $own.graph --batch 257 {QUICK}']
-    common = ['$tests/gpu_batch', '$tests/gpu_batch --product', synth[0], synth[1], load[0], load[-2], load[-3], f'{fused} --batch 9 --res 96 --compute 5 --loops 20',
-              f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train --loops 30', train[0]]
+    common = ['$tests/gpu_batch', '$tests/gpu_batch --product', synth[0], synth[1], load[0], load[-2],
+              *(check for check in load if '--compute' in check), *(check for check in synth if '--compute' in check),
+              f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train', train[0]]
     return {'cuda/synth/': synth, 'cuda/load/': load, 'cuda/train/': train, 'cuda/common/': common}
 
 
@@ -221,11 +224,12 @@ class Bench:
 
     def prepare(self):
         os.makedirs(self.data, exist_ok=True)
-        for words in GPU_SETS:
-            _, layout, name, shards, rest = words.split(' ', 4)
-            shards = f'--shards {shards}' if layout == 'shards' else ''
-            subprocess.run(f'{self.build.base}/{PROGRAM} --prepare {self.data}/{name}-{layout} --layout {layout} {shards} {rest}',
-                           shell=True, check=True, stdout=subprocess.DEVNULL)
+        program = os.path.join(self.build.base, PROGRAM)
+        told = subprocess.run([program, '--prepare', 'x', '--help'], text=True, stdout=subprocess.PIPE, check=True).stdout
+        for name, options in GPU_SETS.items():
+            layout = f'--{"store" if "--store" in told else "layout"} {name.split("-")[1]}'
+            subprocess.run([program, '--prepare', os.path.join(self.data, name), *layout.split(), *options.split()],
+                           check=True, stdout=subprocess.DEVNULL)
 
     # ---- With a fault ----
 

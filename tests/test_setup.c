@@ -35,6 +35,18 @@ Test(setup, says_what_and_how_before_it_installs)
     expect(0, "install -y --no-install-recommends git ");
 }
 
+Test(setup, asks_a_compiler_that_is_started_by_another_program)
+{
+    static const char ccache[] = "#!/bin/sh\nexec \"$@\"\n";
+    put("bin/ccache", ccache, sizeof ccache - 1);
+    EXPECT(0, "chmod +x bin/ccache");
+    run("E='SETUP=0 CC=ccache'; " SETUP);
+    expect(4, "cannot build without libc6-dev");
+    run("env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup.sh build");
+    expect(0, "missing: git (revision in results)");
+    cr_expect_not(says("libc6-dev"), "%s", out);
+}
+
 Test(setup, installs_nothing_when_told)
 {
     run("E=SETUP=0; " SETUP);
