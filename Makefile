@@ -71,7 +71,7 @@ FOUND_IN  := scripts/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call progr
 ifneq ($(FOUND_FOR),$(strip $(file <$(FOUND).for)))
 FOUND_IN  += FORCE
 endif
-# Asked once in a call: a clock that runs behind the files' times must not have it asked for ever.
+# Probed once per call: where the clock is behind the files' times, make would otherwise probe again and again.
 $(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
 	@mkdir -p $(@D)
 	@scripts/probe.sh > $@.new
