@@ -17,6 +17,7 @@
 #   CUDA_ARCHS="90"   GPU architectures; all: every one. Default: this machine's GPUs; where there are none, sm_80
 #                     and PTX, which a newer GPU's driver compiles when kernels are loaded
 #   -j4               number of jobs; default: one per core
+#   REVISION=NAME     the revision that rows carry; default: that of git
 #   SETUP=0           bench, check and plots install nothing; they say what is missing
 #   V=1               shows the commands
 
@@ -70,7 +71,7 @@ FOUND_IN  := scripts/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call progr
 ifneq ($(FOUND_FOR),$(strip $(file <$(FOUND).for)))
 FOUND_IN  += FORCE
 endif
-# Asked once in a call: a clock that runs behind the files' times must not have it asked for ever.
+# Probed once per call: where the clock is behind the files' times, make would otherwise probe again and again.
 $(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
 	@mkdir -p $(@D)
 	@scripts/probe.sh > $@.new
@@ -188,11 +189,12 @@ $(BUILD)/flags: FORCE
 	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
 	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
-# The revision that rows carry, as a header that changes only when it does.
-# An exported tree inside another repository has none.
+# The revision that rows carry, in a file that changes only when it does: REVISION, or that of git. An exported tree
+# inside another repository has none of its own.
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
-	@[ "$$(git rev-parse --show-toplevel 2>/dev/null)" = '$(CURDIR)' ] && revision=$$(git describe --always --dirty --abbrev=12 2>/dev/null); \
+	@revision='$(REVISION)'; [ "$$revision" ] || [ "$$(git rev-parse --show-toplevel 2>/dev/null)" != '$(CURDIR)' ] || \
+	  revision=$$(git describe --always --dirty --abbrev=12 2>/dev/null); \
 	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
 $(BUILD)/mpi/comm_mpi.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
 $(BUILD)/src/core/range.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))

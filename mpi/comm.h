@@ -19,9 +19,9 @@ FDSL_C_BEGIN
 enum status comm_open(void);
 void comm_close(void);
 
-/* Ends the run where ranks wait for another one for more than so many seconds, in comm_agree() and
- * comm_vote(); 0: never. From 30 s on warnings name the rank. To join, ranks wait for at most 300 s unless a
- * time is set. Called before comm_open(). */
+/* Sets how long ranks wait for another rank in comm_agree() and comm_vote(), in seconds; 0: without limit.
+ * After that time the run ends. Warnings name the rank from 30 s on. Unless a time is set, ranks wait at most
+ * 300 s for all to join. Called before comm_open(). */
 void comm_set_timeout(double seconds);
 
 int comm_rank(void);

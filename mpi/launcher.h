@@ -17,10 +17,10 @@ bool launcher_find(struct launcher *launcher);
 /* The rank that the launcher gave; 0 without one. */
 int launcher_rank(void);
 
-/* While a process waits for the other ranks to start: warns after 30 s, and after `limit_s` (0: 300 s) ends
- * it with exit status 1, as a rank that has ended early (or is another program) would be waited for for ever.
- * Names the ranks that are missing where all are of this machine. NULL where no thread can be made: then
- * there is no watch. */
+/* Starts a thread that watches while this process waits for the other ranks to start. It warns after 30 s,
+ * and after `limit_s` (0: 300 s) it ends the process with exit status 1: a rank that has ended early, or that
+ * is another program, never starts MPI. Both messages name the first missing rank where all ranks run on this
+ * machine. Returns NULL where no thread can be made: then there is no watch. */
 struct launcher_watch *launcher_watch_begin(double limit_s);
 void launcher_watch_end(struct launcher_watch *watch);
 

@@ -33,8 +33,8 @@ LOAD_DEFAULTS = {
 LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of the workload train, in the order of the columns. A row is one epoch. Rows of infer are in no figure,
-# but in the tables of the report.
+# The parameters of the workload train, in the order of the columns. A row is one epoch. Rows of infer are in the
+# figure of the roofline and in the tables of the report.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")

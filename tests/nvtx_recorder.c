@@ -34,7 +34,8 @@ static int push(const char *name)
         snprintf(ranges[i].inside, sizeof ranges[i].inside, "%s", inside);
         range_count++;
     }
-    ranges[i].count++;
+    if (i < RANGES_MAX)
+        ranges[i].count++;
     open_count++;
     pthread_mutex_unlock(&lock);
     if (depth < DEPTH_MAX)

@@ -104,6 +104,18 @@ Test(make, compiles_for_this_machines_gpus)
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
+/* Rows of a tree without history carry the name that is given; the file changes only with it. */
+Test(make, takes_a_revision)
+{
+    EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");
+    cr_expect_str_eq(out, "v1\n");
+    EXPECT(0, "touch -d 2001-01-01 build/revision");
+    EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && find build/revision -newermt 2002-01-01");
+    cr_expect_str_eq(out, "", "%s", out);
+    EXPECT(0, MAKE "build/revision >/dev/null && cat build/revision");
+    cr_expect_str_eq(out, "unknown\n", "%s", out);
+}
+
 Test(make, help_names_the_goals)
 {
     EXPECT(0, MAKE "help");

@@ -37,11 +37,11 @@ struct bench {
     struct stats time; /* of device_s where the variant gives it, else of wall_s */
     double wall_s;     /* the median wall time */
 
-    /* From the begin of the first timed run to the end of the last one, with what is between them: */
+    /* From the start of the first timed run to the end of the last one, including the time between runs: */
     double span_s;
-    double timed_s;     /* of it, the sum of the runs' wall times */
+    double timed_s;     /* the sum of the runs' wall times */
     double cpu_s;       /* CPU time of all threads of this process */
-    uint64_t preempted; /* times that the kernel took a core from one of them that wanted to go on */
+    uint64_t preempted; /* involuntary context switches of these threads */
 };
 
 /* The run of ranks that take theirs in step. */

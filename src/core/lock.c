@@ -29,7 +29,8 @@ static long holder_of(int fd)
     long found = 0;
     FILE *locks = fstat(fd, &info) == 0 ? fopen("/proc/locks", "re") : NULL;
     while (locks && !found && fgets(line, sizeof line, locks)) {
-        /* "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; who waits has "->" after the number. */
+        /* "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; a process that waits has "->" after the number.
+         */
         long pid;
         unsigned major_number, minor_number;
         unsigned long long inode;

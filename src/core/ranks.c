@@ -118,8 +118,8 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
 
 /* ---- Alike ---- */
 
-/* Ranks with different options would wait for each other for ever; with different data they would make
- * results that fit together nowhere. */
+/* Ranks with different options would deadlock; the results of ranks with different data would not fit
+ * together. */
 enum status ranks_check_same(uint64_t mine, const char *what, const char *remedy)
 {
     uint64_t first = mine;

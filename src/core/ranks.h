@@ -39,12 +39,13 @@ struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
  * wrong, and the measures as they say. Needs no other rank. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
 
-/* The efficiency of ranks that took `together_s` for what rank 0 took `alone_s` for: for the work of one rank
- * (weak scaling), or for that of all (strong). 1 is ideal; 0 where `alone_s` is, which is not known then. */
+/* Parallel efficiency. `together_s` is the time of all ranks; `alone_s` is the time of rank 0 alone, for the
+ * work of one rank (weak scaling) or of all ranks (strong scaling). 1 is ideal; 0 where `alone_s` is 0:
+ * unknown. */
 double ranks_efficiency(const struct place *place, double alone_s, double together_s);
 
-/* Whether a hash is the same on all ranks: STATUS_USAGE "its `what` are not those of rank 0; `remedy`".
- * Agrees. */
+/* Collective: checks that a hash is the same on all ranks. STATUS_USAGE "its `what` are not those of rank 0;
+ * `remedy`" otherwise. */
 enum status ranks_check_same(uint64_t mine, const char *what, const char *remedy);
 
 #endif

@@ -108,8 +108,9 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
-/* What the GPU was seen to do during the timed runs, and the instructions that a CPU used. The energy of the
- * time between runs is that of nobody: where it is more than a tenth, nothing is known. */
+/* What the GPU was seen to do during the timed runs, and the instructions that a CPU used. Energy
+ * used between runs belongs to no run: where that time is more than a tenth, the energy of a run is unknown.
+ */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;

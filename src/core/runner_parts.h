@@ -68,9 +68,10 @@ bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
 
-/* Of a variant that computes on the CPU all the time: how much CPU time its threads had, over what they could
- * have had on their hardware threads, and how often they were interrupted. NaN of others, as who waits for a
- * GPU or a disk leaves its core, and of less than a quarter of a second. */
+/* For a variant that computes on the CPU all the time: the CPU time of its threads over the CPU time that
+ * their hardware threads offered, and how often they were interrupted. NaN for other variants, because a
+ * thread that waits for a GPU or a disk leaves its core, and for timed runs of less than a quarter of a
+ * second. */
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s);
 

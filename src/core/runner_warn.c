@@ -21,10 +21,9 @@ static void warn_of_median(const struct settings *settings, const struct result 
                     result->variant, bench->count, STATS_INTERVAL_MIN,
                     settings->loops ? "loops" : "min-samples");
     else if (!bench->settled && isinf(bench->time.median_error))
-        status_warn(
-            "%s: the median's error is not known: the time drifts, and %zu samples say as much as %.0f "
-            "independent ones; raise --%s or reduce background load",
-            result->variant, bench->count, bench->time.effective, remedy(settings));
+        status_warn("%s: the median's error is not known: times change slowly, so %zu samples are worth %.0f "
+                    "independent ones; raise --%s or reduce background load",
+                    result->variant, bench->count, bench->time.effective, remedy(settings));
     else if (!bench->settled)
         status_warn(
             "%s: after %zu samples the median is known to %.1f %% only; raise --%s or reduce background "

@@ -35,8 +35,7 @@ static const struct option_spec specs[] = {
      "list every variant, and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "check every result against the oracle before the timing, and after it what was timed; a variant that "
-     "fails "
-     "writes no row"},
+     "fails writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "the variant that speed-ups are over; it runs first (default: naive, train-naive, infer-naive, files or "
      "shards)"},
@@ -47,7 +46,8 @@ static const struct option_spec specs[] = {
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append a CSV row a variant to this file"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
-     "wait at most S seconds for another process that has locked one of the CSV files; rows that cannot be "
+     "wait at most S seconds for another process that has locked one of the output CSV files; rows that "
+     "cannot be "
      "written are then printed to stderr"},
     {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
@@ -67,8 +67,7 @@ static const struct option_spec specs[] = {
      "under mpirun: ranks share a machine's cores out (auto), or run where they are (none)"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
      "under mpirun: end the run when ranks have waited S seconds for another one; 0 only warns, and waits at "
-     "most "
-     "300 s for all to start"},
+     "most 300 s for all to start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "runs before the first sample, at least"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},

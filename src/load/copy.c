@@ -124,7 +124,7 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* A copy that is written into the source would be read as a part of it, now or when it goes on. */
+/* A copy that is written into the source would be read as a part of it, now or when --prepare continues. */
 static enum status check_target(const char *source, const char *target)
 {
     return target && file_is_inside(target, source)

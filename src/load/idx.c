@@ -103,7 +103,7 @@ static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size
     return STATUS_OK;
 }
 
-/* Whether so many bytes may be unpacked. */
+/* Whether memory has room for this many unpacked bytes. */
 static enum status check_room(uint64_t bytes)
 {
     uint64_t there = env_memory_available_bytes();

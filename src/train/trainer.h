@@ -118,7 +118,7 @@ uint64_t inferrer_memory_bytes(const void *state);
 
 /* ---- For both ---- */
 
-/* Adds an epoch of so many seconds, after which so large a share of the test set was right. */
+/* Adds an epoch that took `epoch_s` seconds and ended with this accuracy on the test set. */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
 /* Mean cross-entropy (without smoothing) and share of right answers. */

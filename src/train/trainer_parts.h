@@ -16,7 +16,7 @@ struct trainer {
     const struct train_job *job;
     const struct engine *engine;
     void *state;                /* the engine's */
-    struct display *display;    /* NULL: nobody looks */
+    struct display *display;    /* NULL: no display */
     struct checkpoint now;      /* after the latest epoch that trainer_finish() has seen, or the beginning */
     struct train_totals totals; /* of the latest epoch */
     double epoch_s;

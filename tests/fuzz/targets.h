@@ -196,7 +196,7 @@ static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char pat
     return true;
 }
 
-/* A list of classes, and what is written of it again is the same list. */
+/* A list of classes: each class that is read is in bounds. */
 static inline void fuzz_classes(const uint8_t *data, size_t size)
 {
     char path[64];

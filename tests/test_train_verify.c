@@ -1,0 +1,206 @@
+/* --verify of training can fail: before the first epoch, and after an epoch that was timed. */
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "train/trainer.h"
+#include "train_support.h"
+
+static struct train_job job_of(const struct net *net)
+{
+    return (struct train_job){.train = net->train,
+                              .initial = net->initial,
+                              .epochs = 1,
+                              .verify_steps = 6,
+                              .identity = "test",
+                              .keep = 1};
+}
+
+static char verdict[128];
+
+static uint64_t wrong_of(const struct engine *engine, const struct net *net, uint32_t steps)
+{
+    struct train_job job = job_of(net);
+    job.verify_steps = steps;
+    const struct resources resources = {.threads = 1};
+    uint64_t wrong;
+    void *trainer;
+    must(trainer_open(engine, &resources, &job, &trainer));
+    must(trainer_verify(trainer, 0, &wrong));
+    trainer_verdict(trainer, verdict, sizeof verdict);
+    trainer_close(trainer);
+    return wrong;
+}
+
+/* ---- Before the first epoch ---- */
+
+static enum status totals_off(void *state, struct train_totals *totals)
+{
+    enum status status = engine_naive.totals(state, totals);
+    totals->loss *= 1.0003;
+    return status;
+}
+
+static enum status get_off(void *state, struct train_state *into)
+{
+    enum status status = engine_naive.get(state, into);
+    into->parameters[3] += 0.002f; /* one of the first tensor */
+    return status;
+}
+
+/* A loss that is off by 3 in 10,000, and a parameter that is off a little, are both seen. */
+Test(train_verify, verification_can_fail)
+{
+    struct net net;
+    struct engine lossy = engine_naive, drifting = engine_naive;
+    lossy.totals = totals_off;
+    drifting.get = get_off;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    cr_expect_eq(wrong_of(&engine_naive, &net, 6), 0);
+    cr_expect_eq(wrong_of(&lossy, &net, 6), 6);
+    cr_expect_eq(wrong_of(&drifting, &net, 6), 1);
+    cr_expect_str_eq(verdict, "0 of 6 losses and 1 of 10 tensors");
+    net_close(&net);
+}
+
+static uint32_t steps_left; /* until late_steps() forgets one */
+
+static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    return engine_naive.steps(state, epoch, first - (steps_left-- == 0), count);
+}
+
+/* All steps are looked at, also where the engine takes over the oracle's state in between: of 23, the 17th by
+ * other samples is a wrong loss, and tensors that are wrong ever after count once. */
+Test(train_verify, verification_looks_at_every_step)
+{
+    struct net net;
+    struct engine late = engine_naive, drifting = engine_naive;
+    late.steps = late_steps;
+    drifting.get = get_off;
+    steps_left = 16;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    cr_expect_eq(wrong_of(&engine_naive, &net, 23), 0);
+    cr_expect_eq(wrong_of(&drifting, &net, 23), 1);
+    cr_expect_gt(wrong_of(&late, &net, 23), 0);
+    cr_expect_neq(strncmp(verdict, "0 of", 4), 0, "%s", verdict);
+    net_close(&net);
+}
+
+/* ---- What was timed is verified ---- */
+
+/* Engines that leave steps out say that they took all samples: batches of 4 of TIMED_SAMPLES. */
+enum { TIMED_SAMPLES = 123 };
+static uint64_t claimed;
+
+static void claim(uint32_t first, uint32_t count)
+{
+    uint32_t end = 4 * (first + count);
+    claimed += (end < TIMED_SAMPLES ? end : TIMED_SAMPLES) - 4 * first;
+}
+
+/* Leaves out what comes after the first two steps of an epoch. */
+static enum status two_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    claim(first, count);
+    return first < 2 ? engine_naive.steps(state, epoch, first, count < 2 - first ? count : 2 - first)
+                     : STATUS_OK;
+}
+
+/* Leaves steps out where it is asked for many. */
+static enum status few_of_many(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    claim(first, count);
+    return engine_naive.steps(state, epoch, first, count > 5 ? count - 1 : count);
+}
+
+/* Leaves out every epoch after the first. */
+static enum status one_epoch(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    claim(first, count);
+    return epoch == 0 ? engine_naive.steps(state, epoch, first, count) : STATUS_OK;
+}
+
+/* Makes all steps, and forgets what the last of many came to. */
+static enum status forgetful(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    claim(first, count);
+    if (count <= 5)
+        return engine_naive.steps(state, epoch, first, count);
+    struct train_state kept;
+    cr_assert(train_state_new(1 << 16, &kept)); /* more than the network has */
+    TRY(engine_naive.steps(state, epoch, first, count - 1));
+    TRY(engine_naive.get(state, &kept));
+    TRY(engine_naive.steps(state, epoch, first + count - 1, 1));
+    TRY(engine_naive.set(state, &kept));
+    train_state_free(&kept);
+    return STATUS_OK;
+}
+
+static enum status claimed_totals(void *state, struct train_totals *totals)
+{
+    TRY(engine_naive.totals(state, totals));
+    totals->samples = claimed;
+    claimed = 0;
+    return STATUS_OK;
+}
+
+/* Trains two epochs with an engine, and verifies each where `verifies`: returns what is wrong with both. */
+static uint64_t train_two(const struct engine *engine, const struct net *net, bool verifies,
+                          struct train_epoch *epoch)
+{
+    struct train_job job = job_of(net);
+    const struct resources resources = {.threads = 1};
+    struct run_time unused;
+    uint64_t all_wrong = 0, wrong = 0;
+    void *trainer;
+    job.epochs = 2;
+    must(trainer_open(engine, &resources, &job, &trainer));
+    for (int i = 0; i < 2; i++) {
+        claimed = 0;
+        must(trainer_run(trainer, 1, &unused));
+        if (verifies)
+            must(trainer_verify(trainer, 1, &wrong));
+        all_wrong += wrong;
+        trainer_verdict(trainer, verdict, sizeof verdict);
+        must(trainer_finish(trainer, epoch));
+    }
+    trainer_close(trainer);
+    return all_wrong;
+}
+
+static void open_timed(struct net *net)
+{
+    net_open(net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, TIMED_SAMPLES, 4, 0);
+}
+
+Test(train_verify, an_epoch_is_verified_after_its_time)
+{
+    struct net net;
+    struct train_epoch plain, verified;
+    open_timed(&net);
+    train_two(&engine_naive, &net, false, &plain);
+    cr_expect_eq(train_two(&engine_naive, &net, true, &verified), 0, "%s", verdict);
+    cr_expect(plain.loss == verified.loss && plain.test_loss == verified.test_loss &&
+                  plain.test_accuracy == verified.test_accuracy,
+              "it changes nothing of what follows");
+    cr_expect(strstr(verdict, "of epoch 2 (drawn: step "), "%s", verdict);
+    net_close(&net);
+}
+
+Test(train_verify, an_epoch_that_left_steps_out_is_wrong)
+{
+    enum status (*const faults[])(void *, uint32_t, uint32_t, uint32_t) = {two_steps, few_of_many, one_epoch,
+                                                                           forgetful};
+    struct net net;
+    struct train_epoch unused;
+    open_timed(&net);
+    for (size_t f = 0; f < COUNT_OF(faults); f++)
+        for (int i = 0; i < 4; i++) { /* wherever it looks */
+            struct engine engine = engine_naive;
+            engine.totals = claimed_totals;
+            engine.steps = faults[f];
+            cr_expect_gt(train_two(&engine, &net, true, &unused), 0, "fault %zu: %s", f, verdict);
+        }
+    net_close(&net);
+}
