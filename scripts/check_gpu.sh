@@ -92,6 +92,7 @@ outputs='--output f16 --channels 3
 --output f16 --out-res 223 --fit crop --classes 17
 --output u8 --out-res 511
 --output f32 --out-res 1 --channels 3
+--output f32 --res 4500 --out-res 1 --orbits 40
 --output u8 --out-res 3 --classes 5 --formula visualatom
 --output f16 --res 100 --out-res 333
 --output u8 --res 4500 --out-res 301 --orbits 40
