@@ -36,7 +36,7 @@ static int push(const char *name)
     }
     if (i < RANGES_MAX)
         ranges[i].count++;
-    open_count++;
+    __atomic_add_fetch(&open_count, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&lock);
     if (depth < DEPTH_MAX)
         snprintf(stack[depth], sizeof stack[depth], "%s", name);
