@@ -2,7 +2,7 @@
 scripts/figures.py says what it is that it returns."""
 
 from devices import Devices, Missing, device_of
-from plot import HEIGHT, Plot, micros_words, short_device
+from plot import HEIGHT, Plot, micros_words, short_device, shortened
 
 # A bound's colour (plots/common.gp), its name in the legend, and the unit of its peak rate.
 BOUNDS = {"compute": (6, "FLOPs", "FLOP/s"), "memory": (5, "bytes of memory", "B/s"), "bus": (3, "bytes over the bus", "B/s")}
@@ -26,7 +26,7 @@ def figure(measured):
     plot = Plot("Share of each variant's roofline")
     bars, names, headings, y = {bound: [] for bound in BOUNDS}, [], [], 0
     for device, _, whose in devices.names():
-        headings.append((y, f"{short_device(device[2])} ({whose})"))
+        headings.append((y, f"{shortened(short_device(device[2]), 60)} ({whose})"))
         for row in sorted((row for (at, _), row in best.items() if at == device), key=order):
             y -= 1
             bars[row["bound"]].append(bar(row, y))
