@@ -110,6 +110,8 @@ static inline void drain(int out_fd, int err_fd)
 static inline void start_program(char *const argv[], int out_fd, int err_fd)
 {
     int in_fd = open("/dev/null", O_RDONLY);
+    signal(SIGINT, SIG_DFL); /* ignored in what a shell has put into the background */
+    signal(SIGHUP, SIG_DFL);
     if (how.out_to)
         out_fd = open(how.out_to, O_WRONLY);
     if (how.file_bytes_max) {

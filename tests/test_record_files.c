@@ -269,6 +269,8 @@ static void write_until_killed(void)
 {
     int numbers[] = {0, 1, 2, 3};
     pthread_t thread;
+    signal(SIGINT, SIG_DFL); /* ignored in what a shell has put into the background */
+    signal(SIGHUP, SIG_DFL);
     file_remove_on_signals();
     for (int i = 1; i < 4; i++)
         if (pthread_create(&thread, NULL, write_for_ever, &numbers[i]) != 0)
