@@ -120,7 +120,7 @@ static bool is_large(const struct model_table *table)
     return strcmp(table->name, "cnn-fdsl") == 0;
 }
 
-Test(train_net, gradients_of_the_residual_net, .timeout = 120)
+Test(train_net, gradients_of_the_residual_net, .timeout = 300)
 {
     for (size_t i = 0; model_tables[i].name; i++)
         if (is_large(&model_tables[i])) {
@@ -275,7 +275,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
 }
 
 /* Every engine that runs here, and the oracle. */
-Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 60)
+Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
 {
     const struct resources resources = {.threads = 2};
     for (size_t i = 0; model_tables[i].name; i++) {
