@@ -63,8 +63,8 @@ fails_with() { # exit status, words of the message, command ...
 conclude() { # status 1 where one failed or there are none, 2 where ONLY left out all
     local passed failed
     wait
-    passed=$(grep -c '^ok ' "$checks_log") || true
-    failed=$(grep -c '^FAILED ' "$checks_log") || true
+    passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true
+    failed=$(grep -cE '^FAILED +[0-9]+ s  ' "$checks_log") || true
     rm -f "$checks_log"
     ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches the name of no check"
     echo "$passed passed, $failed failed"

@@ -29,6 +29,15 @@ Test(checks, all_or_those_of_a_name_are_made)
     expect(0, "1 passed, 0 failed");
 }
 
+/* Lines of a check's output are not verdicts. */
+Test(checks, what_a_check_prints_is_not_counted)
+{
+    shell("timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a bad one\" bash -c \"echo ok "
+          "it; "
+          "echo FAILED it; false\"; conclude' one.sh");
+    expect(1, "0 passed, 1 failed");
+}
+
 /* With what it started, and what that started; and what it had said is told. */
 Test(checks, what_hangs_has_failed)
 {
