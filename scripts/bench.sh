@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # The first command of the README: verifies and times every variant that runs here, at small sizes. Prints one table per
 # size of images, two of loading, one of training and one of inference. Appends the rows to results/synth.csv, load.csv,
-# train.csv and infer.csv; results/env.json (or .csv) describes the machine.
+# train.csv and infer.csv; results/env.json (or .csv) describes the machine. Takes no arguments: SIZES="224 512" are the
+# sides of the images, BATCH=16 their number.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+(($# == 0)) || { echo "bench.sh: unexpected argument '$1'; see --help" >&2 && exit 2; }
 
 # Sizes of the paper's figures, with a batch that a laptop makes in seconds. Formula and class are the defaults:
 # the paper's benchmark class (1000 vertices, 200 orbits).

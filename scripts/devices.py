@@ -36,8 +36,10 @@ def yours_of(rows):
 
 
 def counted(rows):
-    """'1 row of synth', '12 rows of synth'."""
-    return f"{len(rows)} row{'s' if rows[1:] else ''} of {rows[0]['schema'].split('/')[0]}"
+    """'1 row of synth', '12 rows of synth, load and train'."""
+    *first, last = dict.fromkeys(row["schema"].split("/")[0] for row in rows)
+    names = f"{', '.join(first)} and {last}" if first else last
+    return f"{len(rows)} row{'s' if rows[1:] else ''} of {names}"
 
 
 COLUMNS_NAMED, VALUES_NAMED = 3, 4  # at most, where a note says why rows are not drawn

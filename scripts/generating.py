@@ -161,11 +161,16 @@ def batch(measured):
 # ---- The ladder and its stages ---------------------------------------------------------------------------------
 
 
+LADDER_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "
+                  "(needs an NVIDIA GPU)")
+STAGES_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv "
+                  "(without an NVIDIA GPU: --variant omp)")
+
+
 def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
-        raise Missing("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "
-                      "(needs an NVIDIA GPU)", measured.rows)
+        raise Missing(LADDER_COMMAND, measured.rows)
     plot = Plot("The ladder: time per image, step by step")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
@@ -191,6 +196,7 @@ def ladder(measured):
     plot.add_rings()
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: times as fast as gbase on the same device. "
                     + ERROR_BARS] + devices.caption()
+    plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), LADDER_COMMAND)
     return plot
 
 
@@ -218,8 +224,7 @@ def stages(measured):
     candidates = paper_rows(measured, LADDER + ("omp",), res=512, vertices=1000)
     rows = [row for row in candidates if any(row[name] for name in names)]
     if not rows:
-        raise Missing("./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv "
-                      "(without an NVIDIA GPU: --variant omp)", measured.rows)
+        raise Missing(STAGES_COMMAND, measured.rows)
     plot = Plot("Where the time of an image goes")
     chosen = best_rows(rows)
     devices = Devices(list(chosen.values()), 3)
@@ -243,6 +248,7 @@ def stages(measured):
                     "number above a bar is their sum per image."
                     + (f" Noise and vertices are one stage in {' and '.join(joined)}." if joined else "")
                     + (f" No row has the stages of {' and '.join(without)}." if without else "")] + devices.caption()
+    plot.notes += about_yours(measured.rows, [], [row for _, row in bars], (), STAGES_COMMAND)
     return plot
 
 

@@ -7,14 +7,14 @@ program=$1 version=$2
 cat <<HEAD
 .TH FDSL-BENCH 1 "" "fdsl-bench $version" "User Commands"
 .SH NAME
-fdsl-bench \- benchmarks making, loading and training on formula-driven images
+fdsl-bench \- benchmarks generating, loading and training on formula-driven images
 .SH SYNOPSIS
 .B fdsl-bench
 .B \-\-variant
 .IR NAME [, NAME ...]
 .RI [ options ]
 .SH DESCRIPTION
-Runs the same job in many ways, proves that each way is right, times it honestly and writes CSV.
+Runs the same job through many implementations, verifies each against a reference, times it, and writes CSV.
 HEAD
 "$program" --help | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }

@@ -51,7 +51,11 @@ while (($#)); do
         printf '%s\n' "$sections"
         exit
         ;;
-    -*) die 2 "unknown option $1; see the head of scripts/reference.sh" ;;
+    -h | --help)
+        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
+        exit
+        ;;
+    -*) die 2 "unknown option $1; see --help" ;;
     *)
         [[ ! $out ]] || die 2 "one folder at a time, not '$out' and '$1'"
         out=$1

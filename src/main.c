@@ -29,7 +29,7 @@ static enum status inform(struct settings *settings)
     }
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
-        return report_list(&resources, settings->verbose, settings->format);
+        return report_list(&resources, settings->workload_name, settings->verbose, settings->format);
     return report_env((int)settings->device, settings->format);
 }
 

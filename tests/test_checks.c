@@ -108,6 +108,12 @@ Test(checks, options_are_looked_at_first)
         expect(0, "xit status");
         cr_expect_null(strstr(out, "set -euo"), "%s", out);
     }
+    shell("scripts/bench.sh --help");
+    expect(0, "results/env.json (or .csv) describes the machine");
+    shell("scripts/bench.sh foo");
+    expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
+    shell("scripts/reference.sh --help");
+    expect(0, "\n  scripts/reference.sh OUT ");
     shell("scripts/check_train_gpu.sh --engine foo");
     expect(2, "--engine 'foo': the engines are cuda, tf32, bf16 and amp\n");
     shell("scripts/check_train_gpu.sh --engine");

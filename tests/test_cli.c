@@ -131,6 +131,9 @@ Test(cli, list_names_every_variant_with_a_reason)
         const char *line = list_line(variant_table[i].name), *reason = strstr(line, "unavailable: ");
         cr_expect(reason ? strlen(reason) > 20 : strstr(line, " available") != NULL, "%s", line);
     }
+    run_well("--list --workload train");
+    cr_expect(strstr(list_line("train-omp"), "available"));
+    cr_expect_not(strstr(out, "\n  naive ") || strstr(out, "synth: "), "%s", out);
     run_well("--list -v");
     for (size_t i = 0; i < variant_count; i++)
         cr_expect(strstr(out, variant_table[i].summary), "%s", variant_table[i].name);
@@ -190,7 +193,8 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant", "--variant needs a value"},
         {"--variant --verify", "--variant needs a value"},
         {"--variant all --workload snth", "unknown workload 'snth'; did you mean 'synth'?"},
-        {"--variant all --workload xyzzy", "unknown workload 'xyzzy'; there is synth"},
+        {"--variant all --workload xyzzy",
+         "unknown workload 'xyzzy'; there are synth, load, train and infer"},
         {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
         {"--variant naive --frobnicate", "unknown option '--frobnicate'; --help lists all options"},

@@ -28,6 +28,8 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
         {"--vertice 7", "unknown option '--vertice'; did you mean '--verify'?"},
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
+    run("--data x");
+    expect_error(2, "--data is an option of load, train and infer; --list shows their variants", "--data x");
     /* What no machine would mend is said first. */
     run("--variant fused --device 1023 --out nowhere/rows.csv");
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");

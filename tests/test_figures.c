@@ -291,6 +291,10 @@ Test(figures, rows_on_no_line_are_counted)
             "batch.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: vertices 300, 500, "
             "700; to measure what is: scripts/sweep.sh configs/sweep_batch.tsv)"),
         "%s", out);
+    shell(FIGURES "ladder stages");
+    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: ") &&
+                  says("stages.{png,svg,pdf} (your 4 rows of synth are not drawn; "),
+              "%s", out);
     shell(FIGURES "--reference $D/reference ladder loading");
     cr_assert(says("skipped ladder: none of your 4 rows of synth fits; to measure it: ") &&
                   says("skipped loading: no data; to measure it:"),

@@ -247,6 +247,12 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a " SYNTH " --png x", "--png shows images of a run");
     expect_refusal(2, "a " SYNTH " --variant fuse", "no variant of synth");
     expect_refusal(2, "a --from synth", "say how many samples");
+    expect_refusal(2, "a --classes 3",
+                   "--classes is an option of --from synth; --prepare DIR --help lists them");
+    expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
+    expect_refusal(2, "a --verify",
+                   "--verify does not apply to --prepare; --prepare DIR --help lists what does");
+    expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
     EXPECT(0, "! test -e a");
     EXPECT(0, "$P --prepare a " SYNTH " --output f16 --channels 3 --encode npy --out-res 16");
 }
@@ -290,7 +296,10 @@ Test(prepare, idx)
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
     expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold a label for each");
     expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
-                   "no pictures");
+                   "holds no pictures: it has 1 axis, and pictures have three");
+    write_file("y-images-idx3-ubyte", "\0\0\x08\3\0\0\0\2\0\0\0\0\0\0\0\2", 16);
+    expect_refusal(1, "b --from idx --source y-images-idx3-ubyte --labels x-labels-idx1-ubyte",
+                   "holds no pictures: its header says 0 x 2 pixels");
     expect_refusal(2, "b --from idx --source x", "name them with --labels");
     expect_refusal(2, "b --from idx", "--source FILE");
 }

@@ -119,7 +119,9 @@ Test(rows, compare_with_nothing_where_the_baseline_is_not_there)
     expect_error(2, "--baseline naive: it is not among the variants that run; add it to --variant",
                  "baseline");
     run("--variant omp --baseline nonsense " LOOPS(9));
-    expect_error(2, "--baseline nonsense: it is not among", "baseline");
+    expect_error(2, "--baseline: unknown variant 'nonsense'; --list shows them all", "baseline");
+    run("--variant omp --baseline naivee " LOOPS(9));
+    expect_error(2, "--baseline: unknown variant 'naivee'; did you mean 'naive'?", "baseline");
 }
 
 Test(rows, the_header_of_the_table_names_the_baseline)

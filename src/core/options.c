@@ -78,6 +78,18 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
     return nearest;
 }
 
+void list_words(char *text, size_t size, const char *const *words, size_t count)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s",
+                                 i == 0           ? ""
+                                 : i + 1 == count ? " and "
+                                                  : ", ",
+                                 words[i]);
+}
+
 /* ---- Values ---- */
 
 /* The shortest text that reads back as the same double. */

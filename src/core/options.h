@@ -87,4 +87,7 @@ enum status parse_real(const char *name, const char *text, double minimum, doubl
 /* The candidate nearest to `word` by edit distance, or NULL where none is near enough to suggest. */
 const char *nearest_word(const char *word, const char *const *candidates, size_t count);
 
+/* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes; what does not fit is cut. */
+void list_words(char *text, size_t size, const char *const *words, size_t count);
+
 #endif

@@ -214,7 +214,7 @@ void report_compiled_at_load(const struct device_info *device)
         device->architecture + strlen("sm_"));
 }
 
-enum status report_list(const struct resources *resources, bool verbose, int format)
+enum status report_list(const struct resources *resources, const char *only, bool verbose, int format)
 {
     const char *workload = "";
     if (format != FORMAT_TABLE)
@@ -222,6 +222,8 @@ enum status report_list(const struct resources *resources, bool verbose, int for
                           format == FORMAT_CSV ? "csv" : "json");
     for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
+        if (only && strcmp(only, entry->workload) != 0)
+            continue;
         if (strcmp(workload, entry->workload) != 0) {
             workload = entry->workload;
             printf("%s: %s\n", workload, workload_find(workload)->summary);
@@ -261,6 +263,14 @@ static bool shows_wait(const struct settings *settings)
     return comm_size() == 1 && settings_compute(settings);
 }
 
+/* Names every variant that speed-ups could be over: which of them can run depends on the data. */
+static void print_missing_baseline(const struct workload *workload)
+{
+    printf("; speed-up is unknown without ");
+    for (size_t i = 0; workload->baselines[i]; i++)
+        printf("%s%s", i ? " or " : "", workload->baselines[i]);
+}
+
 /* The parameters in one line, so that the table can be read without the command. */
 static void print_caption(const struct report *report, const struct result *result)
 {
@@ -286,7 +296,7 @@ static void print_caption(const struct report *report, const struct result *resu
     if (report->baseline)
         printf("; speed-up over %s", report->baseline);
     else
-        printf("; speed-up is unknown without %s", workload->baselines[0]);
+        print_missing_baseline(workload);
     printf("\n\n%-18s %12s %8s %14s %9s %15s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
            "roofline", "samples", "#wrong");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)

@@ -52,8 +52,9 @@ enum status report_end(struct report *report);
  * when stdout could not be written. */
 enum status report_monitor(const struct monitor *monitor);
 
-/* Prints every variant, and why one cannot run here (--list), or what it does as well (-v). */
-enum status report_list(const struct resources *resources, bool verbose, int format);
+/* Prints every variant of a workload (`only`; NULL: of all), and why one cannot run here (--list), or what it
+ * does as well (-v). */
+enum status report_list(const struct resources *resources, const char *only, bool verbose, int format);
 
 /* Warns where the driver compiles this build's kernels for the device, with the names of the variants that
  * are slower then and with the architecture to build for. */

@@ -22,6 +22,8 @@ enum status runner_choose_baseline(struct runner *runner)
         place = find_chosen(settings, settings->baseline);
     for (; !settings->baseline && place == settings->variant_count && *names; names++)
         place = find_chosen(settings, *names);
+    if (settings->baseline && place == settings->variant_count && !variant_find(settings->baseline))
+        return variant_unknown("--baseline: ", settings->baseline);
     if (settings->baseline && place == settings->variant_count)
         return status_set(STATUS_USAGE,
                           "--baseline %s: it is not among the variants that run; add it to --variant",

@@ -32,7 +32,7 @@ static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a dataset into this folder, and measure nothing; --prepare DIR --help shows its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list every variant, and why one cannot run here"},
+     "list every variant (of --workload, if given), and why one cannot run here"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "check every result against the oracle before the timing, and after it what was timed; a variant that "
      "fails writes no row"},
@@ -125,19 +125,24 @@ void settings_help(FILE *stream)
           stream);
 }
 
+#define WORKLOADS_MAX 16 /* at least as many as workload_table has */
+
 static enum status find_workload(struct settings *settings, int argc, char *argv[])
 {
     const char *workload_name = options_peek(specs, COUNT_OF(specs), argc, argv, "workload");
     const char *variants = options_peek(specs, COUNT_OF(specs), argc, argv, "variant");
     if (workload_name && !workload_find(workload_name)) {
-        const char *names[16];
+        const char *names[WORKLOADS_MAX];
         size_t count = 0;
         for (; workload_table[count]; count++)
             names[count] = workload_table[count]->name;
         const char *nearest = nearest_word(workload_name, names, count);
-        return status_set(STATUS_USAGE, "unknown workload '%s'%s%s%s", workload_name,
-                          nearest ? "; did you mean '" : "; there is ", nearest ? nearest : names[0],
-                          nearest ? "'?" : "");
+        if (nearest)
+            return status_set(STATUS_USAGE, "unknown workload '%s'; did you mean '%s'?", workload_name,
+                              nearest);
+        char known[128];
+        list_words(known, sizeof known, names, count);
+        return status_set(STATUS_USAGE, "unknown workload '%s'; there are %s", workload_name, known);
     }
     settings->workload = workload_find(workload_name ? workload_name : "synth");
     if (!variants)
@@ -150,17 +155,29 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
 /* An option of workloads other than the chosen one. */
 static enum status explain_elsewhere(const char *name)
 {
-    char owners[128] = "";
+    const char *names[WORKLOADS_MAX] = {NULL};
+    size_t count = 0;
     for (size_t i = 0; workload_table[i]; i++)
         for (size_t j = 0; j < workload_table[i]->option_count; j++)
-            if (strcmp(workload_table[i]->options[j].name, name) == 0) {
-                size_t used = strlen(owners);
-                snprintf(owners + used, sizeof owners - used, "%s%s", used ? " and " : "",
-                         workload_table[i]->name);
-            }
+            if (strcmp(workload_table[i]->options[j].name, name) == 0)
+                names[count++] = workload_table[i]->name;
+    char owners[128];
+    list_words(owners, sizeof owners, names, count);
     return *owners ? status_set(STATUS_USAGE, "--%s is an option of %s; --list shows their variants", name,
                                 owners)
                    : STATUS_OK;
+}
+
+bool settings_has_option(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(specs); i++)
+        if (strcmp(specs[i].name, name) == 0)
+            return true;
+    for (size_t i = 0; workload_table[i]; i++)
+        for (size_t j = 0; j < workload_table[i]->option_count; j++)
+            if (strcmp(workload_table[i]->options[j].name, name) == 0)
+                return true;
+    return false;
 }
 
 bool settings_informational(const struct settings *settings)

@@ -58,6 +58,9 @@ const char *settings_scaling(const struct settings *settings);
 /* Whether only information was asked for, which needs no variant: --help, --version, --list, --env. */
 bool settings_informational(const struct settings *settings);
 
+/* Whether a name is that of an option, of any workload or of none. */
+bool settings_has_option(const char *name);
+
 /* Prints --help. */
 void settings_help(FILE *stream);
 

@@ -107,7 +107,7 @@ enum status variant_available(const struct variant_entry *entry, const struct re
     return entry->variant->probe ? entry->variant->probe(resources) : STATUS_OK;
 }
 
-static enum status unknown_variant(const char *name)
+enum status variant_unknown(const char *option, const char *name)
 {
     const char **names = malloc(variant_count * sizeof *names);
     const char *nearest = NULL;
@@ -118,8 +118,8 @@ static enum status unknown_variant(const char *name)
     }
     free(names);
     if (nearest)
-        return status_set(STATUS_USAGE, "unknown variant '%s'; did you mean '%s'?", name, nearest);
-    return status_set(STATUS_USAGE, "unknown variant '%s'; --list shows them all", name);
+        return status_set(STATUS_USAGE, "%sunknown variant '%s'; did you mean '%s'?", option, name, nearest);
+    return status_set(STATUS_USAGE, "%sunknown variant '%s'; --list shows them all", option, name);
 }
 
 static enum status choose(const char *name, const char **workload, const struct variant_entry **chosen,
@@ -129,7 +129,7 @@ static enum status choose(const char *name, const char **workload, const struct 
     if (strcmp(name, "all") == 0)
         return status_set(STATUS_USAGE, "--variant: all stands alone; drop it, or the names beside it");
     if (!entry)
-        return unknown_variant(name);
+        return variant_unknown("", name);
     if (!*workload)
         *workload = entry->workload;
     if (strcmp(entry->workload, *workload) != 0)

@@ -88,6 +88,10 @@ enum status variant_table_check(void);
 /* The entry of that name, or NULL. */
 const struct variant_entry *variant_find(const char *name);
 
+/* STATUS_USAGE for a name that no entry has, with the nearest one suggested. The message begins with
+ * `option`. */
+enum status variant_unknown(const char *option, const char *name);
+
 /* Whether the entry can run here: STATUS_OK, or STATUS_UNAVAILABLE with the reason ("not built: ..." where
  * the build leaves it out). */
 enum status variant_available(const struct variant_entry *entry, const struct resources *resources);

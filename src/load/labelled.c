@@ -154,8 +154,12 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     }
     TRY(idx_read(parameters->source, images));
     TRY(idx_read(labels_path, labels));
-    if (images->axes != 3 || images->shape[1] == 0 || images->shape[2] == 0)
-        return status_set(STATUS_FAILED, "%s holds no pictures: they have three axes", parameters->source);
+    if (images->axes != 3)
+        return status_set(STATUS_FAILED, "%s holds no pictures: it has %u ax%s, and pictures have three",
+                          parameters->source, images->axes, images->axes == 1 ? "is" : "es");
+    if (images->shape[1] == 0 || images->shape[2] == 0)
+        return status_set(STATUS_FAILED, "%s holds no pictures: its header says %u x %u pixels",
+                          parameters->source, images->shape[1], images->shape[2]);
     if (labels->axes != 1 || labels->shape[0] != images->shape[0])
         return status_set(STATUS_FAILED, "%s does not hold a label for each of the %u pictures of %s",
                           labels_path, images->shape[0], parameters->source);

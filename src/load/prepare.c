@@ -17,6 +17,7 @@
 #include "core/file.h"
 #include "core/fnv.h"
 #include "core/ranks.h"
+#include "core/settings.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
@@ -113,13 +114,15 @@ static void print_help(void)
     }
 }
 
+#define ORIGINS_MAX 16 /* at least as many as origin_table has */
+
 static enum status find_origin(struct job *job, int argc, char *argv[])
 {
     const char *name = options_peek(specs, COUNT_OF(specs), argc, argv, "from");
     job->origin = origin_find(name ? name : "counter");
     if (job->origin)
         return STATUS_OK;
-    const char *names[16];
+    const char *names[ORIGINS_MAX];
     size_t count = 0;
     for (; origin_table[count]; count++)
         names[count] = origin_table[count]->name;
@@ -127,6 +130,37 @@ static enum status find_origin(struct job *job, int argc, char *argv[])
     return nearest
                ? status_set(STATUS_USAGE, "unknown origin '%.80s'; did you mean '%s'?", name, nearest)
                : status_set(STATUS_USAGE, "unknown origin '%.80s'; --prepare DIR --help lists them", name);
+}
+
+static bool has_option(const struct option_spec *options, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(options[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* An option of other origins, or of fdsl-bench without --prepare. */
+static enum status explain_elsewhere(const char *name)
+{
+    const char *owners[ORIGINS_MAX] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; origin_table[i]; i++) {
+        const struct origin *origin = origin_table[i];
+        const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
+        if (has_option(origin->options, origin->option_count, name) ||
+            (workload && has_option(workload->options, workload->option_count, name)))
+            owners[count++] = origin->name;
+    }
+    char known[256];
+    list_words(known, sizeof known, owners, count);
+    if (count > 0)
+        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare DIR --help lists them",
+                          name, known);
+    return settings_has_option(name)
+               ? status_set(STATUS_USAGE,
+                            "--%s does not apply to --prepare; --prepare DIR --help lists what does", name)
+               : STATUS_OK;
 }
 
 static enum status read_options(struct job *job, int argc, char *argv[])
@@ -140,7 +174,8 @@ static enum status read_options(struct job *job, int argc, char *argv[])
     job->options =
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
                                     {origin->options, origin->option_count, job->origin_parameters}},
-                         .table_count = 2};
+                         .table_count = 2,
+                         .explain = explain_elsewhere};
     if (job->workload)
         job->options.tables[job->options.table_count++] = (struct option_table){
             job->workload->options, job->workload->option_count, job->workload_parameters};
@@ -368,9 +403,10 @@ static void tell(const struct job *job, const struct index *index)
     for (uint64_t i = 0; i < index->place_count; i++)
         bytes += index->places[i].bytes;
     text_print(stdout, job->folder.path);
-    printf(": %" PRIu64 " samples in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
-           index->place_count, index->layout == INDEX_SHARDS ? "shard" : "folder",
-           index->place_count == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
+    printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
+           index->sample_count == 1 ? "" : "s", index->place_count,
+           index->layout == INDEX_SHARDS ? "shard" : "folder", index->place_count == 1 ? "" : "s",
+           1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
         printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
                job->folder.part_count == 1 ? "was" : "were");
