@@ -58,7 +58,7 @@ static void remove_copy(void)
     shell("rm -rf \"$D\"");
 }
 
-TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 60);
+TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 300);
 
 Test(numbers, those_on_the_pages_are_those_of_the_rows)
 {
