@@ -468,7 +468,7 @@ Test(prepare, refusals)
     expect_refusal(2, "a --samples 2 --sample-shape 3,,4", "--sample-shape");
     expect_refusal(2, "a --samples 2 --sample-shape 3,", "missing after the last comma");
     expect_refusal(2, "a --samples 2 --sample-shape 65536,65536,2", "more than 2^32 values");
-    expect_refusal(2, "a --samples 2 --verify", "unknown option '--verify'");
+    expect_refusal(2, "a --samples 2 --verify", "--verify does not apply to --prepare");
     EXPECT(0, "! test -e a && touch file && mkdir full && touch full/mine");
     expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
     expect_refusal(2, "file/b --samples 2", "cannot make folder 'file/b': Not a directory");
