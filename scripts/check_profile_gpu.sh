@@ -134,7 +134,7 @@ if has script 'training on a terminal'; then
         python3 - "$work/alone-$1.csv" "$work/seen-$1.csv" <<'END'
 import csv, statistics, sys
 alone, seen = (statistics.median(float(row["time_median_s"]) for row in csv.DictReader(open(path))) for path in sys.argv[1:])
-print(f"{1e3 * alone:.3f} ms an epoch, {1e3 * seen:.3f} ms on a terminal: {100 * (seen / alone - 1):+.2f} %")
+print(f"{1e3 * alone:.3f} ms per epoch, {1e3 * seen:.3f} ms on a terminal: {100 * (seen / alone - 1):+.2f} %")
 sys.exit(abs(seen / alone - 1) > 0.05)
 END
     }

@@ -204,7 +204,7 @@ struct pixels {
     size_t count;
 };
 
-/* What trace() needs: more than some stacks hold. */
+/* Working memory of trace(): too large for some stacks. */
 struct room {
     struct lines lines;
     struct pixels pixels;

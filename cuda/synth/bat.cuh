@@ -43,7 +43,7 @@ struct bat_launch {
     unsigned stages, paint_blocks;
 };
 
-/* What the kernel of an image's noise launches after itself. */
+/* The stages that the noise kernel of an image launches after itself. */
 struct bat_rest {
     unsigned stages, paint_blocks; /* as in bat_launch */
     int *failure;

@@ -9,7 +9,7 @@
 
 #include "core/status.h"
 
-/* What was seen while phase_now() was PHASE_TIMED. */
+/* Readings taken while phase_now() was PHASE_TIMED. */
 struct gpu_watched {
     int sm_clock_mhz, mem_clock_mhz; /* medians; negative where unknown */
     double power_w; /* mean of the whole board; NaN where unknown, or where the runs were too short for NVML,

@@ -25,7 +25,7 @@ struct least_work {
     double bus_bytes;           /* bytes that must cross the bus from the host to the device */
 };
 
-/* What a machine can do at most; 0 where unknown. */
+/* Peak rates of a machine; 0 where unknown. */
 struct machine_peaks {
     double flops_per_s[UNIT_COUNT];
     double memory_bytes_per_s;
