@@ -19,7 +19,7 @@ FDSL_C_BEGIN
 enum status comm_open(void);
 void comm_close(void);
 
-/* Sets how long ranks wait for another rank in comm_agree() and comm_vote(), in seconds; 0: without limit.
+/* Sets how long a rank waits for others in the calls below, in seconds; 0: without limit.
  * After that time the run ends. Warnings name the rank from 30 s on. Unless a time is set, ranks wait at most
  * 300 s for all to join. Called before comm_open(). */
 void comm_set_timeout(double seconds);

@@ -22,7 +22,7 @@ static int rank, size = 1, local_rank, local_size = 1;
 static bool joined, broken; /* broken: an MPI call failed, and who knows what the others wait for */
 static MPI_Comm machine = MPI_COMM_NULL;
 
-/* Agreements and votes are numbered. On rank 0: the latest number that each rank has noted; NULL elsewhere.
+/* Collective calls are numbered. On rank 0: the latest number that each rank has noted; NULL elsewhere.
  */
 static uint64_t meeting, *noted;
 
@@ -235,9 +235,12 @@ static enum status share_failure(enum status mine, const struct verdict *worst)
         char text[1024];
     } failure = {.status = mine};
     int failed = status_severity(mine) == worst->severity;
+    MPI_Request request;
     snprintf(failure.text, sizeof failure.text, "%s", status_text());
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
-    MPI_TRY(MPI_Bcast(&failure, sizeof failure, MPI_BYTE, worst->rank, MPI_COMM_WORLD));
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request));
+    TRY(wait_for(&request, true));
+    MPI_TRY(MPI_Ibcast(&failure, sizeof failure, MPI_BYTE, worst->rank, MPI_COMM_WORLD, &request));
+    TRY(wait_for(&request, true));
     status_set(failure.status, "%s", failure.text);
     return failed == size ? failure.status : status_prefix(failure.status, "rank %d", worst->rank);
 }
@@ -269,59 +272,67 @@ enum status comm_vote(enum status status, double *values, size_t count)
 
 /* ---- Data ---- */
 
-/* MPI counts in int. */
-static enum status check_count(size_t count)
+/* Whether a message of so many values can be sent. MPI counts in int; after a failed call no other would meet
+ * its counterpart on the other ranks. */
+static enum status check_message(size_t count)
 {
+    if (broken)
+        return STATUS_FAILED;
     if (count <= INT_MAX)
         return STATUS_OK;
     return status_set(STATUS_FAILED, "%zu values are too many for a message; take fewer samples", count);
 }
 
-enum status comm_sum(uint64_t *values, size_t count)
+static enum status reduce(void *values, size_t count, MPI_Datatype type, MPI_Op operation)
 {
+    MPI_Request request;
     if (size == 1)
         return STATUS_OK;
-    TRY(check_count(count));
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values, (int)count, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD));
-    return STATUS_OK;
+    TRY(check_message(count));
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, values, (int)count, type, operation, MPI_COMM_WORLD, &request));
+    return wait_for(&request, true);
+}
+
+enum status comm_sum(uint64_t *values, size_t count)
+{
+    return reduce(values, count, MPI_UINT64_T, MPI_SUM);
 }
 
 enum status comm_max(double *values, size_t count)
 {
-    if (size == 1)
-        return STATUS_OK;
-    TRY(check_count(count));
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values, (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
-    return STATUS_OK;
+    return reduce(values, count, MPI_DOUBLE, MPI_MAX);
 }
 
 enum status comm_spread(void *data, size_t bytes)
 {
+    MPI_Request request;
     if (size == 1)
         return STATUS_OK;
-    TRY(check_count(bytes));
-    MPI_TRY(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
-    return STATUS_OK;
+    TRY(check_message(bytes));
+    MPI_TRY(MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request));
+    return wait_for(&request, true);
 }
 
 enum status comm_gather(const void *mine, size_t bytes, void *all)
 {
+    MPI_Request request;
     if (size == 1) {
         memcpy(all, mine, bytes);
         return STATUS_OK;
     }
-    TRY(check_count(bytes));
-    MPI_TRY(MPI_Gather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
-    return STATUS_OK;
+    TRY(check_message(bytes));
+    MPI_TRY(MPI_Igather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request));
+    return wait_for(&request, true);
 }
 
 enum status comm_gather_local(const void *mine, size_t bytes, void *all)
 {
-    if (local_size == 1) {
+    MPI_Request request;
+    if (size == 1) {
         memcpy(all, mine, bytes);
         return STATUS_OK;
     }
-    TRY(check_count(bytes));
-    MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine));
-    return STATUS_OK;
+    TRY(check_message(bytes));
+    MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
+    return wait_for(&request, true); /* on a machine of one rank too: all ranks number their calls alike */
 }

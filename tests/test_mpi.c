@@ -345,15 +345,13 @@ static bool is_gone(pid_t pid)
 
 Test(mpi, a_rank_that_hangs_is_named)
 {
-    pid_t ranks[8] = {0};
     int ended;
-    pid_t mpirun =
-        start_ranks("4", "--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
-                         "--min-time 8 --max-error 100 --rank-timeout 15");
-    wait_until_timed(mpirun, 4, 2, ranks);
-    cr_assert(kill(ranks[2], SIGSTOP) == 0);
+    pid_t mpirun = start_ranks(2, "-n 4 $PROGRAM --variant naive --res 64 --vertices 20 --orbits 4 --batch 2 "
+                                  "--out rows.csv --min-time 0.2 "
+                                  "--max-error 100 --rank-timeout 15");
+    wait_until_held();
     bool ends = ends_within(mpirun, 60, &ended);
-    kill(ranks[2], SIGCONT);
+    let_go();
     cr_assert(ends, "the others wait for it for ever");
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x", ended);
     read_text("stderr.txt", err);
@@ -364,22 +362,20 @@ Test(mpi, a_rank_that_hangs_is_named)
 Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
 {
     static const char line[] =
-        "--variant naive --res 256 --vertices 500 --orbits 50 --batch 2 --out rows.csv "
-        "--samples samples.csv --min-time %g --max-error 100";
+        "--variant naive --res 64 --vertices 20 --orbits 4 --batch 2 --out rows.csv --samples samples.csv "
+        "--min-time 0.2 --max-error 100";
     static char before[TEXT_MAX], rows[TEXT_MAX];
-    char arguments[512];
     pid_t ranks[8] = {0};
-    snprintf(arguments, sizeof arguments, line, 0.0);
-    run_well(4, arguments);
+    run_well(4, line);
     read_text("rows.csv", before);
     cr_assert(count_of(before, "\n") == 6, "%s", before);
 
-    snprintf(arguments, sizeof arguments, line, 8.0);
-    pid_t mpirun = start_ranks("4", arguments);
-    wait_until_timed(mpirun, 4, 2, ranks);
-    cr_assert(kill(ranks[2], SIGKILL) == 0);
+    pid_t mpirun = start_ranks(2, "-n 4 $PROGRAM %s", line), held = wait_until_held();
+    cr_assert(children_of(mpirun, ranks) == 4);
+    cr_assert(kill(held, SIGKILL) == 0);
+    let_go();
     int ended;
-    cr_assert(ends_within(mpirun, 10, &ended), "the others go on without it");
+    cr_assert(ends_within(mpirun, 30, &ended), "the others go on without it");
     cr_expect(!(WIFEXITED(ended) && WEXITSTATUS(ended) == 0), "a killed rank is no success");
     for (int i = 0; i < 4; i++)
         cr_expect(is_gone(ranks[i]), "rank %d is still there", i);

@@ -81,26 +81,18 @@ Test(mpi_load, ranks_prepare_one_data_set)
 /* A file of rank 1's own data set goes, which rank 0 does not see. */
 Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
 {
-    pid_t ranks[8] = {0};
+    static const char line[] = READ "--min-time 1 --out ../rows.csv";
+    char arguments[512];
     int ended;
     prepare("one", "--layout files --samples 40 --sample-shape 50 --dtype u8");
     shell("cp -r one two");
-    pid_t pid = fork();
-    cr_assert(pid >= 0);
-    if (pid == 0) {
-        static const char line[] = READ "--min-time 8 --max-error 100 --out ../rows.csv";
-        char arguments[512], command[2048];
-        snprintf(arguments, sizeof arguments, line, "files");
-        snprintf(command, sizeof command,
-                 "exec mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : -n 1 sh -c 'cd two; "
-                 "exec $PROGRAM "
-                 "%s' >stdout.txt 2>stderr.txt",
-                 arguments, arguments);
-        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
-    wait_until_timed(pid, 2, 1, ranks);
+    snprintf(arguments, sizeof arguments, line, "files");
+    pid_t pid =
+        start_ranks(1, "-n 1 sh -c 'cd one; exec $PROGRAM %s' : -n 1 sh -c 'cd two; exec $PROGRAM %s'",
+                    arguments, arguments);
+    wait_until_held();
     cr_assert(system("rm two/set/000/*7.*") == 0);
+    let_go();
     cr_assert(ends_within(pid, 30, &ended), "the ranks go on");
     read_text("stderr.txt", err);
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x: %s", ended, err);
