@@ -156,6 +156,9 @@ else
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
         # More batches have room than a consumer has events for.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
+        layout=$(layouts_of "$variant" | tail -1)
+        alone check "$variant: steps and waits fill the time" scripts/check_learning.py 0 "$bench" --variant "$variant" \
+            --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
         # The trainer's own step learns from them, and leaves them as they are.
         for tensor in raw bf16; do
             learn "$variant" taught --tensor $tensor

@@ -151,21 +151,35 @@ static inline void nap(void)
 }
 
 /* A library that is loaded before MPI. Rank HELD_RANK stops at its third vote, which ends its third timed
- * run, until there is a file "go"; the file "held" then holds its process id. */
+ * run, until there is a file "go"; the file "held" then holds its process id. A rank that sleeps while it
+ * waits in a vote makes the file "slept". */
 static const char vote_holder[] =
+    "#include <fcntl.h>\n"
     "#include <mpi.h>\n"
+    "#include <stdio.h>\n"
     "#include <stdlib.h>\n"
     "#include <string.h>\n"
+    "#include <time.h>\n"
+    "#include <unistd.h>\n"
+    "static int votes, in_vote;\n"
     "int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op operation,\n"
     "                   MPI_Comm ranks, MPI_Request *request)\n"
     "{\n"
-    "    static int votes;\n"
     "    const char *rank = getenv(\"OMPI_COMM_WORLD_RANK\"), *held = getenv(\"HELD_RANK\");\n"
-    "    if (type == MPI_DOUBLE && count > 1 && rank && held && strcmp(rank, held) == 0 && ++votes == 3 &&\n"
+    "    in_vote = type == MPI_DOUBLE && count > 1;\n"
+    "    if (in_vote && rank && held && strcmp(rank, held) == 0 && ++votes == 3 &&\n"
     "        system(\"cd $HELD_IN && echo $PPID >held.tmp && mv held.tmp held && \"\n"
     "               \"until [ -e go ]; do sleep 0.02; done\"))\n"
     "        return MPI_ERR_OTHER;\n"
     "    return PMPI_Iallreduce(from, to, count, type, operation, ranks, request);\n"
+    "}\n"
+    "int usleep(useconds_t us)\n"
+    "{\n"
+    "    char path[4096];\n"
+    "    snprintf(path, sizeof path, \"%s/slept\", getenv(\"HELD_IN\"));\n"
+    "    if (in_vote)\n"
+    "        close(creat(path, 0666));\n"
+    "    return nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000L}, NULL);\n"
     "}\n";
 
 /* Starts mpirun on its own, its output in files. `held_rank` is held while it is

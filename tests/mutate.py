@@ -36,8 +36,8 @@ QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
 # Rooms, and the suites that exercise each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
-ROOM_SUITES = [('train', 'train|live|compute|cli_runs|mpi'), ('load', 'load|prepare|tar|formats|cli|mpi|consumed|fuzz'),
-               ('synth', 'cli|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
+ROOM_SUITES = [('train', 'train|memory|live|compute|cli_runs|mpi'), ('load', 'load|memory|prepare|tar|formats|cli|mpi|consumed|fuzz'),
+               ('synth', 'cli|memory|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
 # Sample sets that the checks of loaders read, NAME-LAYOUT; made once by the program without faults.
@@ -88,7 +88,9 @@ def gpu_checks():
               '$tests/gpu_train --engine tf32 cnn conv', '$tests/gpu_live', '$tests/gpu_graph $(seq $($tests/gpu_graph --count))',
               f'$bench --variant train-graph --model cnn {digits} --checkpoint $own.graph && $bench --variant infer-graph,infer-cuda --verify --data digits '
               f'--test-size 300 --checkpoint $own.graph --batch 257 {QUICK}']
-    common = ['$tests/gpu_batch', '$tests/gpu_batch --product', synth[0], synth[1], load[0], load[-2],
+    steps = ['scripts/check_learning.py 0 $bench --variant shards-gpu --data $data/middle-shards --cache any --batch 32 --loops 20 --compute 1',
+             f'scripts/check_learning.py 0 $bench --variant fused --batch 64 --res 64 --compute train:logreg --classes 4 --output f16 --min-samples 20']
+    common = ['$tests/gpu_batch', '$tests/gpu_batch --product', *steps, synth[0], synth[1], load[0], load[-2],
               *(check for check in load if '--compute' in check), *(check for check in synth if '--compute' in check),
               f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train', train[0]]
     return {'cuda/synth/': synth, 'cuda/load/': load, 'cuda/train/': train, 'cuda/common/': common}

@@ -119,3 +119,47 @@ Test(checks, options_are_looked_at_first)
     shell("scripts/check_train_gpu.sh --engine");
     expect(2, "the engines are cuda");
 }
+
+/* A column that is empty is no sign of learning, nor is a loss near that of guessing (1.39 among four). */
+Test(checks, rows_that_learnt_nothing_are_told)
+{
+    static const struct {
+        const char *classes,
+            *columns; /* steps, step_s, utilisation, slowdown, loss, bus_share, bus_slowdown */
+        bool right;
+    } cases[] = {{"4", "8,0.1,0.5,1.1,0.5,0.99,1.01", true},
+                 {"4", "8,0.1,0.5,1.1,1.3,0.99,1.01", false},
+                 {"4", "8,0.1,0.5,1.1,,0.99,1.01", false},
+                 {"4", "8,0.1,0.5,1.1,0.5,,1.01", false},
+                 {"4", "8,0.1,0.5,1.1,0.5,0.99,", false},
+                 {"4", "8,0.1,0.5,1.1,nan,0.99,1.01", false},
+                 {"4", "8,0.1,0.6,1.1,0.5,0.99,1.01", false},
+                 {"0", "8,0.1,0.5,1.1,,,", true},
+                 {"0", "8,0.1,1,1.1,,,", false},
+                 {"0", "8,,0.5,,,,", false},
+                 {"0", "8,0.1,0.5,,,,", false},
+                 {"0", "8,0.1,0.5,0.1,,,", false}};
+    static const char line[] =
+        "scripts/check_learning.py %s sh -c 'echo variant,compute,samples,time_mean_s,steps,"
+        "step_s,utilisation,slowdown,loss,bus_share,bus_slowdown; echo files,train:cnn,2,0.8,%s'";
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[512];
+        snprintf(command, sizeof command, line, cases[i].classes, cases[i].columns);
+        cr_expect_eq(shell("%s", command) == 0, cases[i].right, "%s: %s", cases[i].columns, out);
+        cr_expect(strncmp(out, "variant files", 13) == 0, "%s: %s", cases[i].columns, out);
+    }
+}
+
+/* Rows that were measured obey the same. */
+Test(checks, steps_and_waits_fill_the_time_of_the_reference_rows)
+{
+    static const char *const names[] = {"load", "loaders", "synth", "cold"};
+    if (system("python3 -c pass 2>/dev/null") != 0)
+        cr_skip_test("no python3");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect_eq(shell("scripts/check_learning.py 0 sh -c 'cat results/reference/h200_break_even_%s.csv'",
+                           names[i]),
+                     0, "%s: %s", names[i], out);
+}

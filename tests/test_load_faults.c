@@ -89,8 +89,12 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
 Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = make_folder,
      .fini = remove_folder)
 {
-    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
-        expect_run_fault(shard_variants[v], "x-000001.tar", "offset ");
+    for (size_t v = 0; v < COUNT_OF(shard_variants);
+         v++) { /* a mapping only tells which sample it cannot read */
+        bool maps =
+            strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
+        expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
+    }
 }
 
 Test(load_faults, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini = remove_folder)

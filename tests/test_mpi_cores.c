@@ -29,8 +29,8 @@ Test(mpi_cores, ranks_share_out_the_cores_that_they_have_in_common)
     if (CPU_COUNT(&allowed) < 2)
         cr_skip_test("one hardware thread is nothing to share");
     int ended;
-    pid_t ranks[8],
-        mpirun = start_ranks(1, "-n 2 $PROGRAM --variant naive --res 64 --vertices 20 --orbits 4 --batch 2");
+    pid_t ranks[8], mpirun = start_ranks(1, "-n 2 $PROGRAM --variant naive --res 64 --vertices 20 --orbits 4 "
+                                            "--batch 2 --min-samples 5 --min-time 0 --max-time 0");
     wait_until_held();
     bool shared_out = children_of(mpirun, ranks) == 2 && apart(ranks, 2);
     let_go();

@@ -128,20 +128,25 @@ static bool lists_are_whole(const struct folder *folder, const struct index *ind
 }
 
 /* Reads the part of a place: false where there is none, or not that of this dataset's place. */
-static bool read_part(const struct folder *folder, uint64_t place, struct index *part)
+static enum status read_part(const struct folder *folder, uint64_t place, struct index *part)
 {
     char path[PATH_MAX], name[PATH_MAX];
     *part = (struct index){0};
     folder_place_name(folder, place, name);
-    return folder_part_path(folder, place, path) == STATUS_OK && index_read(path, part) == STATUS_OK &&
-           part->place_count == 1 && part->layout == folder->layout &&
-           strcmp(part->places[0].name, name) == 0 && strcmp(part->made, folder->made) == 0;
+    TRY(folder_part_path(folder, place, path));
+    TRY(index_read(path, part));
+    if (part->place_count == 1 && part->layout == folder->layout && strcmp(part->places[0].name, name) == 0 &&
+        strcmp(part->made, folder->made) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: place %" PRIu64 " is not the one that was made; is another program at work there?",
+                      folder->path, place);
 }
 
 bool folder_finished(const struct folder *folder, uint64_t place)
 {
     struct index part;
-    bool finished = read_part(folder, place, &part) && is_whole(folder, &part, 0);
+    bool finished = read_part(folder, place, &part) == STATUS_OK && is_whole(folder, &part, 0);
     index_free(&part);
     return finished;
 }
@@ -371,14 +376,11 @@ enum status folder_claim(struct folder *folder)
 static enum status add_part(const struct folder *folder, uint64_t place, struct index_text *text)
 {
     struct index part;
-    bool there = read_part(folder, place, &part);
-    enum status status = there ? index_text_add_all(text, &part, 0) : STATUS_OK;
+    enum status status = read_part(folder, place, &part);
+    if (status == STATUS_OK)
+        status = index_text_add_all(text, &part, 0);
     index_free(&part);
-    return there ? status
-                 : status_set(STATUS_FAILED,
-                              "%s: place %" PRIu64 " was made and is gone; is another program at "
-                              "work there?",
-                              folder->path, place);
+    return status;
 }
 
 enum status folder_gather(const struct folder *folder, struct index *index)

@@ -1,0 +1,99 @@
+/* Every allocation of the program fails once, and the program ends with one line that says so. */
+#include "shell.h"
+
+#include <string.h>
+
+/* Fails call number FAIL_AT of malloc() and its relatives among those that the program itself makes, and
+ * leaves the file FAILED behind. Libraries are not tested. */
+static const char allocator[] =
+    "#define _GNU_SOURCE\n"
+    "#include <errno.h>\n"
+    "#include <fcntl.h>\n"
+    "#include <link.h>\n"
+    "#include <stdint.h>\n"
+    "#include <stdlib.h>\n"
+    "#include <unistd.h>\n"
+    "void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);\n"
+    "void *__libc_memalign(size_t, size_t);\n"
+    "static uintptr_t begin, end;\n"
+    "static _Atomic long calls;\n"
+    "static int find(struct dl_phdr_info *info, size_t bytes, void *unused)\n"
+    "{\n"
+    "    for (int i = 0; i < info->dlpi_phnum; i++)\n"
+    "        if (info->dlpi_phdr[i].p_type == PT_LOAD && info->dlpi_phdr[i].p_flags & PF_X) {\n"
+    "            begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;\n"
+    "            end = begin + info->dlpi_phdr[i].p_memsz;\n"
+    "        }\n"
+    "    return 1; /* the first is the program */\n"
+    "}\n"
+    "__attribute__((constructor)) static void start(void) { dl_iterate_phdr(find, NULL); }\n"
+    "static int fails(uintptr_t caller)\n"
+    "{\n"
+    "    const char *at = caller >= begin && caller < end ? getenv(\"FAIL_AT\") : NULL;\n"
+    "    if (!at || ++calls != atol(at))\n"
+    "        return 0;\n"
+    "    close(open(getenv(\"FAILED\"), O_CREAT | O_WRONLY, 0666));\n"
+    "    errno = ENOMEM;\n"
+    "    return 1;\n"
+    "}\n"
+    "#define FAILS fails((uintptr_t)__builtin_return_address(0))\n"
+    "void *malloc(size_t n) { return FAILS ? NULL : __libc_malloc(n); }\n"
+    "void *calloc(size_t n, size_t size) { return FAILS ? NULL : __libc_calloc(n, size); }\n"
+    "void *realloc(void *old, size_t n) { return FAILS ? NULL : __libc_realloc(old, n); }\n"
+    "void *reallocarray(void *old, size_t n, size_t size)\n"
+    "{ return FAILS ? NULL : __libc_realloc(old, n * size); }\n"
+    "void *aligned_alloc(size_t a, size_t n) { return FAILS ? NULL : __libc_memalign(a, n); }\n"
+    "int posix_memalign(void **to, size_t a, size_t n)\n"
+    "{ return FAILS || !(*to = __libc_memalign(a, n)) ? ENOMEM : 0; }\n";
+
+static void start(void)
+{
+#if defined __SANITIZE_ADDRESS__
+    cr_skip_test("a sanitizer has an allocator of its own");
+#endif
+    shell_set_up();
+    put("allocator.c", allocator, sizeof allocator - 1);
+    EXPECT(0, "cc -O1 -shared -fPIC -o allocator.so allocator.c");
+}
+
+TestSuite(memory, .init = start, .fini = shell_tear_down, .timeout = 300);
+
+/* Runs the program as often as it allocates. Whoever can do without the memory may go on. */
+static void expect_refusals(const char *arguments)
+{
+    bool failed = true;
+    for (int at = 1; failed; at++) {
+        run("rm -rf made FAILED && FAILED=$PWD/FAILED FAIL_AT=%d OMP_NUM_THREADS=2 "
+            "LD_PRELOAD=$PWD/allocator.so "
+            "timeout 30 $P %s",
+            at, arguments);
+        cr_expect(status <= 4, "allocation %d: exit %d: %s", at, status, out);
+        cr_expect(status == 0 || says("memory"), "allocation %d: exit %d: %s", at, status, out);
+        failed = shell("test -e %s/FAILED", folder) == 0;
+    }
+}
+
+#define ONE " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
+
+Test(memory, images)
+{
+    expect_refusals("--variant naive,omp --res 32 --batch 3 --verify --samples s.csv --out r.csv" ONE);
+    expect_refusals("--variant naive --classes 3 --batch 5 --png made --npy x.npy --write-classes c.csv" ONE);
+}
+
+Test(memory, data_sets)
+{
+    expect_refusals("--prepare made --samples 7 --shards 2 --sample-shape 5 --dtype u8");
+    expect_refusals("--prepare made --from synth --classes 2 --samples 4 --res 32 --encode png");
+    EXPECT(0, "$P --prepare shards --samples 9 --shards 2 --sample-shape 5 --dtype u8");
+    EXPECT(0, "$P --prepare files --layout files --samples 9 --sample-shape 5 --dtype u8");
+    expect_refusals("--workload load --variant all --data shards --cache any --verify" ONE);
+    expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
+}
+
+Test(memory, training)
+{
+#define TRAIN "--workload train --data digits --train-size 20 --test-size 10 --batch 7 --epochs 1 --model "
+    expect_refusals(TRAIN "lenet --variant train-naive");
+    expect_refusals(TRAIN "lenet --variant train-omp --checkpoint made --export e.npz --shift 2 --flip");
+}
