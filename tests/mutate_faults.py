@@ -220,7 +220,8 @@ def write_list(faults, seed, out):
 
 
 def read_list(path, tree):
-    """The faults of a list. A line that has moved is found by its text if that occurs once in the file."""
+    """The faults of a list. A line that has moved is found by its text; of several lines with this
+    text, the nearest."""
     faults = []
     with open(path, encoding='utf-8') as file:
         for row in file:
@@ -231,11 +232,9 @@ def read_list(path, tree):
             with open(os.path.join(tree, source), encoding='utf-8') as text:
                 lines = text.read().split('\n')
             same = [i for i, code in enumerate(lines) if code.strip() == before]
-            if int(line) - 1 in same:
-                same = [int(line) - 1]
-            if len(same) != 1:
+            if not same:
                 raise ValueError(f'{path}: fault {number}: {place} does not hold "{before}" any more: write a new list')
-            indent = len(lines[same[0]]) - len(lines[same[0]].lstrip())
-            faults.append(Fault(number, os.path.dirname(source), source, same[0] + 1, operator, lines[same[0]],
-                                lines[same[0]][:indent] + after))
+            at = min(same, key=lambda i: abs(i + 1 - int(line)))
+            indent = len(lines[at]) - len(lines[at].lstrip())
+            faults.append(Fault(number, os.path.dirname(source), source, at + 1, operator, lines[at], lines[at][:indent] + after))
     return faults

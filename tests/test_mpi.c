@@ -372,6 +372,7 @@ Test(mpi, a_rank_that_hangs_is_named)
     read_text("stderr.txt", err);
     cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 15 s"), "%s", err);
     cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("noisy", F_OK) != 0, "a rank tells rank 0 more than once that it waits");
 }
 
 Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
