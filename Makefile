@@ -252,16 +252,16 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 # --- The two commands ------------------------------------------------------------------------------------------
 
 # Set-up comes first, and the build is a make of its own, so that what is installed is found.
-inner = $(MAKE) --no-print-directory --output-sync=target
+inner = --no-print-directory --output-sync=target
 
 bench:
 	@MAKE_GOAL=bench scripts/setup.sh build
-	@$(inner) all
+	@$(MAKE) $(inner) all
 	@scripts/bench.sh
 
 check:
 	@scripts/setup.sh check
-	@$(inner) all tests
+	@$(MAKE) $(inner) all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
 
 check-gpu: all $(GPU_TESTS)
@@ -271,7 +271,7 @@ check-gpu: all $(GPU_TESTS)
 
 check-slurm:
 	@scripts/setup.sh check-slurm
-	@$(inner) all
+	@$(MAKE) $(inner) all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
 tests: $(TESTS) $(GPU_TESTS)
@@ -314,7 +314,7 @@ install: all
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root
-	@$(inner) install BUILD=build/dist PROGRAM=build/dist/fdsl-bench CUDA_ARCHS=all DESTDIR=build/dist/root PREFIX=/$(DIST)
+	@$(MAKE) $(inner) install BUILD=build/dist PROGRAM=build/dist/fdsl-bench CUDA_ARCHS=all DESTDIR=build/dist/root PREFIX=/$(DIST)
 	@install -m 644 LICENSE README.md build/dist/root/$(DIST)
 	@mkdir -p dist
 	@tar -czf dist/$(DIST).tar.gz -C build/dist/root $(DIST)
