@@ -197,9 +197,9 @@ $(BUILD)/revision: FORCE
 	  revision=$$(git describe --always --dirty --abbrev=12 2>/dev/null); \
 	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
 $(BUILD)/mpi/comm_mpi.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
-$(BUILD)/src/core/range.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
-$(BUILD)/src/core/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
-$(BUILD)/src/core/env.c.o: $(BUILD)/revision
+$(BUILD)/src/core/phase.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
+$(BUILD)/src/machine/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
+$(BUILD)/src/machine/env.c.o: $(BUILD)/revision
 
 $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
@@ -278,9 +278,9 @@ tests: $(TESTS) $(GPU_TESTS)
 
 # The parsers alone, with clang's coverage and sanitizers, in one program.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/load/tar.c src/load/key.c src/core/npy_header.c src/load/idx.c src/load/cifar.c \
-                src/load/index.c src/load/dali.c src/load/wids.c src/core/bytes.c src/core/png_image.c src/core/file.c \
-                src/core/record.c src/core/status.c src/core/text.c src/core/env.c src/core/options.c src/synth/class.c \
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
+                src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
+                src/run/record.c src/core/status.c src/core/text.c src/machine/env.c src/core/options.c src/synth/class.c \
                 src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c
 fuzz:
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))

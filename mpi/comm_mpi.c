@@ -1,5 +1,5 @@
 /* The ranks, joined by MPI. */
-#include "comm.h"
+#include "machine/comm.h"
 
 #include <limits.h>
 #include <mpi.h>

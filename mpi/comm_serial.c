@@ -1,5 +1,5 @@
 /* One rank: what the program links without MPI. */
-#include "comm.h"
+#include "machine/comm.h"
 
 #include <string.h>
 

@@ -2,15 +2,15 @@
 #include <signal.h>
 #include <stdio.h>
 
-#include "comm.h"
 #include "core/file.h"
-#include "core/report.h"
-#include "core/runner.h"
-#include "core/settings.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "machine/comm.h"
+#include "run/report.h"
+#include "run/runner.h"
+#include "run/settings.h"
 #include "launcher.h"
-#include "load/prepare.h"
+#include "data/prepare.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
@@ -38,7 +38,7 @@ static enum status dispatch(struct settings *settings, enum status read, int arg
     if (read == STATUS_OK && settings_informational(settings))
         return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
     TRY(runner_join(settings, read));
-    return settings->prepare ? prepare_run(argc, argv) : runner_run(settings);
+    return settings->prepare ? prepare_run(argc, argv, settings_has_option) : runner_run(settings);
 }
 
 /* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. A rank

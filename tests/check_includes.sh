@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who may include whom (docs/design.md, "The house"). Prints every line that breaks a rule; exit status 1 then.
+# Who may include whom (docs/architecture.md). Prints every line that breaks a rule; exit status 1 then.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -29,21 +29,28 @@ libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdb
 cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 
-forbid 'src/ is host C: CUDA is reached through variant.h and common/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
-forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/* mpi/comm.h mpi/comm_serial.c' "$mpi"
-only 'status, text, portable, timer and philox stand on libc alone' \
+# Floors of src/, top to bottom: a room includes its own headers and those of lower floors.
+floor() { # room, rooms below
+    only "src/$1/ includes itself and what is below it" "src/$1/*.[ch]" "($1|${2// /|})/.*\.(h|c|def)|[a-z0-9_]+(/[a-z0-9_]+)?\.h>|hwloc.*|nvtx3/.*"
+}
+floor run 'synth load train data machine core'
+for room in synth load train; do floor $room 'data machine core'; done
+floor data 'machine core'
+floor machine core
+floor core core
+
+forbid 'src/ is host C: CUDA is reached through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
+forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
+only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
-forbid 'cpu/ and cuda/ take no part in options, records or ranks' 'cpu/*/* cuda/*/*' \
-    'core/(options|settings|record|report|runner|workload)\.h|comm\.h'
+forbid 'cpu/ and cuda/ take no part in options, workloads, runs or ranks' 'cpu/*/* cuda/*/*' \
+    'core/(options|workload)\.h|run/.*|machine/comm\.h'
 forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
 forbid 'cuda/ does not include cpu/' 'cuda/*/*' 'omp.*|cpu/.*'
-for room in synth load ops train; do
-    others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
-    forbid "the $room room keeps to itself" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
-done
 for room in synth load train; do
-    only "a workload's headers stand on core alone" "src/$room/*.h" "$libc|(core|$room)/.*\.h"
+    others=$(printf '%s|' synth load train | sed "s/$room|//; s/|\$//")
+    forbid "the room $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
 done
 exit $broken

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/device.h"
+#include "machine/device.h"
 #include "common/product.cuh"
 #include "core/half.h"
 #include "core/learner.h"
@@ -54,26 +54,26 @@ static uint8_t pixel(const struct lesson *lesson, uint32_t j, uint32_t channel, 
     return (uint8_t)(noise + (j % lesson->classes == quarter ? 150 : 20 * channel));
 }
 
-static void store(enum batch_type type, uint8_t value, uint8_t *at)
+static void store(enum dtype type, uint8_t value, uint8_t *at)
 {
     float single = value;
-    uint16_t half = type == BATCH_F16 ? half_from_float(single) : bf16_from_float(single);
-    if (type == BATCH_U8)
+    uint16_t half = type == DTYPE_F16 ? half_from_float(single) : bf16_from_float(single);
+    if (type == DTYPE_U8)
         *at = value;
     else
-        memcpy(at, type == BATCH_F32 ? (const void *)&single : &half, batch_value_bytes(type));
+        memcpy(at, type == DTYPE_F32 ? (const void *)&single : &half, dtype_bytes(type));
 }
 
 struct kind {
     const char *name;
-    enum batch_type type;
+    enum dtype type;
     bool interleaved, gaps, labelled;
 };
 
 /* The batch on the device; the caller frees values and labels. */
 static struct batch make_batch(const struct lesson *lesson, const struct kind *kind)
 {
-    const size_t size = batch_value_bytes(kind->type);
+    const size_t size = dtype_bytes(kind->type);
     const uint32_t plane = lesson->height * lesson->width, values = lesson->channels * plane;
     struct batch batch = {};
     batch.type = kind->type;
@@ -152,7 +152,7 @@ static void train_on(const struct lesson *lesson, double *losses)
     void *engine;
     must(lesson_build(lesson, &model));
     data.shape = model.input;
-    data.type = DATA_U8;
+    data.type = DTYPE_U8;
     data.classes = lesson->classes;
     data.sample_values = data.sample_bytes = shape_values(&data.shape);
     for (int part = 0; part < DATA_PARTS; part++) {
@@ -202,14 +202,14 @@ static void train_on(const struct lesson *lesson, double *losses)
 /* ---- All of it ---- */
 
 static const struct kind kinds[] = {
-    {"bytes", BATCH_U8, false, false, true},
-    {"bytes, labels from numbers", BATCH_U8, false, false, false},
-    {"bytes, pixel by pixel, with gaps", BATCH_U8, true, true, true},
-    {"f16", BATCH_F16, false, false, true},
-    {"f16, pixel by pixel, with gaps", BATCH_F16, true, true, false},
-    {"bf16, with gaps", BATCH_BF16, false, true, true},
-    {"f32", BATCH_F32, false, false, true},
-    {"f32, pixel by pixel, with gaps", BATCH_F32, true, true, true},
+    {"bytes", DTYPE_U8, false, false, true},
+    {"bytes, labels from numbers", DTYPE_U8, false, false, false},
+    {"bytes, pixel by pixel, with gaps", DTYPE_U8, true, true, true},
+    {"f16", DTYPE_F16, false, false, true},
+    {"f16, pixel by pixel, with gaps", DTYPE_F16, true, true, false},
+    {"bf16, with gaps", DTYPE_BF16, false, true, true},
+    {"f32", DTYPE_F32, false, false, true},
+    {"f32, pixel by pixel, with gaps", DTYPE_F32, true, true, true},
 };
 
 /* None has dropout: its draws go by places in an order, which the trainer's is and a batch's is not. */

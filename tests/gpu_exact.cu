@@ -3,7 +3,7 @@
  */
 #include <stdio.h>
 
-#include "common/device.h"
+#include "machine/device.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 

@@ -11,8 +11,8 @@
  * A line a case; exit status 2 when there is none to try, 3 when one finds a difference, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
-#include "common/device.h"
 #include "core/philox.h"
+#include "machine/device.h"
 #include "train/graph_engine.cuh"
 
 /* Of a tensor's gradients, norm by norm, where pooling is exact; a fault is further off. */
@@ -90,7 +90,7 @@ static void data_random(const struct trial *trial, struct data *data)
 {
     *data = {};
     data->shape = trial->shape;
-    data->type = DATA_U8;
+    data->type = DTYPE_U8;
     data->classes = trial->classes;
     data->sample_bytes = data->sample_values = shape_values(&trial->shape);
     fill_set(data, trial->exact, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);

@@ -10,8 +10,8 @@
  * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
-#include "common/device.h"
 #include "core/philox.h"
+#include "machine/device.h"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
 

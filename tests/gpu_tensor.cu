@@ -8,8 +8,8 @@
  * A line a case and precision; exit status 3 when one finds a difference, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
-#include "common/device.h"
 #include "core/philox.h"
+#include "machine/device.h"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 

@@ -9,10 +9,10 @@
 
 extern "C" {
 #include "core/phase.h"
-#include "core/runner.h"
-#include "core/settings.h"
+#include "run/runner.h"
+#include "run/settings.h"
 }
-#include "common/device.h"
+#include "machine/device.h"
 
 static int failures;
 static const struct variant *real; /* the variant that works */

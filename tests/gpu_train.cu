@@ -11,8 +11,8 @@
  * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
-#include "common/device.h"
 #include "core/philox.h"
+#include "machine/device.h"
 #include "train/engine.cuh"
 
 /* An engine and how far it may be off, norm by norm: gradients of the first step, and logits behind the last;
@@ -109,7 +109,7 @@ struct trial {
     struct shape shape;
     uint32_t classes, batch, count, steps; /* `count` samples to learn from */
     enum optimizer_kind optimizer;
-    enum data_type type;
+    enum dtype type;
     float smoothing;
     struct augment augment;
     bool overflows; /* try that too, where the loss is scaled */
@@ -126,49 +126,49 @@ static const char *const optimizers[] = {"sgd", "adam", "adamw"};
 #define SHORT_STEPS 2
 
 static const struct trial trials[] = {
-    {"linear", small, 4, 1, 3, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"linear", gray, 1000, 257, 600, 50, OPTIMIZER_ADAM, DATA_U8, 0.1f, still},
-    {"relu", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved, true},
-    {"relu", gray, 1, 3, 5, 10, OPTIMIZER_SGD, DATA_U8, 0.1f, moved},
-    {"conv", small, 4, 1, 1, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"conv", gray, 3, 7, 17, 50, OPTIMIZER_ADAMW, DATA_U8, 0.1f, moved},
-    {"conv", small, 5, 257, 600, 5, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"conv_deep", volume, 3, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
-    {"conv_deep", clip, 2, 1, 3, 20, OPTIMIZER_ADAM, DATA_U8, 0, still},
-    {"pool", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"pool", gray, 2, 257, 300, 10, OPTIMIZER_SGD, DATA_U8, 0, moved},
-    {"pool_deep", volume, 2, 13, 30, 50, OPTIMIZER_SGD, DATA_F16, 0, still},
-    {"dropout", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"logreg", picture, 10, 257, 600, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"logreg", colour, 1, 1, 3, 50, OPTIMIZER_ADAM, DATA_U8, 0, still},
-    {"lenet", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, moved},
-    {"lenet", colour, 3, 1, 3, 50, OPTIMIZER_ADAM, DATA_U8, 0.1f, still},
-    {"lenet", picture, 10, 257, 600, 3, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"cnn", colour, 3, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0.1f, moved},
-    {"cnn", {1, 1, 16, 16}, 10, 1, 3, 50, OPTIMIZER_ADAMW, DATA_U8, 0, still},
-    {"cnn", picture, 10, 65, 100, 2, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"cnn3d", clip, 2, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
-    {"cnn3d", {1, 4, 8, 8}, 1, 1, 3, 10, OPTIMIZER_ADAM, DATA_F16, 0, still},
-    {"mean", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"mean", picture, 3, 257, 300, 5, OPTIMIZER_SGD, DATA_U8, 0, moved},
-    {"add", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"add", gray, 3, 257, 300, 10, OPTIMIZER_ADAMW, DATA_U8, 0.1f, moved},
-    {"add_pool", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"add_rows", small, 4, 7, 17, 50, OPTIMIZER_SGD, DATA_F16, 0, moved},
-    {"cnn-fdsl", {1, 1, 8, 8}, 1000, 7, 17, 50, OPTIMIZER_SGD, DATA_U8, 0.1f, moved},
-    {"cnn-fdsl", {3, 1, 17, 15}, 10, 1, 3, 10, OPTIMIZER_ADAM, DATA_U8, 0, still},
-    {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DATA_U8, 0, still},
-    {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DATA_U8, 0, still},
+    {"linear", small, 4, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"linear", gray, 1000, 257, 600, 50, OPTIMIZER_ADAM, DTYPE_U8, 0.1f, still},
+    {"relu", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved, true},
+    {"relu", gray, 1, 3, 5, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
+    {"conv", small, 4, 1, 1, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"conv", gray, 3, 7, 17, 50, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
+    {"conv", small, 5, 257, 600, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"conv_deep", volume, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
+    {"conv_deep", clip, 2, 1, 3, 20, OPTIMIZER_ADAM, DTYPE_U8, 0, still},
+    {"pool", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"pool", gray, 2, 257, 300, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"pool_deep", volume, 2, 13, 30, 50, OPTIMIZER_SGD, DTYPE_F16, 0, still},
+    {"dropout", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"logreg", picture, 10, 257, 600, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"logreg", colour, 1, 1, 3, 50, OPTIMIZER_ADAM, DTYPE_U8, 0, still},
+    {"lenet", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"lenet", colour, 3, 1, 3, 50, OPTIMIZER_ADAM, DTYPE_U8, 0.1f, still},
+    {"lenet", picture, 10, 257, 600, 3, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"cnn", colour, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
+    {"cnn", {1, 1, 16, 16}, 10, 1, 3, 50, OPTIMIZER_ADAMW, DTYPE_U8, 0, still},
+    {"cnn", picture, 10, 65, 100, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"cnn3d", clip, 2, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
+    {"cnn3d", {1, 4, 8, 8}, 1, 1, 3, 10, OPTIMIZER_ADAM, DTYPE_F16, 0, still},
+    {"mean", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"mean", picture, 3, 257, 300, 5, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"add", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"add", gray, 3, 257, 300, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
+    {"add_pool", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"add_rows", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
+    {"cnn-fdsl", {1, 1, 8, 8}, 1000, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
+    {"cnn-fdsl", {3, 1, 17, 15}, 10, 1, 3, 10, OPTIMIZER_ADAM, DTYPE_U8, 0, still},
+    {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define FAULTS "faults" /* as a name of cases */
 
 /* Each without and with each fault. */
 static const struct trial planted[] = {
-    {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DATA_U8, 0.3f, moved},
-    {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DATA_U8, 0.3f, moved},
-    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DATA_U8, 0.3f, moved},
-    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DATA_U8, 0.3f, moved},
+    {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
+    {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
+    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
+    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
 };
 
 /* ---- Data and engines ---- */
@@ -184,7 +184,7 @@ static void fill_set(const struct data *data, uint32_t stream, uint32_t count, s
     set->labels = static_cast<uint32_t *>(must_have(malloc(count * sizeof *set->labels)));
     for (size_t i = 0; i < count * data->sample_values; i++) {
         uint32_t word = philox(philox_key(1), (uint32_t)i, stream, 0, 0).word[0];
-        if (data->type == DATA_U8)
+        if (data->type == DTYPE_U8)
             static_cast<uint8_t *>(set->values)[i] = (uint8_t)word;
         else
             static_cast<uint16_t *>(set->values)[i] = (uint16_t)((word & 0x83ffu) | HALF_OF_ONE);
@@ -200,7 +200,7 @@ static void data_random(const struct trial *trial, struct data *data)
     data->type = trial->type;
     data->classes = trial->classes;
     data->sample_values = shape_values(&trial->shape);
-    data->sample_bytes = data->sample_values * (trial->type == DATA_U8 ? 1 : 2);
+    data->sample_bytes = data->sample_values * (trial->type == DTYPE_U8 ? 1 : 2);
     fill_set(data, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
     fill_set(data, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
     data_normalise(data, true);

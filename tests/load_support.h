@@ -16,10 +16,10 @@
 #include <unistd.h>
 
 #include "core/options.h"
-#include "core/png_image.h"
 #include "core/workload.h"
-#include "load/load.h"
-#include "load/tar.h"
+#include "data/png_image.h"
+#include "data/tar.h"
+#include "load/input.h"
 
 /* ---- Data sets on disk ---- */
 
@@ -158,11 +158,11 @@ static inline enum status run_closely(const struct job *job, const struct varian
                                       uint64_t number, uint64_t *wrong)
 {
     struct run_time unused;
-    TRY(job->workload->check_closely(job->input, true));
+    TRY(job->workload->checks.closely(job->input, true));
     enum status status = variant_run(variant, state, number, &unused);
     if (status == STATUS_OK)
         status = job->workload->verify(job->input, variant, state, number, wrong);
-    cr_assert_eq(job->workload->check_closely(job->input, false), STATUS_OK);
+    cr_assert_eq(job->workload->checks.closely(job->input, false), STATUS_OK);
     return status;
 }
 
@@ -279,21 +279,13 @@ static inline void make_pictures(bool shard)
 
 /* ---- What a row says ---- */
 
-static inline size_t column_of(const struct workload *workload, const char *column)
-{
-    size_t place = 0;
-    while (workload->measures[place].column && strcmp(workload->measures[place].column, column) != 0)
-        place++;
-    cr_assert_not_null(workload->measures[place].column, "%s", column);
-    return place;
-}
-
 /* The workload's own columns after a run. */
 static inline enum status fill_columns(const struct job *job, const struct variant *variant, void *state,
-                                       char texts[][64])
+                                       struct measures *measures)
 {
-    TRY(job->workload->observe(job->input, variant, state, texts));
-    return job->workload->measure(job->input, variant, state, texts);
+    *measures = (struct measures){.columns = job->workload->measures};
+    TRY(job->workload->observe(job->input, variant, state, measures));
+    return job->workload->measure(job->input, variant, state, measures);
 }
 
 /* The text of a column after one run. */
@@ -302,12 +294,12 @@ static inline void measured(const char *variant_name, const char *line, const ch
     struct job job;
     void *state;
     struct run_time unused;
-    char texts[64][64] = {{0}};
+    struct measures measures;
     cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, variant_name, &state);
     cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
-    cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s", status_text());
-    memcpy(text, texts[column_of(job.workload, column)], 64);
+    cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
+    snprintf(text, 64, "%s", measures_get(&measures, column));
     variant->teardown(state);
     close_job(&job);
 }
@@ -322,7 +314,7 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
         void *state;
         struct run_time unused;
         struct load_result result;
-        char texts[64][64] = {{0}};
+        struct measures measures;
         cr_assert_eq(open_job(&job, "--cache any --on-error skip --shuffle 9 --batch 4"), STATUS_OK, "%s",
                      status_text());
         const struct load *load = job.input;
@@ -333,8 +325,8 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
                              status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
             cr_assert_eq(result.tally.count, left, "%s: %d left", name, (int)result.tally.count);
-            cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s", status_text());
-            cr_assert_str_eq(texts[column_of(job.workload, "skipped")], skipped);
+            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
+            cr_assert_str_eq(measures_get(&measures, "skipped"), skipped);
             variant->teardown(state);
         }
         close_job(&job);

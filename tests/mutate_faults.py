@@ -2,6 +2,7 @@
 import os
 import random
 import re
+import sys
 from collections import namedtuple
 
 # One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or ROOM+N for a spare.
@@ -221,7 +222,7 @@ def write_list(faults, seed, out):
 
 def read_list(path, tree):
     """The faults of a list. A line that has moved is found by its text; of several lines with this
-    text, the nearest."""
+    text, the nearest. A fault whose line is gone is left out, with a warning."""
     faults = []
     with open(path, encoding='utf-8') as file:
         for row in file:
@@ -233,7 +234,8 @@ def read_list(path, tree):
                 lines = text.read().split('\n')
             same = [i for i, code in enumerate(lines) if code.strip() == before]
             if not same:
-                raise ValueError(f'{path}: fault {number}: {place} does not hold "{before}" any more: write a new list')
+                print(f'{path}: fault {number} is left out: {place} does not hold "{before}" any more', file=sys.stderr)
+                continue
             at = min(same, key=lambda i: abs(i + 1 - int(line)))
             indent = len(lines[at]) - len(lines[at].lstrip())
             faults.append(Fault(number, os.path.dirname(source), source, at + 1, operator, lines[at], lines[at][:indent] + after))

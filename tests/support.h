@@ -10,7 +10,7 @@
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* The workload's input as a command line makes it. */
 struct opened {

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "core/bench.h"
 #include "core/timer.h"
+#include "run/bench.h"
 
 TestSuite(bench, .timeout = 60);
 

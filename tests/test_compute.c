@@ -7,8 +7,8 @@
 
 #include "core/compute.h"
 #include "core/half.h"
-#include "core/npy.h"
-#include "synth/synth.h"
+#include "data/npy.h"
+#include "synth/input.h"
 
 TestSuite(compute, .timeout = 60);
 
@@ -111,7 +111,7 @@ static void put_label(int sample, int label)
 static void put_array(int sample, const char *type, const char *shape, size_t values)
 {
     uint8_t bytes[NPY_HEADER_MAX + 3 * SIDE * SIDE * sizeof(float)];
-    size_t at = npy_header((char *)bytes, type, shape);
+    size_t at = npy_header_make((char *)bytes, type, shape);
     for (size_t i = 0; i < values; i++) {
         float single = (float)sample;
         uint16_t half = half_from_float(single);
@@ -162,7 +162,7 @@ static void make_labelled_pictures(void)
 struct looking {
     struct consumer consumer;
     pthread_mutex_t lock;
-    enum batch_type type;
+    enum dtype type;
     bool interleaved;
     double scale; /* what a value of sample n is times n */
     int seen[SAMPLES], short_batches;
@@ -170,20 +170,19 @@ struct looking {
 
 static double value_in(const struct batch *batch, uint32_t j, size_t i)
 {
-    const uint8_t *at =
-        (const uint8_t *)batch->values + j * batch->stride + i * batch_value_bytes(batch->type);
+    const uint8_t *at = (const uint8_t *)batch->values + j * batch->stride + i * dtype_bytes(batch->type);
     uint16_t half;
     float single;
     memcpy(&half, at, sizeof half);
     memcpy(&single, at, sizeof single);
-    return batch->type == BATCH_U8 ? *at : batch->type == BATCH_F16 ? half_to_float(half) : single;
+    return batch->type == DTYPE_U8 ? *at : batch->type == DTYPE_F16 ? half_to_float(half) : single;
 }
 
 /* The middle of a picture, where no shift of one pixel brings zeros; and its label. */
 static enum status look(struct consumer *consumer, const struct batch *batch)
 {
     struct looking *self = (struct looking *)consumer;
-    size_t values = 3 * SIDE * SIDE, bytes = values * batch_value_bytes(batch->type);
+    size_t values = 3 * SIDE * SIDE, bytes = values * dtype_bytes(batch->type);
     pthread_mutex_lock(&self->lock);
     cr_expect(batch->type == self->type && batch->interleaved == self->interleaved);
     cr_expect_eq(batch->stride, bytes);
@@ -201,7 +200,7 @@ static enum status look(struct consumer *consumer, const struct batch *batch)
 }
 
 /* Three epochs by every variant that reads files. */
-static void expect_learnt(const char *line, enum batch_type type, bool interleaved, double scale)
+static void expect_learnt(const char *line, enum dtype type, bool interleaved, double scale)
 {
     static const struct consumer_type type_of_look = {.take_host = look};
     for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
@@ -212,7 +211,7 @@ static void expect_learnt(const char *line, enum batch_type type, bool interleav
         void *state;
         pthread_mutex_init(&looking.lock, NULL);
         cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-        job.workload->set_consumer(job.input, &looking.consumer);
+        job.workload->batches.set_consumer(job.input, &looking.consumer);
         const struct variant *variant = start(&job, file_variants[v], &state);
         if (variant) {
             cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", file_variants[v],
@@ -233,7 +232,7 @@ static void expect_learnt(const char *line, enum batch_type type, bool interleav
 Test(compute, labels_come_with_arrays_of_every_type)
 {
     static const char *const types[] = {"|u1", "<f2", "<f4"};
-    static const enum batch_type batch_types[] = {BATCH_U8, BATCH_F16, BATCH_F32};
+    static const enum dtype batch_types[] = {DTYPE_U8, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < COUNT_OF(types); i++) {
         make_arrays(types[i]);
         expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", batch_types[i], false, 1);
@@ -243,7 +242,7 @@ Test(compute, labels_come_with_arrays_of_every_type)
 Test(compute, augmented_arrays_are_floats)
 {
     make_arrays("|u1");
-    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", BATCH_F32, false,
+    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", DTYPE_F32, false,
                   1.0 / 255);
 }
 
@@ -275,9 +274,9 @@ Test(compute, an_array_that_is_no_picture_ends_the_run)
 Test(compute, pictures_come_pixel_by_pixel)
 {
     make_labelled_pictures();
-    expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", BATCH_U8, true, 1);
+    expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", DTYPE_U8, true, 1);
     make_labelled_pictures();
-    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", BATCH_F32, false,
+    expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", DTYPE_F32, false,
                   1.0 / 255);
 }
 
@@ -334,14 +333,15 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     cr_skip_test("this build draws no classes");
 #endif
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
-    cr_expect_str_eq(workload->compute(parameters)->text, "train:cnn-fdsl");
+    cr_expect_str_eq(workload->batches.step(parameters)->text, "train:cnn-fdsl");
     cr_assert_eq(variant->setup(&(const struct resources){.threads = 1}, input, &state), STATUS_OK);
     for (uint64_t number = 0; number < 3; number++) {
         struct run_time unused;
         cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK);
-        cr_assert_eq(workload->hand_over(input, variant, state, number, &keeping.consumer, &done), STATUS_OK);
+        cr_assert_eq(workload->batches.hand_over(input, variant, state, number, &keeping.consumer, &done),
+                     STATUS_OK);
         const struct batch *batch = &keeping.batch;
-        cr_expect(batch->count == 5 && batch->type == BATCH_F16 && batch->interleaved && !batch->labels);
+        cr_expect(batch->count == 5 && batch->type == DTYPE_F16 && batch->interleaved && !batch->labels);
         cr_expect(batch->stride == 16 * 16 * 3 * 2 && batch->bytes == 5 * batch->stride && !done);
         for (uint32_t j = 0; j < batch->count; j++) {
             uint8_t pixels[16 * 16 * 3 * 2];
@@ -380,7 +380,7 @@ Test(compute, a_lesson_knows_the_share_of_a_rank)
         cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
         cr_assert_eq(workload->open(&options, parameters, &cases[i].place, &input), STATUS_OK, "%s",
                      status_text());
-        const struct lesson *lesson = &workload->compute(parameters)->lesson;
+        const struct lesson *lesson = &workload->batches.step(parameters)->lesson;
         cr_expect_eq(lesson->batch, 5);
         cr_expect_eq(lesson->share, cases[i].share, "%u", lesson->share);
         workload->close(input);
@@ -428,7 +428,7 @@ Test(compute, files_as_they_are_are_no_pictures)
     struct job job;
     make_arrays("|u1");
     cr_assert_eq(open_job(&job, "--cache any --compute train:logreg"), STATUS_OK, "%s", status_text());
-    const struct compute *compute = job.workload->compute(job.parameters);
+    const struct compute *compute = job.workload->batches.step(job.parameters);
     cr_expect_str_eq(compute->text, "train:logreg");
     cr_expect_eq(compute->lesson.classes, CLASSES);
     cr_expect(compute->lesson.batch == 32 && compute->lesson.share == 32);

@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/consumed.h"
 #include "core/phase.h"
+#include "run/consumed.h"
 
 TestSuite(consumed, .timeout = 60);
+
+static const struct measure steps_columns[] = {COMPUTE_MEASURES, {NULL, COMBINE_FIRST}};
 
 /* ---- The script ---- */
 
@@ -171,9 +173,9 @@ static void tell(void *input, struct consumer *consumer)
     hear(consumer ? "consumer " : "none ");
 }
 
-static const struct workload one_batch = {.hand_over = hand_over_device},
-                             host_batch = {.hand_over = hand_over_host},
-                             many_batches = {.set_consumer = tell};
+static const struct workload one_batch = {.batches.hand_over = hand_over_device},
+                             host_batch = {.batches.hand_over = hand_over_host},
+                             many_batches = {.batches.set_consumer = tell};
 
 static char input[] = "input";
 
@@ -242,7 +244,7 @@ Test(consumed, batches_of_the_host_are_copied_away_and_need_one_state)
 Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
 {
     struct fake_consumer consumer;
-    char texts[CONSUMED_COLUMNS][64] = {{0}};
+    struct measures measures = {.columns = steps_columns};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
@@ -262,19 +264,21 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
                                              .whole_s = 0.7,
                                              .span_s = 1.0,
                                              .loss = 1.5};
-    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
     expect_heard("finish 2 ");
-    cr_expect_str_eq(texts[1], "2");
-    cr_expect_str_eq(texts[2], "0.125", "the gap over what follows the first wait: %s", texts[2]);
+    cr_expect_str_eq(measures_get(&measures, "steps"), "2");
+    cr_expect_str_eq(measures_get(&measures, "wait_share"), "0.125",
+                     "the gap over what follows the first wait: %s", measures_get(&measures, "wait_share"));
     cr_expect_float_eq(wait_share, 0.125, 1e-12);
-    cr_expect_str_eq(texts[3], "0.2");
-    cr_expect_str_eq(texts[4], "0.35");
-    cr_expect_str_eq(texts[5], "0.7");
-    cr_expect_str_eq(texts[6], "1.25");
-    cr_expect_str_eq(texts[0], "250", "the length in milliseconds, as it was asked for");
-    cr_expect_str_eq(texts[7], "0.75");
-    cr_expect_str_eq(texts[8], "", "never measured");
-    cr_expect_str_eq(texts[9], "1.5");
+    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.2");
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.35");
+    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.7");
+    cr_expect_str_eq(measures_get(&measures, "slowdown"), "1.25");
+    cr_expect_str_eq(measures_get(&measures, "compute_ms"), "250",
+                     "the length in milliseconds, as it was asked for");
+    cr_expect_str_eq(measures_get(&measures, "bus_share"), "0.75");
+    cr_expect_str_eq(measures_get(&measures, "bus_slowdown"), "", "never measured");
+    cr_expect_str_eq(measures_get(&measures, "loss"), "1.5");
     consumed_variant.teardown(state);
 }
 
@@ -306,7 +310,7 @@ Test(consumed, a_run_that_fails_hands_nothing_over)
 Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 {
     struct fake_consumer consumer;
-    char texts[CONSUMED_COLUMNS][64] = {{0}};
+    struct measures measures = {.columns = steps_columns};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
@@ -332,17 +336,22 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     }
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
-    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
     expect_heard(""); /* runs that verify what was timed are consumed too */
     consumed_detach(state);
     expect_heard("none "); /* further runs, as those that measure copies, are consumed by nobody */
-    cr_expect_str_eq(texts[1], "15");
-    cr_expect_str_eq(texts[2], "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", texts[2]);
-    cr_expect_str_eq(texts[3], "0.2", "of the first run alone: %s", texts[3]);
-    cr_expect_str_eq(texts[4], "0.11", "of whole batches alone: %s", texts[4]);
-    cr_expect_str_eq(texts[5], "0.75", "of all steps: %s", texts[5]);
-    cr_expect_float_eq(strtod(texts[6], NULL), 0.11 / 0.28, 1e-6);
-    cr_expect_str_eq(texts[9], "0.333333", "behind the last run: %s", texts[9]);
+    cr_expect_str_eq(measures_get(&measures, "steps"), "15");
+    cr_expect_str_eq(measures_get(&measures, "wait_share"), "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s",
+                     measures_get(&measures, "wait_share"));
+    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.2", "of the first run alone: %s",
+                     measures_get(&measures, "first_wait_s"));
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "of whole batches alone: %s",
+                     measures_get(&measures, "step_s"));
+    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.75", "of all steps: %s",
+                     measures_get(&measures, "utilisation"));
+    cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
+    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "behind the last run: %s",
+                     measures_get(&measures, "loss"));
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
@@ -352,7 +361,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
 {
     struct fake_consumer consumer;
-    char texts[CONSUMED_COLUMNS][64] = {{0}};
+    struct measures measures = {.columns = steps_columns};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
@@ -362,26 +371,27 @@ Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
     for (uint64_t number = 1; number <= 10; number++)
         run(state, number);
     phase_enter(PHASE_MEASURE);
-    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
     cr_expect_float_eq(wait_share, 9 * 0.9 / (10 - 0.9), 1e-12);
-    cr_expect_str_eq(texts[3], "0.9");
-    cr_expect_str_eq(texts[4], "", "no batch was whole");
-    cr_expect_str_eq(texts[5], "0.1");
-    cr_expect_str_eq(texts[6], "", "nor is there a step to hold against the one alone");
-    cr_expect_str_eq(texts[9], "", "nobody learnt");
+    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.9");
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "no batch was whole");
+    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.1");
+    cr_expect_str_eq(measures_get(&measures, "slowdown"), "",
+                     "nor is there a step to hold against the one alone");
+    cr_expect_str_eq(measures_get(&measures, "loss"), "", "nobody learnt");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, runs_without_a_batch_are_an_error)
 {
     struct fake_consumer consumer;
-    char texts[CONSUMED_COLUMNS][64];
+    struct measures measures = {.columns = steps_columns};
     double wait_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_TIMED);
     run(state, 1);
-    cr_expect_eq(consumed_end(state, texts, &wait_share), STATUS_FAILED);
+    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no step ran"));
     consumed_variant.teardown(state);
 }

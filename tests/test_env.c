@@ -1,5 +1,5 @@
-#include "core/env.h"
-#include "core/nvml.h"
+#include "machine/env.h"
+#include "machine/nvml.h"
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>

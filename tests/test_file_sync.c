@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "core/record.h"
+#include "run/record.h"
 
 /* "F" for a file that was synced, "D" for the test's folder, "d" for another, "R" for a rename. */
 static char notes[64], folder[] = "/tmp/fdsl-sync-XXXXXX";

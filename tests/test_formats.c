@@ -10,13 +10,12 @@
 #include <zlib.h>
 #endif
 
-#include "core/npy.h"
-#include "core/png_image.h"
-#include "load/cifar.h"
-#include "load/counter.h"
-#include "load/idx.h"
-#include "load/index.h"
-#include "core/npy_header.h"
+#include "data/cifar.h"
+#include "data/counter.h"
+#include "data/idx.h"
+#include "data/index.h"
+#include "data/npy.h"
+#include "data/png_image.h"
 
 static void expect_text(const char *words)
 {
@@ -39,7 +38,7 @@ Test(npy, our_own_header)
 {
     char bytes[NPY_HEADER_MAX];
     struct npy_header header;
-    size_t length = npy_header(bytes, "<f2", "3, 8, 64, 64");
+    size_t length = npy_header_make(bytes, "<f2", "3, 8, 64, 64");
     cr_assert_eq(length % 64, 0);
     cr_assert_eq(npy_header_parse((uint8_t *)bytes, length, &header), STATUS_OK, "%s", status_text());
     cr_assert_str_eq(header.type, "<f2");
@@ -272,17 +271,17 @@ Test(counter, values_are_a_pure_function)
     uint8_t few[5], many[64];
     uint16_t halves[100];
     float reals[10];
-    counter_fill(7, 3, COUNTER_U8, sizeof few, few);
-    counter_fill(7, 3, COUNTER_U8, sizeof many, many);
+    counter_fill(7, 3, DTYPE_U8, sizeof few, few);
+    counter_fill(7, 3, DTYPE_U8, sizeof many, many);
     cr_assert_eq(memcmp(few, many, sizeof few), 0);
-    counter_fill(7, 4, COUNTER_U8, sizeof few, few);
+    counter_fill(7, 4, DTYPE_U8, sizeof few, few);
     cr_assert_neq(memcmp(few, many, sizeof few), 0);
-    counter_fill(8, 3, COUNTER_U8, sizeof few, few);
+    counter_fill(8, 3, DTYPE_U8, sizeof few, few);
     cr_assert_neq(memcmp(few, many, sizeof few), 0);
-    counter_fill(0, 0, COUNTER_F16, COUNT_OF(halves), halves);
+    counter_fill(0, 0, DTYPE_F16, COUNT_OF(halves), halves);
     for (size_t i = 0; i < COUNT_OF(halves); i++)
         cr_assert_eq(halves[i] & 0xFC00, 0x3C00);
-    counter_fill(0, 0, COUNTER_F32, COUNT_OF(reals), reals);
+    counter_fill(0, 0, DTYPE_F32, COUNT_OF(reals), reals);
     for (size_t i = 0; i < COUNT_OF(reals); i++)
         cr_assert(reals[i] >= 0 && reals[i] < 1);
 }

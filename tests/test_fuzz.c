@@ -5,8 +5,8 @@
 #include <dirent.h>
 #include <limits.h>
 
+#include "core/file.h"
 #include "fuzz/targets.h"
-#include "core/bytes.h"
 
 enum { CUT_MAX = 4096 };
 
@@ -31,7 +31,7 @@ static int feed_folder(const char *folder, void (*feed)(const uint8_t *, size_t)
         if (entry->d_name[0] == '.')
             continue;
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        cr_assert_eq(bytes_read(path, &bytes, &size), STATUS_OK, "%s", status_text());
+        cr_assert_eq(file_read(path, &bytes, &size), STATUS_OK, "%s", status_text());
         feed_exactly(feed, bytes, size);
         for (size_t cut = 0; cut < size && cut < CUT_MAX; cut++)
             feed_exactly(feed, bytes, cut);

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "core/gpu_watch.h"
-#include "core/nvml.h"
 #include "core/phase.h"
 #include "core/timer.h"
+#include "machine/gpu_watch.h"
+#include "machine/nvml.h"
 #include "fake_nvml.h"
 #include "folder.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "load/tar.h"
+#include "data/tar.h"
 
 #if defined(HAVE_XXHASH)
 

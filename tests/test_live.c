@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/origin.h"
 #include "core/workload.h"
+#include "data/origin.h"
 #include "train/feed.h"
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())

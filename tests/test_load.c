@@ -4,7 +4,7 @@
 
 #include <sys/resource.h>
 
-#include "core/npy.h"
+#include "data/npy.h"
 #include "load/augment.h"
 #include "load/cache.h"
 
@@ -130,8 +130,9 @@ Test(load, augmentation_is_what_its_definition_says)
 {
     uint8_t pixels[2 * 4 * 5];
     float values[2 * 4 * 5];
-    struct image image = {.channels = 2, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
-    struct augment augment = {.shift = 3, .flip = true, .mean = 0.5f, .scale = 2, .seed = 1};
+    struct image image = {
+        .channels = 2, .depth = 1, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
+    struct augmentation augment = {.move = {3, true}, .mean = 0.5f, .scale = 2, .seed = 1};
     int flips = 0, moves = 0, below = 0, right_of = 0, flips_below = 0, flips_right_of = 0;
     for (uint32_t i = 0; i < sizeof pixels; i++)
         pixels[i] = (uint8_t)(i + 1);
@@ -182,7 +183,7 @@ Test(load, a_png_decodes_to_its_pixels)
     bool is_image;
     cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
     cr_assert_eq(image_decode("PNG", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
-    cr_assert(is_image && image.interleaved && image.type == IMAGE_U8);
+    cr_assert(is_image && image.interleaved && image.type == DTYPE_U8);
     cr_assert(image.channels == 3 && image.height == 2 && image.width == 3);
     cr_assert_arr_eq(image.pixels, pixels, sizeof pixels);
     cr_assert_eq(image_decode("png", bytes, size / 2, &room, &room_bytes, &image, &is_image), STATUS_FAILED);
@@ -196,12 +197,12 @@ Test(load, a_png_decodes_to_its_pixels)
 Test(load, halves_are_augmented_as_their_values)
 {
     char file[NPY_HEADER_MAX + 8];
-    size_t header = npy_header(file, "<f2", "1, 1, 4"), room_bytes = 0;
+    size_t header = npy_header_make(file, "<f2", "1, 1, 4"), room_bytes = 0;
     const uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff}; /* 1, -2, 2^-24, 65504 */
     float values[4];
     uint8_t *room = NULL;
     struct image image;
-    struct augment augment = {.scale = 1};
+    struct augmentation augment = {.scale = 1};
     bool is_image;
     memcpy(file + header, halves, sizeof halves);
     cr_assert_eq(
@@ -265,7 +266,7 @@ static bool consume_epoch(const char *name, const char *line, enum status expect
     const struct variant *variant = start(&job, name, &state);
     if (variant) {
         struct run_time unused;
-        job.workload->set_consumer(job.input, &counting->consumer);
+        job.workload->batches.set_consumer(job.input, &counting->consumer);
         cr_assert_eq(variant_run(variant, state, 0, &unused), expected, "%s %s: %s", name, line,
                      status_text());
         variant->teardown(state);
@@ -348,7 +349,7 @@ static void expect_pictures_in_batches(const char *name)
                  status_text());
     const struct variant *variant = start(&job, name, &state);
     if (variant) {
-        job.workload->set_consumer(job.input, &viewing.consumer);
+        job.workload->batches.set_consumer(job.input, &viewing.consumer);
         cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s: %s", name, status_text());
         cr_expect_eq(viewing.spoilt, 0, "%s", name);
         cr_expect_geq(viewing.steps, 7, "%s", name);
@@ -370,7 +371,7 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
     make_pictures(false);
     /* An array that decodes, in the sample whose picture does not: it must not stay in the batch. */
     char array[NPY_HEADER_MAX + 45];
-    size_t header = npy_header(array, "|u1", "5, 9");
+    size_t header = npy_header_make(array, "|u1", "5, 9");
     memset(array + header, 21, 45);
     FILE *stream = fopen(in_folder("000007.npy"), "w");
     cr_assert(stream && fwrite(array, 1, header + 45, stream) == header + 45 && fclose(stream) == 0);

@@ -208,7 +208,8 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
         void *state;
         struct run_time unused;
         struct load_result result;
-        char line[128], texts[64][64] = {{0}};
+        struct measures measures;
+        char line[128];
         make_shards(101);
         snprintf(line, sizeof line, "--cache %s --block 4 --depth 3%s", cache,
                  skip ? " --on-error skip" : "");
@@ -222,7 +223,8 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
                 cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
                 cr_assert(result.skipped == 25 && result.tally.count == 76, "%s", name);
             }
-            cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s: %s", name, status_text());
+            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s: %s", name,
+                         status_text());
             bring_back("x-000001.tar");
             cr_assert_eq(variant_run(variant, state, 3, &unused), STATUS_FAILED, "%s", name);
             cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
@@ -256,14 +258,14 @@ Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folde
         struct job job;
         void *state;
         struct run_time unused;
-        char texts[64][64] = {{0}};
+        struct measures measures;
         make_shards(101);
         cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
         const struct variant *variant = start(&job, shard_variants[v], &state);
         if (variant) {
             cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
             cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-            cr_assert_eq(fill_columns(&job, variant, state, texts), STATUS_OK, "%s", status_text());
+            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
             variant->teardown(state);
         }
         close_job(&job);
@@ -352,8 +354,8 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
         void *state;
         cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
                      "%s", status_text());
-        cr_assert_eq(job.workload->move(job.input, job.parameters,
-                                        &(const struct place){.rank = rank, .ranks = ranks}),
+        cr_assert_eq(job.workload->repartition(job.input, job.parameters,
+                                               &(const struct place){.rank = rank, .ranks = ranks}),
                      STATUS_OK);
         const struct variant *variant = start(&job, name, &state);
         for (uint64_t number = 0; variant && number < 4; number++) {

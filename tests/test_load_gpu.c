@@ -12,14 +12,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/npy.h"
 #include "core/options.h"
 #include "core/workload.h"
+#include "data/dataset_open.h"
+#include "data/label.h"
+#include "data/npy.h"
 #include "load/arrays.h"
 #include "load/convert.h"
-#include "load/load.h"
+#include "load/input.h"
 #include "load/tally.cuh"
-#include "load/tally.h"
+#include "data/tally.h"
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -100,15 +102,16 @@ Test(load_gpu, values_become_what_the_definition_says)
     const float third = 1.0f / 3, zero = -0.0f;
     const uint32_t nan = 0xFFC12345;
     float value = fmaf(51, (float)(1 / 255.0 / 0.25), -2);
-    cr_expect_eq(converted(convert_make(IMAGE_U8, TENSOR_F32, 0.5, 0.25), &byte), float_bits(value));
-    cr_expect_eq(converted(convert_make(IMAGE_U8, TENSOR_RAW, 0.5, 0.25), &byte), 51);
-    cr_expect_eq(converted(convert_make(IMAGE_F16, TENSOR_F16, 0, 1), &half), half);
-    cr_expect_eq(converted(convert_make(IMAGE_F16, TENSOR_BF16, -2, 0.5), &half), 0, "(-2 + 2) * 2");
-    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &third), float_bits(third));
-    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &zero), 0x80000000u, "its sign stays");
-    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F32, 0, 1), &nan), 0x7FFFFFFFu, "the one NaN");
-    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_F16, 0, 1), &nan), 0x7FFF);
-    cr_expect_eq(converted(convert_make(IMAGE_F32, TENSOR_RAW, 0, 1), &nan), nan, "raw bits are not touched");
+    cr_expect_eq(converted(convert_make(DTYPE_U8, DTYPE_F32, 0.5, 0.25), &byte), float_bits(value));
+    cr_expect_eq(converted(convert_make(DTYPE_U8, DTYPE_STORED, 0.5, 0.25), &byte), 51);
+    cr_expect_eq(converted(convert_make(DTYPE_F16, DTYPE_F16, 0, 1), &half), half);
+    cr_expect_eq(converted(convert_make(DTYPE_F16, DTYPE_BF16, -2, 0.5), &half), 0, "(-2 + 2) * 2");
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &third), float_bits(third));
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &zero), 0x80000000u, "its sign stays");
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &nan), 0x7FFFFFFFu, "the one NaN");
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F16, 0, 1), &nan), 0x7FFF);
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_STORED, 0, 1), &nan), nan,
+                 "raw bits are not touched");
 }
 
 Test(load_gpu, labels_are_whole_numbers)
@@ -120,9 +123,9 @@ Test(load_gpu, labels_are_whole_numbers)
     } good[] = {{"0", 0}, {"7\n", 7}, {" -12 ", -12}, {"2147483647", INT32_MAX}, {"-2147483648", INT32_MIN}};
     int32_t label;
     for (size_t i = 0; i < COUNT_OF(bad); i++)
-        cr_expect_not(convert_label((const uint8_t *)bad[i], strlen(bad[i]), &label), "'%s'", bad[i]);
+        cr_expect_not(label_parse((const uint8_t *)bad[i], strlen(bad[i]), &label), "'%s'", bad[i]);
     for (size_t i = 0; i < COUNT_OF(good); i++)
-        cr_expect(convert_label((const uint8_t *)good[i].text, strlen(good[i].text), &label) &&
+        cr_expect(label_parse((const uint8_t *)good[i].text, strlen(good[i].text), &label) &&
                       label == good[i].label,
                   "'%s'", good[i].text);
 }
@@ -183,7 +186,7 @@ static void put(const char *name, const void *bytes, size_t size)
 static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
 {
     char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
-    size_t length = npy_header(header, type, shape);
+    size_t length = npy_header_make(header, type, shape);
     memcpy(file, header, length);
     put(name, file, length + bytes + more);
 }
@@ -198,7 +201,7 @@ Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fi
     put_array("b.npy", "<f2", "3, 5", 30, 0);
     cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
     cr_assert_eq(arrays_open(&dataset, true, &arrays), STATUS_OK, "%s", status_text());
-    cr_expect(arrays.type == IMAGE_F16 && arrays.values == 15);
+    cr_expect(arrays.type == DTYPE_F16 && arrays.values == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
     uint64_t npy = dataset.members[2].size, array = a->label ? 0 : 1;
     cr_expect_eq(a->members, 2);

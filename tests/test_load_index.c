@@ -1,4 +1,5 @@
 /* What `load` makes of an index: lost samples, flipped bits, names and lists that do not fit. */
+#include "data/dataset_open.h"
 #include "load_support.h"
 
 TestSuite(load_index, .timeout = 60);

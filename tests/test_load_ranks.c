@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "core/record.h"
+#include "run/record.h"
 
 TestSuite(load_ranks, .init = make_folder, .fini = remove_folder, .timeout = 60);
 
@@ -11,7 +11,7 @@ static uint64_t identity(void)
 {
     struct job job;
     cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
-    uint64_t hash = job.workload->identity(job.input);
+    uint64_t hash = job.workload->ranks.identity(job.input);
     close_job(&job);
     return hash;
 }
@@ -32,14 +32,10 @@ Test(load_ranks, the_identity_is_that_of_the_contents)
 /* What check_total() makes of a row of all ranks. */
 static enum status judge(const struct job *job, const char *skipped, uint64_t tally)
 {
-    struct row row = {0};
-    char text[32];
-    snprintf(text, sizeof text, "%016" PRIx64, tally);
-    row_number(&row, "skipped", skipped);
-    row_text(&row, "tally", text);
-    enum status status = job->workload->check_total(job->input, &row);
-    row_free(&row);
-    return status;
+    struct measures total = {.columns = job->workload->measures};
+    measures_put(&total, "skipped", "%s", skipped);
+    measures_put(&total, "tally", "%016" PRIx64, tally);
+    return job->workload->ranks.check_total(job->input, &total);
 }
 
 Test(load_ranks, together_they_deliver_every_sample)
@@ -53,7 +49,7 @@ Test(load_ranks, together_they_deliver_every_sample)
     cr_assert_eq(open_job(&job, "--cache any --epochs 2"), STATUS_OK, "%s", status_text());
     for (uint64_t rank = 0; rank < 3; rank++) {
         const struct place place = {.rank = rank, .ranks = 3, .strong = true};
-        cr_assert_eq(job.workload->move(job.input, job.parameters, &place), STATUS_OK);
+        cr_assert_eq(job.workload->repartition(job.input, job.parameters, &place), STATUS_OK);
         const struct variant *variant = start(&job, "shards", &state);
         cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);

@@ -1,5 +1,5 @@
 /* The monitor: when it looks, what it sees, and what it writes. The GPU is a made-up one. */
-#include "core/monitor.h"
+#include "run/monitor.h"
 
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
@@ -10,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/gpu.h"
 #include "core/phase.h"
 #include "core/timer.h"
+#include "machine/gpu.h"
 #include "fake_nvml.h"
 
 #define GPU "0000:17:00.0"

@@ -2,8 +2,8 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "core/npy.h"
-#include "core/origin.h"
+#include "data/npy.h"
+#include "data/origin.h"
 
 TestSuite(origin, .timeout = 60);
 

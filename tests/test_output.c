@@ -263,7 +263,7 @@ static void expect_value(const struct synth_output *output, uint32_t res, uint64
                          uint32_t y, uint32_t x, const double *mean, const double *deviation,
                          const uint8_t *image)
 {
-    size_t side = output->res, channels = output->channels, bytes = output_value_bytes(output->type);
+    size_t side = output->res, channels = output->channels, bytes = dtype_bytes(output->type);
     size_t i = output->layout == OUTPUT_NCHW ? c * side * side + y * side + x : (y * side + x) * channels + c;
     double area = output->fit == OUTPUT_RESIZE ? (double)res * res : 1, gray = (double)sum / area;
     double exact = (gray / 255 - mean[c]) / deviation[c];
@@ -274,18 +274,20 @@ static void expect_value(const struct synth_output *output, uint32_t res, uint64
     memcpy(&stored, image + i * bytes, bytes == 4 ? 4 : 0);
     cr_assert(fabs(value - exact) < 1e-6 * (1 + fabs(mean[c])) / deviation[c], "%g is not %g", value, exact);
     switch (output->type) {
-    case OUTPUT_U8:
+    case DTYPE_U8:
         cr_assert_eq(image[i], (int)floor(gray + 0.5));
         break;
-    case OUTPUT_F16:
+    case DTYPE_F16:
         cr_assert_eq(word, half_from_float(value));
         break;
-    case OUTPUT_BF16:
+    case DTYPE_BF16:
         cr_assert_eq(word, bf16_from_float(value));
         break;
-    case OUTPUT_F32:
+    case DTYPE_F32:
         cr_assert_eq(stored, value, "%a is not %a", (double)stored, (double)value);
         break;
+    case DTYPE_STORED:
+        cr_assert_fail("no output has it");
     }
 }
 
@@ -296,7 +298,7 @@ static void expect_conversion(const struct synth_output *like, uint32_t res)
     struct synth_output output = *like;
     size_t pitch = res + 5;
     size_t values = (size_t)output.res * output.res * output.channels;
-    size_t bytes = values * output_value_bytes(output.type);
+    size_t bytes = values * dtype_bytes(output.type);
     uint8_t *canvas = noisy_canvas(res, pitch), *image = malloc(bytes + 1);
     output_set_scale(&output, res, mean, deviation);
     memset(image, 0xA5, bytes + 1);
@@ -314,10 +316,10 @@ static void expect_conversion(const struct synth_output *like, uint32_t res)
 
 static void expect_conversions(enum output_fit fit, uint32_t res, uint32_t out_res)
 {
-    for (int type = OUTPUT_U8; type <= OUTPUT_F32; type++)
+    for (int type = DTYPE_U8; type <= DTYPE_F32; type++)
         for (int layout = OUTPUT_NCHW; layout <= OUTPUT_NHWC; layout++)
             for (uint32_t channels = 1; channels <= 3; channels += 2) {
-                const struct synth_output output = {.type = (enum output_type)type,
+                const struct synth_output output = {.type = (enum dtype)type,
                                                     .layout = (enum output_layout)layout,
                                                     .fit = fit,
                                                     .res = out_res,
@@ -354,7 +356,7 @@ Test(output, the_largest_canvas)
 {
     enum { SIDE = 16384 };
     static const double mean[] = {0, 0, 0}, deviation[] = {1, 1, 1};
-    struct synth_output output = {.type = OUTPUT_F32, .fit = OUTPUT_RESIZE, .res = 1, .channels = 1};
+    struct synth_output output = {.type = DTYPE_F32, .fit = OUTPUT_RESIZE, .res = 1, .channels = 1};
     uint8_t *canvas = malloc((size_t)SIDE * SIDE), grays[9];
     float value;
     cr_assert_not_null(canvas);
@@ -362,7 +364,7 @@ Test(output, the_largest_canvas)
     output_set_scale(&output, SIDE, mean, deviation);
     output_convert(&output, SIDE, key, canvas, SIDE, &value);
     cr_expect_float_eq(value, 1, 1e-7);
-    output.type = OUTPUT_U8;
+    output.type = DTYPE_U8;
     output.res = 3;
     output_convert(&output, SIDE, key, canvas, SIDE, grays);
     for (int i = 0; i < 9; i++)

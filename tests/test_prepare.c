@@ -13,13 +13,13 @@
 #include <archive_entry.h>
 #endif
 
-#include "core/png_image.h"
-#include "core/bytes.h"
-#include "load/cifar.h"
-#include "load/counter.h"
-#include "load/index.h"
-#include "core/npy_header.h"
-#include "load/tar.h"
+#include "core/file.h"
+#include "data/cifar.h"
+#include "data/counter.h"
+#include "data/index.h"
+#include "data/npy.h"
+#include "data/png_image.h"
+#include "data/tar.h"
 
 #ifdef HAVE_XXHASH
 
@@ -37,7 +37,7 @@ static void read_file(const char *name, char **bytes, size_t *size)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    cr_assert_eq(bytes_read(path, bytes, size), STATUS_OK, "%s", status_text());
+    cr_assert_eq(file_read(path, bytes, size), STATUS_OK, "%s", status_text());
 }
 
 static void read_index(const char *name, struct index *index)
@@ -79,7 +79,7 @@ Test(prepare, shards_hold_what_the_index_says)
             cr_assert_eq(XXH3_64bits(bytes + member.data, member.size), entry->hash);
             cr_assert_eq(npy_header_parse((uint8_t *)bytes + member.data, member.size, &header), STATUS_OK);
             cr_assert_eq(npy_header_check(&header, member.size), STATUS_OK);
-            counter_fill(0, s, COUNTER_U8, sizeof expected, expected);
+            counter_fill(0, s, DTYPE_U8, sizeof expected, expected);
             cr_assert_eq(memcmp(bytes + member.data + header.data, expected, sizeof expected), 0);
         }
         free(bytes);

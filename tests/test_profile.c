@@ -116,7 +116,7 @@ Test(profile, loading_has_its_ranges)
 Test(profile, the_page_lists_all_ranges)
 {
     EXPECT(0,
-           "cd %s; sed -n 's/^#define RANGE_[A-Z]* *\"\\(.*\\)\"/\\1/p' src/core/range.h | sort >%s/code; "
+           "cd %s; sed -n 's/^#define RANGE_[A-Z]* *\"\\(.*\\)\"/\\1/p' src/core/phase.h | sort >%s/code; "
            "sed -n 's/^| `\\([a-z]*\\)` .*/\\1/p' docs/profiling.md | sort >%s/page; cd %s; test -s code; "
            "diff code page",
            root, folder, folder, folder);

@@ -2,9 +2,9 @@
  * of them all. */
 #include <criterion/criterion.h>
 
-#include "core/cores.h"
 #include "core/place.h"
-#include "core/ranks.h"
+#include "machine/cores.h"
+#include "run/ranks.h"
 
 TestSuite(place, .timeout = 60);
 TestSuite(cores, .timeout = 60);

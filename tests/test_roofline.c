@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "core/roofline.h"
-#include "core/runner_parts.h"
+#include "run/runner_parts.h"
 #include "train/model.h"
 #include "train/trainer.h"
 

@@ -1,7 +1,7 @@
 /* What rows and the table say of how well a time is known, of the machine, and of other variants. */
 #include "program.h"
 
-#include "core/runner_parts.h"
+#include "run/runner_parts.h"
 
 TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/runner.h"
-#include "core/settings.h"
-#include "synth/synth.h"
+#include "run/runner.h"
+#include "run/settings.h"
+#include "synth/input.h"
 
 TestSuite(runner, .timeout = 60);
 

@@ -11,9 +11,9 @@
 #include <archive_entry.h>
 #endif
 
-#include "core/bytes.h"
-#include "load/key.h"
-#include "load/tar.h"
+#include "core/file.h"
+#include "data/key.h"
+#include "data/tar.h"
 
 enum { SHARD_MAX = 1 << 20, LISTING_MAX = 1 << 16 };
 
@@ -404,7 +404,7 @@ static void shard_by_python(const char *script)
     }
     snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, path);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(bytes_read(path, &bytes, &shard_size), STATUS_OK);
+    cr_assert_eq(file_read(path, &bytes, &shard_size), STATUS_OK);
     cr_assert_leq(shard_size, (size_t)SHARD_MAX);
     memcpy(shard, bytes, shard_size);
     free(bytes);

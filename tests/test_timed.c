@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "core/phase.h"
-#include "core/runner.h"
-#include "core/settings.h"
+#include "run/runner.h"
+#include "run/settings.h"
 #include "folder.h"
 
 static char folder[] = "/tmp/fdsl-timed-XXXXXX", program[PATH_MAX];

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/bytes.h"
 #include "core/file.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"
@@ -360,7 +359,7 @@ Test(checkpoint, damage_shows)
     size_t size;
     write_one(1, 1);
     path_of(1, path);
-    must(bytes_read(path, &bytes, &size));
+    must(file_read(path, &bytes, &size));
     for (size_t at = 0; at < size; at += 7) {
         bytes[at] ^= 16;
         must(file_write_atomic(path, bytes, size));
@@ -412,7 +411,7 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
     write_one(1, 3);
     write_one(2, 3);
     path_of(2, path);
-    must(bytes_read(path, &bytes, &size));
+    must(file_read(path, &bytes, &size));
     bytes[8] = 4;
     must(file_write_atomic(path, bytes, size));
     free(bytes);

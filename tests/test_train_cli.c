@@ -450,13 +450,13 @@ Test(train_cli, options_that_make_no_sense)
 /* What would not fit is refused before it is made; what fits is taken, however large a sample is. */
 Test(train_cli, sets_larger_than_memory)
 {
-    expect_refusal(1, "--data digits --train-size 2147483647 --dry-run",
-                   " of memory are free; take fewer with --train-size\n");
-    expect_refusal(1, "--data digits --train-size 9 --test-size 2147483647 --dry-run",
-                   " of memory are free; take fewer with --test-size\n");
+    expect_refusal(2, "--data digits --train-size 2147483647 --dry-run",
+                   " GB available; lower --train-size\n");
+    expect_refusal(2, "--data digits --train-size 9 --test-size 2147483647 --dry-run",
+                   " GB available; lower --test-size\n");
 #ifdef HAVE_INIH
-    expect_refusal(1, "--data synth --res 256 --train-size 2000000000 --feed stored --dry-run",
-                   " of memory are free; take fewer with --train-size\n");
+    expect_refusal(2, "--data synth --res 256 --train-size 2000000000 --feed stored --dry-run",
+                   " GB available; lower --train-size\n");
     EXPECT(0, "$P --variant train-naive --model cnn-fdsl --data synth --res 2600 --classes 2 --train-size 2 "
               "--test-size 1 --batch 2 --dry-run");
 #endif

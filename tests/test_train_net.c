@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "core/variant.h"
+#include "train/inferrer.h"
 #include "train/trainer.h"
 #include "train_support.h"
 

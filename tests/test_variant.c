@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/report.h"
 #include "core/variant.h"
 #include "core/workload.h"
+#include "run/report.h"
 
 TestSuite(variant, .timeout = 60);
 

@@ -34,7 +34,7 @@ static inline void data_random(struct data *data, struct shape shape, uint32_t c
                                uint32_t test_count)
 {
     const uint32_t counts[DATA_PARTS] = {train_count, test_count};
-    *data = (struct data){.shape = shape, .type = DATA_U8, .classes = classes};
+    *data = (struct data){.shape = shape, .type = DTYPE_U8, .classes = classes};
     data->sample_values = data->sample_bytes = shape_values(&shape);
     for (uint32_t part = 0; part < DATA_PARTS; part++) {
         struct data_set *set = &data->sets[part];
@@ -88,7 +88,7 @@ static inline void net_reopen(struct net *net, const struct engine *engine)
 /* Halves in place of bytes: 1 to 2. */
 static inline void data_to_halves(struct data *data)
 {
-    data->type = DATA_F16;
+    data->type = DTYPE_F16;
     data->sample_bytes = 2 * data->sample_values;
     for (int part = 0; part < DATA_PARTS; part++) {
         struct data_set *set = &data->sets[part];

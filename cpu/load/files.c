@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "reader.h"
 
 static uint64_t now_ns(void)

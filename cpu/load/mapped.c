@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "load/guard.h"
 #include "reader.h"
 

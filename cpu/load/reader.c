@@ -8,9 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/env.h"
 #include "core/timer.h"
+#include "data/label.h"
 #include "load/guard.h"
+#include "machine/env.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* of a working set that is copied to learn the bandwidth */
@@ -91,14 +92,8 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                               .threads = threads,
                               .stride = stride % 4096 ? stride : stride + 64,
                               .slots = (slots + load->batch - 1) / load->batch * load->batch};
-    uint64_t wanted = (uint64_t)threads * reader->slots * reader->stride,
-             there = env_memory_available_bytes();
-    if (there && wanted > there)
-        return status_set(
-            STATUS_USAGE,
-            "the buffers need %.2f GB of memory and %.2f GB are available; lower --batch, --shuffle or "
-            "--threads",
-            1e-9 * (double)wanted, 1e-9 * (double)there);
+    TRY(env_check_memory((uint64_t)threads * reader->slots * reader->stride, "the buffers",
+                         "lower --batch, --shuffle or --threads"));
     struct order_plan plan = load_plan(load, threads);
     enum status status = proof_open(&reader->proof, load, &plan);
     reader->result.number = UINT64_MAX;
@@ -231,20 +226,19 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
 /* What training gets of an image, into the batch. */
 static enum status finish_image(struct worker *worker, const struct image *image, uint32_t number)
 {
-    static const size_t value_bytes[] = {[IMAGE_U8] = 1, [IMAGE_F16] = 2, [IMAGE_F32] = 4};
     const struct load *load = worker->load;
-    size_t count = (size_t)image->channels * image->height * image->width;
+    size_t count = image_values(image);
     double begin_s = timer_now_s();
     void *room = NULL;
     if (load->pictures)
         TRY(pictures_check(load->pictures, image));
     if (load->augment) {
         TRY(add_image(worker, count * sizeof(float), &room));
-        image_augment(&load->augmentation, image, worker->epoch, number, room);
+        image_augment(&load->augmentation, image, (uint32_t)worker->epoch, number, room);
         worker->augment_s += timer_now_s() - begin_s;
     } else {
-        TRY(add_image(worker, count * value_bytes[image->type], &room));
-        memcpy(room, image->pixels, count * value_bytes[image->type]);
+        TRY(add_image(worker, count * dtype_bytes(image->type), &room));
+        memcpy(room, image->pixels, count * dtype_bytes(image->type));
         worker->decode_s += timer_now_s() - begin_s;
     }
     return STATUS_OK;
@@ -272,11 +266,11 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
         enum status status = image_decode(members[m].extension, data, members[m].size, &worker->decoded,
                                           &worker->decoded_bytes, &image, &is_image);
         worker->decode_s += timer_now_s() - begin_s;
-        if (status == STATUS_OK && is_image)
+        if (status == STATUS_OK && is_image && image.depth == 1)
             status = finish_image(worker, &image, number);
         if (status == STATUS_OK && load->pictures && pictures_is_label(&members[m]))
-            status =
-                pictures_label(load->pictures, data, members[m].size, &worker->labels[worker->label_count++]);
+            status = label_read(data, members[m].size, load->pictures->classes,
+                                &worker->labels[worker->label_count++]);
         if (status != STATUS_OK)
             return at_member(load->dataset, sample, &members[m], status);
     }
@@ -345,7 +339,7 @@ static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
     }
     if (load->pictures) { /* one in every sample, and all alike */
         batch.stride = worker->images_bytes / count;
-        batch.type = load->augment ? BATCH_F32 : pictures_batch_type(load->pictures->type);
+        batch.type = load->augment ? DTYPE_F32 : load->pictures->type;
         batch.interleaved = load->pictures->interleaved && !load->augment;
         batch.labels = worker->labels;
     }

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "core/variant.h"
-#include "load/load.h"
+#include "load/input.h"
 #include "load/proof.h"
 
 #define READER_LOST UINT32_MAX /* in worker->held: the slot's sample could not be read */

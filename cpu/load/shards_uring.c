@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "reader.h"
 #include "uring.h"
 

@@ -9,9 +9,9 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "core/range.h"
-#include "load/key.h"
-#include "load/tar.h"
+#include "core/phase.h"
+#include "data/key.h"
+#include "data/tar.h"
 #include "reader.h"
 
 /* A shard on its way through the buffer. */

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "core/variant.h"
+#include "synth/input.h"
 #include "synth/line.h"
-#include "synth/synth.h"
 
 struct naive {
     const struct synth *synth;

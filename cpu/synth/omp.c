@@ -13,11 +13,11 @@
 
 #include <omp.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "core/timer.h"
 #include "core/variant.h"
 #include "omp_kernel.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 #define ALIGNMENT 64 /* a cache line */
 #define ARCS_MAX  2
@@ -272,8 +272,7 @@ static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
     uint64_t side = synth->res + 2 * OMP_GUARD, bytes = synth->batch * parts * side * side * sizeof(uint16_t);
-    if (parts < 2 || synth->orbits_max >= UINT16_MAX ||
-        synth_check_host_memory(bytes, "a canvas a thread", "--threads") != STATUS_OK)
+    if (parts < 2 || synth->orbits_max >= UINT16_MAX || bytes > env_memory_available_bytes())
         return 1;
     return (uint32_t)parts;
 }

@@ -11,19 +11,14 @@
 
 #include <omp.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "omp_engine.h"
 #include "omp_net.h"
+#include "train/inferrer.h"
 #include "train/trainer.h"
 
-#define LITTLE_WORK 5e5  /* multiply-adds of a batch's way forward: some ten microseconds */
-#define TILE_SHARES 4    /* a thread's of a product, so that a slow one can be helped */
-#define MEET_SPINS  1000 /* some ten microseconds */
-#if defined(__x86_64__)
-#define SPIN() __builtin_ia32_pause()
-#else
-#define SPIN() ((void)0)
-#endif
+#define LITTLE_WORK 5e5 /* multiply-adds of a batch's way forward: some ten microseconds */
+#define TILE_SHARES 4   /* a thread's of a product, so that a slow one can be helped */
 
 /* ---- Kernels ---- */
 
@@ -74,33 +69,6 @@ bool omp_net_force_isa(const char *name)
  * All steps of a call are one parallel region, in which every thread runs every function; loops and single
  * pieces of work are dealt out, and threads meet where one needs what others have made. */
 
-/* OpenMP's barriers spin for milliseconds. Where others want the cores, too, that keeps the very thread that
- * all wait for from running: on a busy machine a step took six times the processor time. So wait a little,
- * then sleep. */
-void net_meet(struct net *net)
-{
-    uint32_t threads = (uint32_t)omp_get_num_threads(), meeting = atomic_load(&net->meetings);
-    if (threads == 1)
-        return;
-    if (atomic_fetch_add(&net->arrived, 1) + 1 == threads) {
-        atomic_store(&net->arrived, 0);
-        pthread_mutex_lock(&net->mutex);
-        atomic_store(&net->meetings, meeting + 1);
-        pthread_cond_broadcast(&net->met);
-        pthread_mutex_unlock(&net->mutex);
-        return;
-    }
-    for (uint32_t spins = 0; spins < MEET_SPINS; spins++) {
-        if (atomic_load(&net->meetings) != meeting)
-            return;
-        SPIN();
-    }
-    pthread_mutex_lock(&net->mutex);
-    while (atomic_load(&net->meetings) == meeting)
-        pthread_cond_wait(&net->met, &net->mutex);
-    pthread_mutex_unlock(&net->mutex);
-}
-
 /* ---- Linear layers ---- */
 
 /* A share to each; nobody waits for the others. */
@@ -139,7 +107,7 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
         .relu = block->relu,
     };
     multiply_by_all(net, &product);
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }
 
 static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
@@ -181,7 +149,7 @@ static void linear_backward(struct net *net, const struct block *block, uint32_t
         multiply_by_all(net, &of_input);
 #pragma omp single nowait
     sum_rows(net, block, count, net->gradients + block->bias);
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }
 
 /* All rows of a block through ReLU and dropout, or back. */
@@ -198,7 +166,7 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
         else
             net_after(net, block, &passing, values);
     }
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }
 
 /* ---- The loss ---- */
@@ -268,7 +236,7 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
         const struct passing passing = passing_of(net, j, epoch, part, training);
         net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
     }
-    net_meet(net);
+    barrier_wait(&net->barrier);
     for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
         linear_forward(net, &net->blocks[i], net->count);
         after_rows(net, &net->blocks[i], epoch, training, false);
@@ -291,7 +259,7 @@ static void samples_backward(struct net *net, uint32_t epoch)
             net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, sums);
         }
     }
-    net_meet(net);
+    barrier_wait(&net->barrier);
     net_gather_sums(net, chunks);
 }
 
@@ -318,7 +286,7 @@ static void update_parameters(struct net *net, uint64_t number)
     for (size_t i = 0; i < net->arena_values; i += PART)
         net->kernel->update(&update, net->gradients + i, net->parameters + i, net->first + i, net->second + i,
                             net->arena_values - i < PART ? net->arena_values - i : PART);
-    net_meet(net);
+    barrier_wait(&net->barrier);
     net_prepare_weights(net);
 }
 
@@ -327,12 +295,12 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
     net->count = train_batch(net->train, order, step, net->numbers);
-    net_meet(net);
+    barrier_wait(&net->barrier);
     forward(net, epoch, DATA_TRAIN, true);
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++)
         take_loss(net, j);
-    net_meet(net);
+    barrier_wait(&net->barrier);
 #pragma omp master
     add_totals(net, number);
     backward(net, epoch);
@@ -346,8 +314,7 @@ static void omp_close(void *state)
     struct net *net = state;
     feed_close(&net->feed);
     net_free(net);
-    pthread_cond_destroy(&net->met);
-    pthread_mutex_destroy(&net->mutex);
+    barrier_destroy(&net->barrier);
     free(state);
 }
 
@@ -368,8 +335,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
-    pthread_mutex_init(&net->mutex, NULL);
-    pthread_cond_init(&net->met, NULL);
+    barrier_init(&net->barrier);
     enum status status = net_plan(net);
     if (status == STATUS_OK)
         status = feed_open(train, resources, &net->feed);
@@ -464,12 +430,12 @@ static void evaluate_batch(struct net *net, enum data_part part, uint32_t first,
         for (uint32_t j = 0; j < count; j++)
             net->numbers[j] = first + j;
     }
-    net_meet(net);
+    barrier_wait(&net->barrier);
     forward(net, 0, part, false);
 #pragma omp for nowait
     for (uint32_t j = 0; j < count; j++)
         memcpy(logits + (size_t)j * classes, last->rows + j * last->out_pitch, classes * sizeof *logits);
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }
 
 static enum status omp_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,

@@ -8,9 +8,7 @@
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
+#include "omp_barrier.h"
 #include "omp_engine.h"
 #include "omp_kernel.h"
 #include "train/engine.h"
@@ -112,9 +110,7 @@ struct net {
 
     struct feed feed;
     struct worker *workers;
-    atomic_uint arrived, meetings; /* of net_meet() */
-    pthread_mutex_t mutex;
-    pthread_cond_t met;
+    struct barrier barrier;
     uint32_t count;   /* samples of the batch in work */
     double *losses;   /* of the batch's samples */
     uint8_t *correct; /* whether they were */
@@ -153,11 +149,6 @@ void net_prepare_weights(struct net *net);
 
 /* Adds the first `chunks` sums and puts them into the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);
-
-/* ---- omp.c ---- */
-
-/* Waits for all threads of the region. */
-void net_meet(struct net *net);
 
 /* ---- omp_sample.c ---- */
 

@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-#include "core/env.h"
+#include "machine/env.h"
 #include "omp_net.h"
 
 #define LINE        16 /* floats of a cache line */
@@ -503,7 +503,7 @@ void net_prepare_weights(struct net *net)
             prepare_conv(net, &net->blocks[i]);
         } else if (net->blocks[i].kind == BLOCK_LINEAR)
             prepare_linear(net, &net->blocks[i]);
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }
 
 static void give_conv(struct net *net, const struct block *block, const float *sums)
@@ -528,11 +528,11 @@ void net_gather_sums(struct net *net, uint32_t chunks)
         for (uint32_t chunk = 1; chunk < chunks; chunk++)
             net->kernel->add(net->sums + chunk * values + first, net->sums + first,
                              values - first < PART ? values - first : PART);
-    net_meet(net);
+    barrier_wait(&net->barrier);
     for (uint32_t i = 1; i < net->flat; i++)
         if (net->blocks[i].kind == BLOCK_CONV) {
 #pragma omp single nowait
             give_conv(net, &net->blocks[i], net->sums + net->blocks[i].conv.gradient);
         }
-    net_meet(net);
+    barrier_wait(&net->barrier);
 }

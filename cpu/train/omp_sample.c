@@ -1,7 +1,7 @@
 /* `train-omp`: a sample's way through all layers but linear ones, and back, by one thread. */
 #include <string.h>
 
-#include "core/range.h"
+#include "core/phase.h"
 #include "core/timer.h"
 #include "omp_net.h"
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "omp_kernel.h"
-#include "train/draws.h"
+#include "data/draws.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")

@@ -7,7 +7,7 @@
 
 #include "common/check.cuh"
 #include "common/consumer_parts.cuh"
-#include "common/device.h"
+#include "machine/device.h"
 
 /* A step of the trainer's is dozens of launches, of which a device takes some thousand: who made more would
  * wait within one, and every other call with it. */
@@ -279,7 +279,7 @@ static enum status make_streams(struct cuda_consumer *self)
     int lowest, highest;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     if (self->learner)
-        self->steps = static_cast<cudaStream_t>(self->learner->stream);
+        self->steps = static_cast<cudaStream_t>(learner_stream(self->learner));
     else
         CUDA_TRY(cudaStreamCreateWithPriority(&self->steps, cudaStreamNonBlocking, lowest));
     CUDA_TRY(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking));

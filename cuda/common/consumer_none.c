@@ -1,6 +1,6 @@
 /* A build without CUDA: no accelerator that could consume a batch. */
-#include "common/device.h"
 #include "core/consumer.h"
+#include "machine/device.h"
 
 enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer)
 {

@@ -1,9 +1,9 @@
-#include "common/device.h"
+#include "machine/device.h"
 
 #include <stdio.h>
 
 #include "common/check.cuh"
-#include "core/nvml.h"
+#include "machine/nvml.h"
 
 /* A kernel that says whether this build holds code for a device at all. */
 static __global__ void probe_kernel(void)

@@ -1,5 +1,5 @@
 /* A build without CUDA: no device, and the reason. */
-#include "common/device.h"
+#include "machine/device.h"
 
 int device_count(void)
 {

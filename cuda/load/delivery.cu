@@ -11,7 +11,7 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/consumer.h"
-#include "core/range.h"
+#include "core/phase.h"
 
 /* ---- Opening ---- */
 
@@ -136,10 +136,10 @@ static struct batch batch_in(const struct outlet *outlet, uint32_t index)
     batch.count = outlet->berths[index].count;
     batch.stride = delivery->stride;
     batch.bytes = batch.count * batch.stride;
-    batch.type = convert->tensor == TENSOR_RAW   ? pictures_batch_type(convert->source)
-                 : convert->tensor == TENSOR_F32 ? BATCH_F32
-                 : convert->tensor == TENSOR_F16 ? BATCH_F16
-                                                 : BATCH_BF16;
+    batch.type = convert->tensor == DTYPE_STORED ? convert->source
+                 : convert->tensor == DTYPE_F32  ? DTYPE_F32
+                 : convert->tensor == DTYPE_F16  ? DTYPE_F16
+                                                 : DTYPE_BF16;
     batch.labels = outlet->labels + slot;
     return batch;
 }

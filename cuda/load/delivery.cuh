@@ -14,8 +14,8 @@
 #include "core/variant.h"
 #include "load/arrays.h"
 #include "load/device_memory.cuh"
-#include "load/load.h"
-#include "load/plain.h"
+#include "data/plain.h"
+#include "load/input.h"
 #include "load/proof.h"
 #include "load/unpack.cuh"
 

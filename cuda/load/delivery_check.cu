@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "data/label.h"
 #include "load/delivery.cuh"
 
 static enum status room_to_verify(struct outlet *outlet)
@@ -29,7 +30,7 @@ static enum status want(struct outlet *outlet, uint32_t number, int32_t *label)
     for (uint32_t m = 0; m < array->members; m++) {
         TRY(plain_bytes(&outlet->plain, &members[m], members[m].size, outlet->read));
         if (m == array->label) {
-            (void)convert_label(outlet->read, members[m].size, label);
+            (void)label_parse(outlet->read, members[m].size, label);
             continue;
         }
         for (uint64_t i = 0; i < delivery->arrays.values; i++)

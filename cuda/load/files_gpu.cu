@@ -9,8 +9,8 @@
 #include <new>
 
 #include "common/check.cuh"
-#include "common/device.h"
-#include "core/range.h"
+#include "core/phase.h"
+#include "machine/device.h"
 #include "load/delivery.cuh"
 
 #define BATCHES    2                   /* that have room: one is filled while another is consumed */

@@ -13,9 +13,9 @@
 #include <new>
 
 #include "common/check.cuh"
-#include "common/device.h"
-#include "core/range.h"
+#include "core/phase.h"
 #include "load/cufile.h"
+#include "machine/device.h"
 #include "load/ring.cuh"
 
 #define BLOCK_BYTES 4096 /* of a file system, that O_DIRECT and the kernel's driver want */

@@ -10,7 +10,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common/check.cuh"
-#include "common/device.h"
+#include "machine/device.h"
 #include "load/delivery.cuh"
 
 /* Of tensors a launch makes: its beginning and its end are lost time, some 5 us. */

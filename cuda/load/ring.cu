@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "common/check.cuh"
-#include "core/env.h"
-#include "core/range.h"
+#include "core/phase.h"
 #include "core/timer.h"
+#include "machine/env.h"
 
 #define PIECE_ALIGNMENT 512 /* of pieces in a buffer: the members of tars keep their alignment */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
@@ -492,14 +492,8 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     ring->buffers = load->ring;
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
     size_buffers(ring, load);
-    uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes,
-             there = env_memory_available_bytes();
-    if (there && bytes > there)
-        return status_set(
-            STATUS_USAGE,
-            "the pinned buffers need %.2f GB of memory and %.2f GB are available; lower --ring, "
-            "--chunk or --threads",
-            1e-9 * (double)bytes, 1e-9 * (double)there);
+    uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;
+    TRY(env_check_memory(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));

@@ -10,9 +10,9 @@
 
 #include <new>
 
-#include "common/device.h"
-#include "core/range.h"
+#include "core/phase.h"
 #include "load/guard.h"
+#include "machine/device.h"
 #include "load/ring.cuh"
 
 struct shards_gpu {

@@ -1,9 +1,9 @@
-/* The hashes of load/tally.h, of bytes that have arrived on the device, or, by the same lines, on the host.
+/* The hashes of data/tally.h, of bytes that have arrived on the device, or, by the same lines, on the host.
  */
 #ifndef FDSL_CUDA_LOAD_TALLY_CUH
 #define FDSL_CUDA_LOAD_TALLY_CUH
 
-#include "load/tally.h"
+#include "data/tally.h"
 #include "load/xxh3.cuh"
 
 /* Of a member of more than 2 TALLY_EDGE bytes: part number `part` of its edges, of XXH3_PARTS. The hash is

@@ -1,10 +1,11 @@
+#include "data/label.h"
 #include "load/unpack.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "common/check.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 #include "load/tally.cuh"
 
 #define BLOCK_THREADS 256
@@ -90,7 +91,7 @@ static __device__ void tally_samples(const struct unpack &job, uint32_t block)
         int32_t label = LABEL_NONE;
         own = {1, sample.bytes, device_tally_sample(sample.key_hash, members, sample.members)};
         if (sample.label < sample.members)
-            convert_label(bytes + sample.at[sample.label], sample.size[sample.label], &label);
+            label_parse(bytes + sample.at[sample.label], sample.size[sample.label], &label);
         job.labels[entry.slot] = label;
         job.hashes[entry.slot] = own.sum;
     }
@@ -134,18 +135,18 @@ store(uint8_t *to, const struct words<GROUP_BYTES> &words)
     *reinterpret_cast<uint4 *>(to) = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
 }
 
-static __host__ __device__ constexpr int source_bytes(enum image_type source)
+static __host__ __device__ constexpr int source_bytes(enum dtype source)
 {
-    return source == IMAGE_U8 ? 1 : source == IMAGE_F16 ? 2 : 4;
+    return source == DTYPE_U8 ? 1 : source == DTYPE_F16 ? 2 : 4;
 }
 
-static __host__ __device__ constexpr int tensor_bytes(enum image_type source, enum tensor_type tensor)
+static __host__ __device__ constexpr int tensor_bytes(enum dtype source, enum dtype tensor)
 {
-    return tensor == TENSOR_RAW ? source_bytes(source) : tensor == TENSOR_F32 ? 4 : 2;
+    return tensor == DTYPE_STORED ? source_bytes(source) : tensor == DTYPE_F32 ? 4 : 2;
 }
 
 /* Values of a group, the bytes that they come from, and how many groups a thread takes. */
-template <enum image_type S, enum tensor_type T>
+template <enum dtype S, enum dtype T>
 struct group {
     static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T);
     static constexpr int FROM = VALUES * source_bytes(S);
@@ -154,33 +155,33 @@ struct group {
 
 /* Value i of a group. A byte becomes the end of a float's bits, 2^23 and the byte, less 2^23: two
  * instructions of full rate. */
-template <enum image_type S, int BYTES>
+template <enum dtype S, int BYTES>
 static __device__ __forceinline__ float value_of(const struct words<BYTES> &words, int i)
 {
-    if constexpr (S == IMAGE_U8)
+    if constexpr (S == DTYPE_U8)
         return __uint_as_float(__byte_perm(words.word[i / 4], 0x4B000000, 0x7650 | i % 4)) - 0x1p23f;
-    else if constexpr (S == IMAGE_F16)
+    else if constexpr (S == DTYPE_F16)
         return __half2float(__ushort_as_half(static_cast<uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
     else
         return __uint_as_float(words.word[i]);
 }
 
 /* What no bytes can become needs no look. */
-template <enum image_type S>
+template <enum dtype S>
 static __device__ __forceinline__ float scaled(const struct convert &convert, float value)
 {
-    return S == IMAGE_U8 ? fmaf(value, convert.scale, convert.bias)
+    return S == DTYPE_U8 ? fmaf(value, convert.scale, convert.bias)
                          : convert_scale(value, convert.scale, convert.bias);
 }
 
 /* Two values of the tensor, 2i and 2i + 1 of a group. */
-template <enum tensor_type T, int BYTES>
+template <enum dtype T, int BYTES>
 static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int i, float first, float second)
 {
-    if constexpr (T == TENSOR_F32) {
+    if constexpr (T == DTYPE_F32) {
         words.word[2 * i] = __float_as_uint(first);
         words.word[2 * i + 1] = __float_as_uint(second);
-    } else if constexpr (T == TENSOR_F16) {
+    } else if constexpr (T == DTYPE_F16) {
         __half2 pair = __floats2half2_rn(first, second);
         words.word[i] = *reinterpret_cast<uint32_t *>(&pair);
     } else {
@@ -190,10 +191,10 @@ static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int 
 }
 
 /* As convert_one(), a group at once. */
-template <enum image_type S, enum tensor_type T>
+template <enum dtype S, enum dtype T>
 static __device__ __forceinline__ struct words<GROUP_BYTES>
 convert_group(const struct convert &convert, const struct words<group<S, T>::FROM> &from) {
-    if constexpr (T == TENSOR_RAW)
+    if constexpr (T == DTYPE_STORED)
         return from;
     else {
         struct words<GROUP_BYTES> to;
@@ -215,7 +216,7 @@ struct share {
 };
 
 /* The end of a sample, or groups at an odd address: value by value. */
-template <enum image_type S, enum tensor_type T>
+template <enum dtype S, enum dtype T>
 static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
                                                  uint64_t first, uint64_t end, uint8_t *slot)
 {
@@ -223,7 +224,7 @@ static __device__ __noinline__ void convert_rest(const struct convert &convert, 
         convert_one(&convert, values, i, slot);
 }
 
-template <enum image_type S, enum tensor_type T>
+template <enum dtype S, enum dtype T>
 static __device__ __forceinline__ void convert_values(const struct unpack &job, uint32_t block,
                                                       const struct share &share)
 {
@@ -257,7 +258,7 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
 
 /* Blocks that tally stand among those that convert the same samples: few threads of theirs have loads in
  * flight, and nothing of theirs is last. */
-template <enum image_type S, enum tensor_type T>
+template <enum dtype S, enum dtype T>
 static __global__
 __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
                                                                    const __grid_constant__ struct share share)
@@ -277,30 +278,30 @@ struct unpacker {
     uint32_t values, groups; /* of a group; of a thread */
 };
 
-template <enum image_type S, enum tensor_type T> static struct unpacker unpacker_of()
+template <enum dtype S, enum dtype T> static struct unpacker unpacker_of()
 {
     return {unpack_kernel<S, T>, group<S, T>::VALUES, group<S, T>::GROUPS};
 }
 
-template <enum image_type S> static struct unpacker unpacker_from(enum tensor_type tensor)
+template <enum dtype S> static struct unpacker unpacker_from(enum dtype tensor)
 {
     switch (tensor) {
-    case TENSOR_RAW:
-        return unpacker_of<S, TENSOR_RAW>();
-    case TENSOR_F32:
-        return unpacker_of<S, TENSOR_F32>();
-    case TENSOR_F16:
-        return unpacker_of<S, TENSOR_F16>();
+    case DTYPE_STORED:
+        return unpacker_of<S, DTYPE_STORED>();
+    case DTYPE_F32:
+        return unpacker_of<S, DTYPE_F32>();
+    case DTYPE_F16:
+        return unpacker_of<S, DTYPE_F16>();
     default:
-        return unpacker_of<S, TENSOR_BF16>();
+        return unpacker_of<S, DTYPE_BF16>();
     }
 }
 
 static struct unpacker choose(const struct convert *convert)
 {
-    return convert->source == IMAGE_U8    ? unpacker_from<IMAGE_U8>(convert->tensor)
-           : convert->source == IMAGE_F16 ? unpacker_from<IMAGE_F16>(convert->tensor)
-                                          : unpacker_from<IMAGE_F32>(convert->tensor);
+    return convert->source == DTYPE_U8    ? unpacker_from<DTYPE_U8>(convert->tensor)
+           : convert->source == DTYPE_F16 ? unpacker_from<DTYPE_F16>(convert->tensor)
+                                          : unpacker_from<DTYPE_F32>(convert->tensor);
 }
 
 /* A block a piece of a sample, or several samples a block where they are small. */

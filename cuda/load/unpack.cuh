@@ -7,9 +7,10 @@
 #include <stdint.h>
 
 #include "core/status.h"
+#include "data/label.h"
+#include "data/tally.h"
 #include "load/arrays.h"
 #include "load/convert.h"
-#include "load/tally.h"
 
 /* Where a sample is, and where it belongs. */
 struct unpack_entry {

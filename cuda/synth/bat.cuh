@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 #include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 

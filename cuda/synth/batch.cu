@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/device.h"
+#include "machine/device.h"
 #include "common/stream.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 
 enum status device_batch_probe(const struct resources *resources)
 {

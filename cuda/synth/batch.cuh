@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 #include "core/variant.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* The workload's input, in device memory. */
 struct device_input {

@@ -6,7 +6,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 #include "synth/class.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_reduce.cuh"
@@ -298,7 +298,7 @@ static enum status make_plan(struct fused_plan *plan)
     TRY(choose_side(plan));
     bool reduce = !tile_with(&synth->output, synth->res, plan->side, &tiling);
     if (reduce) /* painting writes canvases */
-        plan->job.output = {OUTPUT_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
+        plan->job.output = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
     plan->split = splits(plan, plan->slice);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 struct fused_plan;
 struct device_clock;

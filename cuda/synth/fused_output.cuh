@@ -48,12 +48,12 @@ static __device__ __forceinline__ uint32_t bf16_bits(float value)
 static __device__ __forceinline__ void store_four(const output_sink &sink, size_t i, const float values[4])
 {
     switch (sink.output.type) {
-    case OUTPUT_F16:
+    case DTYPE_F16:
         *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(sink.image) + i) =
             make_uint2(half_bits(values[0]) | half_bits(values[1]) << 16,
                        half_bits(values[2]) | half_bits(values[3]) << 16);
         break;
-    case OUTPUT_BF16:
+    case DTYPE_BF16:
         *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(sink.image) + i) =
             make_uint2(bf16_bits(values[0]) | bf16_bits(values[1]) << 16,
                        bf16_bits(values[2]) | bf16_bits(values[3]) << 16);
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void store_planes(const output_sink &sink, uin
     const struct synth_output &output = sink.output;
     for (uint32_t c = 0; c < output.channels; c++) {
         size_t i = output_index(&output, c, y, x);
-        if (output.type == OUTPUT_U8) {
+        if (output.type == DTYPE_U8) {
             store_four_u8(sink, i, fused_value_u8(sums[0], sink.area), fused_value_u8(sums[1], sink.area),
                           fused_value_u8(sums[2], sink.area), fused_value_u8(sums[3], sink.area));
             continue;
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void store_pixels(const output_sink &sink, uin
     size_t i = output_index(&output, 0, y, x);
 #pragma unroll
     for (int first = 0; first < 12; first += 4) {
-        if (output.type == OUTPUT_U8) {
+        if (output.type == DTYPE_U8) {
             store_four_u8(sink, i + first, fused_value_u8(sums[first / 3], sink.area),
                           fused_value_u8(sums[(first + 1) / 3], sink.area),
                           fused_value_u8(sums[(first + 2) / 3], sink.area),
@@ -217,10 +217,10 @@ static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t
 {
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res;
-    size_t bytes = (size_t)output.res * output.res * output.channels * output_value_bytes(output.type);
+    size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
     output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
                         output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
-    if (sink.four && output.type == OUTPUT_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
+    if (sink.four && output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
         write_grays(tile, canvas, static_cast<uint8_t *>(sink.image), output.res);
         return;
     }

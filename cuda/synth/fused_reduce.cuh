@@ -19,7 +19,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
     uint32_t image = (uint32_t)(i / pixels), y = (uint32_t)(i % pixels) / output.res,
              x = (uint32_t)(i % pixels) % output.res;
     const uint8_t *canvas = canvases + (size_t)image * res * res;
-    size_t bytes = (size_t)pixels * output.channels * output_value_bytes(output.type);
+    size_t bytes = (size_t)pixels * output.channels * dtype_bytes(output.type);
     auto row_at = [&](uint32_t row) {
         const uint8_t *first = canvas + (size_t)row * res;
         return [first](uint32_t column) { return (uint32_t)first[column]; };

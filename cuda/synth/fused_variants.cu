@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 #include "synth/batch.cuh"
 #include "synth/fused.h"
 

@@ -1,7 +1,7 @@
 /* `gbase-device`: gbase with one launch per image from the host. A parent kernel of one thread launches the
  * three kernels of the image (dynamic parallelism). An image still waits for the one before it, as in gbase.
  */
-#include "core/range.h"
+#include "core/phase.h"
 #include "synth/device_launch.cuh"
 #include "synth/gbase.cuh"
 

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 #include "synth/stages.cuh"
 
 /* The host launches one kernel per stage. */

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/device.h"
-#include "core/range.h"
+#include "core/phase.h"
+#include "machine/device.h"
 #include "train/cudnn.cuh"
 #include "train/feed.cuh"
 #include "train/multiply.cuh"

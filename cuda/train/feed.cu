@@ -2,7 +2,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
-#include "core/range.h"
+#include "core/phase.h"
 
 /* ---- Opening ---- */
 

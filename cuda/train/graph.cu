@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/device.h"
-#include "core/range.h"
+#include "core/phase.h"
+#include "machine/device.h"
 #include "train/graph.cuh"
 #include "train/network.cuh"
 #include "train/progress.cuh"
@@ -82,13 +82,13 @@ static enum status graph_accepts(const struct train *train)
 {
     const struct model *model = train->model;
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
-    if (is_cnn(model) && shape && train->data->type == DATA_U8 && model->classes <= GRAPH_CLASSES)
+    if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
         "it is made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
         "%s of %ux%ux%u and %u classes; %s takes all models and shapes",
-        GRAPH_CLASSES, model->name, train->data->type == DATA_U8 ? "bytes" : "halves", model->input.channels,
+        GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves", model->input.channels,
         model->input.height, model->input.width, model->classes, other_variant(train));
 }
 

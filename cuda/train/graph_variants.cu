@@ -1,6 +1,7 @@
 /* The variants `train-graph` and `infer-graph`. */
-#include "common/device.h"
+#include "machine/device.h"
 #include "train/graph_engine.cuh"
+#include "train/inferrer.h"
 #include "train/trainer.h"
 
 static enum status probe(const struct resources *resources)

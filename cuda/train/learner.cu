@@ -29,8 +29,7 @@ struct moment {
     double sum, square;
 };
 
-struct cuda_learner {
-    struct learner learner; /* first */
+struct learner {
     int device;
     struct model model;
     struct data data; /* a training set of one batch: the one at hand */
@@ -46,11 +45,6 @@ struct cuda_learner {
     uint64_t steps;
 };
 
-static struct cuda_learner *self_of(struct learner *learner)
-{
-    return reinterpret_cast<struct cuda_learner *>(learner);
-}
-
 /* ---- What is learnt from ---- */
 
 /* How a batch is read: its values one by one, channel by channel. */
@@ -60,7 +54,7 @@ struct intake {
     uint32_t channels, plane, classes;
 };
 
-static struct intake intake_of(const struct cuda_learner *self, const struct batch *batch)
+static struct intake intake_of(const struct learner *self, const struct batch *batch)
 {
     const struct shape *shape = &self->data.shape;
     return {*batch, divider_of((uint32_t)self->data.sample_values), shape->channels,
@@ -75,11 +69,11 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     uint32_t i =
         intake.batch.interleaved ? place * intake.channels + channel : channel * intake.plane + place;
     switch (intake.batch.type) {
-    case BATCH_U8:
+    case DTYPE_U8:
         return (float)sample[i];
-    case BATCH_F16:
+    case DTYPE_F16:
         return half_to_float(reinterpret_cast<const uint16_t *>(sample)[i]);
-    case BATCH_BF16:
+    case DTYPE_BF16:
         return __uint_as_float((uint32_t) reinterpret_cast<const uint16_t *>(sample)[i] << 16);
     default:
         return reinterpret_cast<const float *>(sample)[i];
@@ -128,7 +122,7 @@ static __global__ void normal_kernel(const struct moment *moments, double count,
     normals[channel] = {(float)(1 / deviation), (float)(-mean / deviation)};
 }
 
-static enum status find_normals(struct cuda_learner *self, const struct intake &intake)
+static enum status find_normals(struct learner *self, const struct intake &intake)
 {
     cudaStream_t stream = self->batch.stream;
     double count = (double)intake.batch.count * intake.plane;
@@ -160,7 +154,7 @@ static __global__ void intake_kernel(const struct intake intake, const struct no
     labels[j] = label < intake.classes ? label : 0;
 }
 
-static enum status take_in(struct cuda_learner *self, const struct batch *batch)
+static enum status take_in(struct learner *self, const struct batch *batch)
 {
     struct intake intake = intake_of(self, batch);
     cudaStream_t stream = self->batch.stream;
@@ -175,9 +169,8 @@ static enum status take_in(struct cuda_learner *self, const struct batch *batch)
 /* ---- Steps ---- */
 
 /* A batch is an epoch of one step: so it may be short, and dropout and the optimizer count on. */
-static enum status cuda_step(struct learner *learner, const struct batch *batch)
+extern "C" enum status learner_step(struct learner *self, const struct batch *batch)
 {
-    struct cuda_learner *self = self_of(learner);
     if (batch->count == 0 || batch->count > self->train.batch)
         return status_set(STATUS_FAILED, "a batch of %u samples, and the trainer takes 1 to %u", batch->count,
                           self->train.batch);
@@ -193,9 +186,8 @@ static enum status cuda_step(struct learner *learner, const struct batch *batch)
     return STATUS_OK;
 }
 
-static enum status cuda_loss(struct learner *learner, double *loss)
+extern "C" enum status learner_loss(struct learner *self, double *loss)
 {
-    struct cuda_learner *self = self_of(learner);
     struct train_totals looks[LOOKS];
     *loss = NAN;
     if (self->steps == 0)
@@ -215,9 +207,8 @@ static enum status cuda_loss(struct learner *learner, double *loss)
     return STATUS_OK;
 }
 
-static enum status cuda_begin(struct learner *learner)
+extern "C" enum status learner_begin(struct learner *self)
 {
-    struct cuda_learner *self = self_of(learner);
     struct train_totals unused;
     float *zeros = self->arena + self->model.arena_values;
     const struct train_state state = {
@@ -233,9 +224,15 @@ static enum status cuda_begin(struct learner *learner)
 
 /* ---- Opening ---- */
 
-static void cuda_close(struct learner *learner)
+extern "C" void *learner_stream(const struct learner *self)
 {
-    struct cuda_learner *self = self_of(learner);
+    return self->batch.stream;
+}
+
+extern "C" void learner_close(struct learner *self)
+{
+    if (!self)
+        return;
     if (self->engine)
         ENGINE->close(self->engine);
     holding_free(&self->holding);
@@ -245,7 +242,7 @@ static void cuda_close(struct learner *learner)
 }
 
 /* The engine copies what the sets hold: zeros, in the place of what will be handed over. */
-static enum status make_sets(struct cuda_learner *self, uint32_t batch)
+static enum status make_sets(struct learner *self, uint32_t batch)
 {
     struct data *data = &self->data;
     const uint32_t counts[DATA_PARTS] = {batch, 1};
@@ -261,7 +258,7 @@ static enum status make_sets(struct cuda_learner *self, uint32_t batch)
 }
 
 /* The engine has its own: batches go there. The counts stay. */
-static void forget_values(struct cuda_learner *self)
+static void forget_values(struct learner *self)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
         free(self->data.sets[part].values);
@@ -269,11 +266,11 @@ static void forget_values(struct cuda_learner *self)
     }
 }
 
-static void fill_train(struct cuda_learner *self, const struct lesson *lesson)
+static void fill_train(struct learner *self, const struct lesson *lesson)
 {
     struct data *data = &self->data;
     data->shape = self->model.input;
-    data->type = DATA_F16;
+    data->type = DTYPE_F16;
     data->classes = lesson->classes;
     data->sample_values = shape_values(&data->shape);
     data->sample_bytes = data->sample_values * sizeof(uint16_t);
@@ -291,7 +288,7 @@ static void fill_train(struct cuda_learner *self, const struct lesson *lesson)
     self->train.schedule.rate = RATE;
 }
 
-static enum status make(struct cuda_learner *self, const struct lesson *lesson)
+static enum status make(struct learner *self, const struct lesson *lesson)
 {
     const struct resources resources = {.threads = 1, .device = self->device};
     TRY(lesson_build(lesson, &self->model));
@@ -303,28 +300,25 @@ static enum status make(struct cuda_learner *self, const struct lesson *lesson)
     TRY(make_sets(self, lesson->batch));
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
     self->batch = engine_batch(self->engine);
-    self->learner.stream = self->batch.stream;
     forget_values(self);
     TRY(hold(&self->holding, &self->normals, lesson->channels));
     TRY(hold(&self->holding, &self->moments, (size_t)lesson->channels * MOMENT_PARTS));
     TRY(hold(&self->holding, &self->looks, LOOKS));
-    return cuda_begin(&self->learner);
+    return learner_begin(self);
 }
 
 extern "C" enum status learner_open(int device, const struct lesson *lesson, struct learner **learner)
 {
-    static const struct learner_type type = {cuda_begin, cuda_step, cuda_loss, cuda_close};
-    struct cuda_learner *self = static_cast<struct cuda_learner *>(calloc(1, sizeof *self));
+    struct learner *self = static_cast<struct learner *>(calloc(1, sizeof *self));
     *learner = nullptr;
     if (!self)
         return status_set(STATUS_FAILED, "out of memory");
-    self->learner.type = &type;
     self->device = device;
     enum status status = make(self, lesson);
     if (status != STATUS_OK) {
-        cuda_close(&self->learner);
+        learner_close(self);
         return status;
     }
-    *learner = &self->learner;
+    *learner = self;
     return STATUS_OK;
 }

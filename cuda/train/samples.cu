@@ -49,7 +49,7 @@ enum status batch_list(const struct device_set *set, const struct device_batch *
 /* ---- Values ---- */
 
 struct gather_plan {
-    enum data_type type;
+    enum dtype type;
     struct shape shape;
     uint32_t count;        /* values of the batch */
     struct divider sample; /* values of one */

@@ -1,7 +1,8 @@
 /* The variants over engine.cuh's engines. */
-#include "common/device.h"
+#include "machine/device.h"
 #include "train/cudnn.cuh"
 #include "train/engine.cuh"
+#include "train/inferrer.h"
 #include "train/trainer.h"
 
 static enum status probe(const struct resources *resources)

@@ -45,4 +45,14 @@ static inline bool compute_learns(const struct compute *compute)
  * where there is nothing to learn, or no network that could. */
 enum status compute_teach(struct compute *compute);
 
+/* The columns that every workload with --compute lists in its measures, in this order; the first one's name,
+ * and how many they are. */
+#define COMPUTE_MEASURES                                                                       \
+    {"compute_ms", COMBINE_MEAN}, {"steps", COMBINE_SUM}, {"wait_share", COMBINE_MAX},         \
+        {"first_wait_s", COMBINE_MAX}, {"step_s", COMBINE_MEAN}, {"utilisation", COMBINE_MIN}, \
+        {"slowdown", COMBINE_MAX}, {"bus_share", COMBINE_MIN}, {"bus_slowdown", COMBINE_MAX},  \
+    {                                                                                          \
+        "loss", COMBINE_MEAN                                                                   \
+    }
+
 #endif

@@ -1,10 +1,11 @@
-/* Files that appear whole or not at all, and what is asked of names before. */
+/* Files: read as a whole, written whole or not at all, and checks of names before a file is written. */
 #ifndef FDSL_CORE_FILE_H
 #define FDSL_CORE_FILE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 
 /* The folder of `path`: ".", or a copy in `folder`, a buffer of PATH_MAX. */
@@ -71,5 +72,13 @@ void file_remove_on_signals(void);
 void file_hold_signals(void);
 bool file_signal_held(void);
 void file_release_signals(void);
+
+FDSL_C_BEGIN
+
+/* Reads a regular file. `*bytes`, which the caller frees, holds `*size` bytes and then one that is zero.
+ * STATUS_FAILED with the path and the reason. */
+enum status file_read(const char *path, char **bytes, size_t *size);
+
+FDSL_C_END
 
 #endif

@@ -1,7 +1,5 @@
-/* The trainer's own step, for those who have batches and want them learnt from: an interface, so that rooms
- * need not include each other. src/train/learner.c knows the networks, cuda/train/learner.cu makes the steps.
- *
- * C, no CUDA header. A learner is a table of functions and its state behind it. */
+/* The trainer's own step, for rooms that have batches and may not include the room `train`.
+ * src/train/learner.c knows the networks, cuda/train/learner.cu runs the steps. */
 #ifndef FDSL_CORE_LEARNER_H
 #define FDSL_CORE_LEARNER_H
 
@@ -29,53 +27,30 @@ enum status lesson_check_name(const char *model);
  * unknown, or the network does not fit the pictures. */
 enum status lesson_choose(struct lesson *lesson);
 
+/* A model on a device and the optimizer's state: cuda/train/learner.cu. One thread at a time. */
 struct learner;
 
-struct learner_type {
-    enum status (*begin)(struct learner *learner);
-    enum status (*step)(struct learner *learner, const struct batch *batch);
-    enum status (*loss)(struct learner *learner, double *loss);
-    void (*close)(struct learner *learner);
-};
-
-/* The first member of each implementation's own struct. */
-struct learner {
-    const struct learner_type *type;
-    void *stream; /* of its steps: a cudaStream_t of the default priority, the lowest; the learner's */
-};
-
-/* Makes a learner of a lesson that was chosen, on CUDA device `device`, as learner_begin() leaves it. The
- * caller closes it. STATUS_USAGE where its memory does not fit. */
+/* Creates a learner for a lesson that lesson_choose() completed, on CUDA device `device`, with initial
+ * parameters. The caller closes it. STATUS_USAGE where its memory does not fit. */
 enum status learner_open(int device, const struct lesson *lesson, struct learner **learner);
 
-/* Forgets all: the parameters are those that training begins with. Waits for the steps before. */
-static inline enum status learner_begin(struct learner *learner)
-{
-    return learner->type->begin(learner);
-}
+/* Resets the parameters to their initial values, after the steps that were enqueued. */
+enum status learner_begin(struct learner *learner);
 
-/* Enqueues the next step of the training: forward, backward and optimizer, on a batch that lies on the device
- * until the step has ended, its values from addresses that their size divides. Returns at once. One thread at
- * a time. */
-static inline enum status learner_step(struct learner *learner, const struct batch *batch)
-{
-    return learner->type->step(learner, batch);
-}
+/* Enqueues the next training step (forward, backward, optimizer) on a batch in device memory, and returns at
+ * once. The batch must stay valid until the step has ended; its values are aligned to their size. */
+enum status learner_step(struct learner *learner, const struct batch *batch);
 
-/* The mean loss of the samples of the latest steps, LEARNER_RECENT at most, each before its step; NaN before
- * the first. Waits for them. STATUS_FAILED where the loss of a step was no finite number. */
+/* The stream of the steps: a cudaStream_t of the lowest priority, owned by the learner. */
+void *learner_stream(const struct learner *learner);
+
+/* Waits for the steps and returns the mean loss per sample of the latest LEARNER_RECENT steps, each loss
+ * before its update; NaN before the first step. STATUS_FAILED where the loss of a step was not finite. */
 #define LEARNER_RECENT 64
-static inline enum status learner_loss(struct learner *learner, double *loss)
-{
-    return learner->type->loss(learner, loss);
-}
+enum status learner_loss(struct learner *learner, double *loss);
 
-/* Waits for its steps and frees it; NULL is allowed. */
-static inline void learner_close(struct learner *learner)
-{
-    if (learner)
-        learner->type->close(learner);
-}
+/* Waits for the steps and frees the learner; NULL is allowed. */
+void learner_close(struct learner *learner);
 
 FDSL_C_END
 

@@ -300,7 +300,7 @@ static enum status explain_unknown(const struct options *options, const char *ar
     option_name(argument, name, sizeof name);
     int shown = (int)smaller(strcspn(argument, "="), NAME_BYTES);
     if (options->explain)
-        TRY(options->explain(name));
+        TRY(options->explain(options->explain_context, name));
 
     size_t count = spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);

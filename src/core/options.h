@@ -46,7 +46,8 @@ struct options {
     size_t table_count;
     bool *given; /* a flag a spec, tables in order: was it on the command line? */
     /* STATUS_USAGE, with where it belongs, of a name that no table has; STATUS_OK: nobody knows. Or NULL. */
-    enum status (*explain)(const char *name);
+    enum status (*explain)(void *context, const char *name);
+    void *explain_context;
 };
 
 /* Writes every default into the structs of options->tables, then the command line's values. `--name value`

@@ -2,7 +2,9 @@
 
 #include <stdatomic.h>
 
-#include "core/range.h"
+#ifdef HAVE_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
 
 static _Atomic int current = PHASE_IDLE;
 
@@ -25,3 +27,15 @@ const char *phase_name(enum phase phase)
     static const char *const names[] = {"idle", "setup", "verify", "warm-up", "timed", "measure", "teardown"};
     return names[phase];
 }
+
+#ifdef HAVE_NVTX
+void range_push(const char *name)
+{
+    nvtxRangePushA(name);
+}
+
+void range_pop(void)
+{
+    nvtxRangePop();
+}
+#endif

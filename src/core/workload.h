@@ -7,13 +7,12 @@
 
 #include "core/compute.h"
 #include "core/consumer.h"
+#include "core/measures.h"
 #include "core/options.h"
 #include "core/place.h"
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
-
-struct row;
 
 /* The work of one run. */
 struct work {
@@ -21,27 +20,6 @@ struct work {
     double bytes;            /* of the finished images, or of the samples: the numerator of bytes_per_s */
     struct least_work least; /* for the roofline */
 };
-
-/* What a column of the row of all ranks holds, given those of the ranks; and so what it is: words, a hash, or
- * else a number. */
-enum combine {
-    COMBINE_FIRST,  /* rank 0's words, which are the same on all */
-    COMBINE_SAME,   /* rank 0's number, which is the same on all */
-    COMBINE_COMMON, /* rank 0's words where all ranks have the same, else nothing */
-    COMBINE_NONE,   /* nothing: it means something for one rank alone */
-    COMBINE_MIN,    /* the smallest number */
-    COMBINE_MEAN,
-    COMBINE_MAX,    /* the largest number: the slowest rank's */
-    COMBINE_SUM,    /* the sum of whole numbers */
-    COMBINE_HASHES, /* the sum of 16 hexadecimal digits modulo 2^64 */
-};
-
-struct measure {
-    const char *column;
-    enum combine combine;
-};
-
-#define MEASURES_MAX 64 /* columns of a workload's own */
 
 struct workload {
     const char *name, *summary;
@@ -67,31 +45,15 @@ struct workload {
     /* Those of them that the table shows as well, NULL-terminated. May be NULL: none. */
     const char *const *shown;
 
-    /* Every run checks what it made, and fails with STATUS_WRONG: rows have their `wrong` without --verify
-     * too, which looks closer. */
-    bool checks_runs;
-
-    /* Ranks share a run's items, however many they are, so scaling is always strong. */
-    bool shares_items;
-
     /* Checks the parameters, completes those whose default depends on others, and makes the input that
      * variants work on, as at `place`. The caller closes it. */
     enum status (*open)(const struct options *options, void *parameters, const struct place *place,
                         void **input);
     void (*close)(void *input);
 
-    /* A hash of what the options name but do not hold, the contents of files: ranks that work together have
-     * the same. May be NULL: there is no such thing. */
-    uint64_t (*identity)(const void *input);
-
-    /* With several ranks, on rank 0: whether they did together what one rank would have done, by the row of
-     * all of them. STATUS_WRONG and what is wrong; then the row is not written. May be NULL: there is nothing
-     * to see. */
-    enum status (*check_total)(const void *input, const struct row *total);
-
-    /* Makes the input that of another place, while no variant is set up, and the parameters those that a row
-     * of it shows. STATUS_USAGE where nothing is left for a rank. */
-    enum status (*move)(void *input, void *parameters, const struct place *place);
+    /* Changes the input to the share of another rank or number of ranks, while no variant is set up, and
+     * `parameters` to what its row shows. STATUS_USAGE where a rank would have no share. */
+    enum status (*repartition)(void *input, void *parameters, const struct place *place);
 
     /* Whether a parameter means anything among these to the variant (NULL: to some variant); where not, its
      * column stays empty. May be NULL: always. */
@@ -104,25 +66,6 @@ struct workload {
     /* The state of the page cache that runs begin with, for the column `cache`. May be NULL: none. */
     const char *(*cache)(const void *input);
 
-    /* The training step that is to consume every batch (--compute), as parameters have it; whole once the
-     * input is open, before that only whether there is one. May be NULL: none. With it comes one of the two
-     * below; core/consumed.h does the rest. */
-    const struct compute *(*compute)(const void *parameters);
-
-    /* A run makes one batch: hands that of run `number`, the latest of `state`, to the consumer.
-     * `*done_event` becomes that behind its step where the batch must stay as it is until then, and stays
-     * NULL where it need not. */
-    enum status (*hand_over)(const void *input, const struct variant *variant, void *state, uint64_t number,
-                             struct consumer *consumer, void **done_event);
-
-    /* A run delivers many: from now on variants hand each to the consumer (NULL: to nobody). */
-    void (*set_consumer)(void *input, struct consumer *consumer);
-
-    /* Whether another run is to come, where each run is a row of its own (an epoch): then no other run comes
-     * before the first or between them, and verify() comes before all. May be NULL: runs repeat the same
-     * work, and one row holds their statistics. */
-    bool (*more)(const void *input, void *state);
-
     /* The work of one run of the variant on `input`: before any, and of the latest ones. */
     struct work (*work)(const void *input, const struct variant *variant);
 
@@ -132,38 +75,84 @@ struct workload {
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
                           uint64_t *wrong);
 
-    /* Where verify() cannot see afterwards all that a run has delivered: from now on runs check each item as
-     * they deliver it, or (`closely` is false) no longer. Such a run is not timed. May be NULL. */
-    enum status (*check_closely)(void *input, bool closely);
-
-    /* What verify() found wrong, in words: "9 of 10 losses". May be NULL: the count of the items. */
-    void (*verdict)(const void *input, void *state, char *text, size_t size);
-
-    /* Fills those of the workload's own columns that tell of the latest timed run, before anything else
-     * happens to `state` or to the machine; `texts` has a text per column in `measures`, empty as yet. May be
+    /* Sets the measures that describe the latest timed run, before `state` or the machine changes. May be
      * NULL. */
-    enum status (*observe)(const void *input, const struct variant *variant, void *state, char texts[][64]);
+    enum status (*observe)(const void *input, const struct variant *variant, void *state,
+                           struct measures *measures);
 
-    /* Fills the rest of these columns, after the last run has been verified; may run the variant again. May
-     * be NULL. */
-    enum status (*measure)(const void *input, const struct variant *variant, void *state, char texts[][64]);
+    /* Sets the other measures, after the last run has been verified; may run the variant again. May be NULL.
+     */
+    enum status (*measure)(const void *input, const struct variant *variant, void *state,
+                           struct measures *measures);
 
-    /* Run number 0 has been made by `state`: writes what the user asked to see of it. May be NULL.
-     * `name` is the variant's where several variants deliver, else NULL. */
+    /* Writes what the user asked to see of run number 0, which `state` has completed. `name` is the variant's
+     * where several variants deliver, else NULL. May be NULL. */
     enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
 
-    /* Only with more(), and all or none: a kill at any moment loses neither what a run has done nor its row.
-     * The row is known and not yet written: keeps `state` and, with it, the row as CSV (a header and a line).
-     */
-    enum status (*keep)(const void *input, void *state, const char *row);
+    /* For workloads that check more than verify() sees. */
+    struct {
+        bool every_run; /* every run checks its results and fails with STATUS_WRONG, so rows have `wrong`
+                         * without
+                         * --verify, too */
 
-    /* The row that was kept with what `state` goes on from, "" for none; the state's. It may not have been
-     * written. */
-    const char *(*kept)(const void *state);
+        /* Switches checks of each item at its delivery on or off, for results that are gone after a run. Runs
+         * with these checks are not timed. May be NULL. */
+        enum status (*closely)(void *input, bool closely);
 
-    /* No run is left to come, and all rows are written: `runs` were made. Writes what the user asked to have
-     * of the end. */
-    enum status (*end)(const void *input, void *state, uint64_t runs);
+        /* Describes what verify() found wrong: "9 of 10 losses". May be NULL: the number of items is shown.
+         */
+        void (*verdict)(const void *input, void *state, char *text, size_t size);
+    } checks;
+
+    /* For workloads whose ranks share data. */
+    struct {
+        bool share_items; /* the items of a run are divided among the ranks: scaling is always strong */
+
+        /* A hash of the contents of the files that the options name: all ranks must have the same. May be
+         * NULL. */
+        uint64_t (*identity)(const void *input);
+
+        /* On rank 0, with several ranks: checks by the measures of the row of all ranks that together they
+         * did what one rank would have done. STATUS_WRONG with the reason; the row is not written then. May
+         * be NULL. */
+        enum status (*check_total)(const void *input, const struct measures *total);
+    } ranks;
+
+    /* For workloads whose batches a training step may consume (--compute): `step` and one of the two others.
+     * run/consumed.h does the rest. */
+    struct {
+        /* The training step in `parameters`; complete once the input is open, before that it only tells
+         * whether there is one. NULL: batches are never consumed. */
+        const struct compute *(*step)(const void *parameters);
+
+        /* One batch per run: passes the batch of run `number`, the latest of `state`, to the consumer.
+         * `*done_event` becomes the event after its step where the batch must stay unchanged until then; else
+         * it stays NULL. */
+        enum status (*hand_over)(const void *input, const struct variant *variant, void *state,
+                                 uint64_t number, struct consumer *consumer, void **done_event);
+
+        /* Many batches per run: from now on variants pass each batch to the consumer (NULL: to none). */
+        void (*set_consumer)(void *input, struct consumer *consumer);
+    } batches;
+
+    /* For workloads whose runs are epochs: every run is a row, and no other run comes before the first or
+     * between them. verify() with number 0 is called before the first. All NULL otherwise. */
+    struct {
+        /* Whether another epoch follows. */
+        bool (*more)(const void *input, void *state);
+
+        /* Saves `state` and the row of its last epoch as CSV (header and line), before the row is written: a
+         * kill at any moment loses neither. */
+        enum status (*keep)(const void *input, void *state, const char *row);
+
+        /* The row that was saved with the state that `state` continues from; "" for none. The state's. It may
+         * not have been written. */
+        const char *(*kept)(const void *state);
+
+        /* After the last epoch and its row: writes the final results that the user asked for. `runs` epochs
+         * were run. */
+        enum status (*end)(const void *input, void *state, uint64_t runs);
+    } epochs;
 };
 
 /* All workloads, NULL-terminated. */

@@ -4,13 +4,12 @@
 #include <string.h>
 #include <strings.h>
 
-#include "load/convert.h"
-#include "core/npy_header.h"
-#include "load/plain.h"
+#include "data/label.h"
+#include "data/npy.h"
+#include "data/plain.h"
 
-#define HEAD_BYTES      4096           /* of a .npy, read to find its header */
-#define HEAD_BYTES_MAX  (1 << 20)      /* the same where the header is longer */
-#define LABEL_BYTES_MAX ((uint64_t)64) /* of a .cls */
+#define HEAD_BYTES     4096      /* of a .npy, read to find its header */
+#define HEAD_BYTES_MAX (1 << 20) /* the same where the header is longer */
 
 /* The samples as they are looked through. */
 struct looking {
@@ -63,18 +62,13 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
 static enum status check_header(struct looking *looking, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
-    static const char *const types[] = {"|u1", "<f2", "<f4"}; /* as enum image_type */
     if (number == 0) {
-        size_t type = 0;
-        while (type < COUNT_OF(types) && strcmp(header->type, types[type]) != 0)
-            type++;
-        if (type == COUNT_OF(types))
+        if (!dtype_from_npy(header->type, &looking->arrays->type))
             return status_set(
                 STATUS_USAGE,
                 "values of type '%s'; a GPU variant takes |u1, <f2 and <f4: prepare the set with "
                 "--dtype u8, f16 or f32",
                 header->type);
-        looking->arrays->type = (enum image_type)type;
         looking->arrays->values = header->values;
         looking->first = *header;
         if (header->values == 0)
@@ -104,7 +98,7 @@ static enum status look_at_label(struct looking *looking, const struct dataset_m
     int32_t label;
     uint64_t bytes = member->size < LABEL_BYTES_MAX ? member->size : LABEL_BYTES_MAX;
     TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    if (member->size <= LABEL_BYTES_MAX && convert_label(looking->head, bytes, &label))
+    if (member->size <= LABEL_BYTES_MAX && label_parse(looking->head, bytes, &label))
         return STATUS_OK;
     return status_set(STATUS_USAGE, "a label is a whole number of 32 bits in decimal, and this is none");
 }

@@ -6,10 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
-#include "load/augment.h"
-#include "load/dataset.h"
+#include "data/dataset.h"
 
 #define ARRAY_MEMBERS_MAX 2
 
@@ -30,7 +30,7 @@ struct array_place {
 };
 
 struct arrays {
-    enum image_type type;
+    enum dtype type;
     uint64_t values;              /* of a sample */
     struct array_sample *samples; /* by number, as are the places */
     struct array_place *places;

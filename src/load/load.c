@@ -1,5 +1,6 @@
 /* The workload `load`: its options, its input, what variants ask of it, and whether they are right. */
-#include "load/load.h"
+#include "data/dataset_open.h"
+#include "load/input.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +19,9 @@ struct parameters {
     bool normalised; /* --mean or --std was given; load_open() finds out */
 };
 
-static const char *const tensors[] = {"raw", "f32", "f16", "bf16", NULL}; /* as enum tensor_type */
-static const char *const caches[] = {"warm", "cold", "any", NULL};        /* as enum load_cache */
+static const char *const tensors[] = {"raw", "f32", "f16", "bf16", NULL};
+static const enum dtype tensor_types[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+static const char *const caches[] = {"warm", "cold", "any", NULL}; /* as enum load_cache */
 static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct parameters, field)
@@ -142,7 +144,7 @@ static enum status check_combination(const struct options *given, const struct p
     if (parameters->chunk % 4)
         return status_set(STATUS_USAGE, "--chunk: %llu KiB are no whole pages; take a multiple of 4",
                           (unsigned long long)parameters->chunk);
-    if (parameters->normalised && !parameters->augment && parameters->tensor == TENSOR_RAW &&
+    if (parameters->normalised && !parameters->augment && tensor_types[parameters->tensor] == DTYPE_STORED &&
         options_given(given, "tensor"))
         return status_set(STATUS_USAGE, "--tensor raw holds the values as they are; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
@@ -174,12 +176,11 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .skip = parameters->on_error,
         .decode = parameters->decode || parameters->augment,
         .augment = parameters->augment,
-        .augmentation = {.shift = (uint32_t)parameters->shift,
-                         .flip = true,
+        .augmentation = {.move = {.shift = (uint32_t)parameters->shift, .flip = true},
                          .mean = (float)parameters->mean,
                          .scale = (float)(1 / parameters->std),
                          .seed = parameters->seed},
-        .tensor = (enum tensor_type)parameters->tensor,
+        .tensor = tensor_types[parameters->tensor],
         .mean = parameters->mean,
         .std = parameters->std,
         .ring = (uint32_t)parameters->ring,
@@ -280,7 +281,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (strcmp(option, "shift") == 0)
         return parameters->augment && !device;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return device ? parameters->tensor != TENSOR_RAW : parameters->augment;
+        return device ? tensor_types[parameters->tensor] != DTYPE_STORED : parameters->augment;
     if (strcmp(option, "tensor") == 0)
         return device;
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
@@ -456,21 +457,21 @@ const struct workload workload_load = {
     .measures = load_measures,
     .shown = shown,
     .baselines = baselines,
-    .checks_runs = true,
-    .shares_items = true,
+    .checks.every_run = true,
+    .ranks.share_items = true,
     .open = load_open,
     .close = load_close,
-    .move = load_move,
-    .identity = load_identity,
-    .check_total = load_check_total,
+    .repartition = load_move,
+    .ranks.identity = load_identity,
+    .ranks.check_total = load_check_total,
     .applies = load_applies,
     .accepts = load_accepts,
     .cache = load_cache_state,
-    .compute = load_compute,
-    .set_consumer = load_set_consumer,
+    .batches.step = load_compute,
+    .batches.set_consumer = load_set_consumer,
     .work = load_work,
     .verify = load_verify,
-    .check_closely = load_check_closely,
+    .checks.closely = load_check_closely,
     .observe = load_observe,
     .measure = load_measure,
 };

@@ -1,6 +1,6 @@
 /* The page cache as a run of `load` finds it: brought into the state that was asked for, over all files of
  * the data set, and counted. */
-#include "load/load.h"
+#include "load/input.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/consumed.h"
-#include "core/record.h"
 #include "core/timer.h"
 
 const struct measure load_measures[] = {
@@ -35,32 +33,12 @@ const struct measure load_measures[] = {
     {"decode_s", COMBINE_MAX},
     {"augment_s", COMBINE_MAX},
     {"tally", COMBINE_HASHES},
-    CONSUMED_MEASURES,
+    COMPUTE_MEASURES,
     {NULL, COMBINE_FIRST},
 };
-enum measure_place {
-    TIMED,
-    LAYOUT,
-    SHARDS,
-    SAMPLE_BYTES,
-    SKIPPED,
-    DISPLACEMENT,
-    SHARDS_A_BATCH,
-    RESIDENT_BEFORE,
-    RESIDENT_AFTER,
-    DEVICE_BYTES,
-    COPY_BYTES_PER_S,
-    COPY_SHARE,
-    GDS,
-    LATENCIES, /* nine: three calls, three quantiles each */
-    DECODE_S = LATENCIES + 9,
-    AUGMENT_S,
-    TALLY
-};
-
 /* The mean over the threads, each with an order of its own. */
 static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
-                                 char texts[][64])
+                                 struct measures *measures)
 {
     struct order_plan plan = load_variant_plan(load, variant, threads);
     struct order order;
@@ -78,16 +56,19 @@ static enum status measure_order(const struct load *load, const struct variant *
     }
     order_close(&order);
     TRY(status);
-    snprintf(texts[DISPLACEMENT], 64, "%.4f", displacement);
+    measures_put(measures, "displacement", "%.4f", displacement);
     if (batches)
-        snprintf(texts[SHARDS_A_BATCH], 64, "%.4g", shards);
+        measures_put(measures, "shards_a_batch", "%.4g", shards);
     return STATUS_OK;
 }
 
 /* One run more, in which every call is timed. */
 static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
-                                 char texts[][64])
+                                 struct measures *measures)
 {
+    static const char *const columns_of[LOAD_CALLS][3] = {{"open_p50_s", "open_p99_s", "open_p999_s"},
+                                                          {"read_p50_s", "read_p99_s", "read_p999_s"},
+                                                          {"close_p50_s", "close_p99_s", "close_p999_s"}};
     static const double quantiles[] = {0.5, 0.99, 0.999};
     struct run_time unused;
     struct load_result *result = malloc(sizeof *result);
@@ -100,8 +81,8 @@ static enum status measure_calls(const struct load *load, const struct variant *
         status = variant->fetch(state, result);
     for (int call = 0; status == STATUS_OK && call < LOAD_CALLS; call++)
         for (int q = 0; q < 3; q++)
-            snprintf(texts[LATENCIES + 3 * call + q], 64, "%.4g",
-                     latency_quantile_s(&result->latency[call], quantiles[q]));
+            measures_real(measures, columns_of[call][q],
+                          latency_quantile_s(&result->latency[call], quantiles[q]), 4);
     free(result);
     return status;
 }
@@ -118,7 +99,7 @@ static int by_value(const void *a, const void *b)
 /* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
  * see the same machine. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
-                                struct load_result *result, char texts[][64])
+                                struct load_result *result, struct measures *measures)
 {
     const struct load_traits *traits = variant->traits;
     double copies[COPY_ROUNDS], shares[COPY_ROUNDS], begin_s = timer_now_s();
@@ -139,20 +120,20 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
     }
     qsort(copies, rounds, sizeof *copies, by_value);
     qsort(shares, rounds, sizeof *shares, by_value);
-    snprintf(texts[COPY_BYTES_PER_S], 64, "%.6g", copies[rounds / 2]);
-    snprintf(texts[COPY_SHARE], 64, "%.4f", shares[rounds / 2]);
+    measures_put(measures, "copy_bytes_per_s", "%.6g", copies[rounds / 2]);
+    measures_put(measures, "copy_share", "%.4f", shares[rounds / 2]);
     return STATUS_OK;
 }
 
 static enum status measure_copy_and_order(const struct load *load, const struct variant *variant, void *state,
-                                          char texts[][64])
+                                          struct measures *measures)
 {
     struct load_result *result = malloc(sizeof *result);
     if (!result)
         return status_set(STATUS_FAILED, "out of memory for measures");
-    enum status status = copy_in_turn(load, variant, state, result, texts);
+    enum status status = copy_in_turn(load, variant, state, result, measures);
     if (status == STATUS_OK)
-        status = measure_order(load, variant, result->threads, texts);
+        status = measure_order(load, variant, result->threads, measures);
     free(result);
     return status;
 }
@@ -169,7 +150,8 @@ static void warn_of_cooling(const struct load *load, const struct load_result *r
                     (unsigned long long)read, 100 * cache_share(after));
 }
 
-enum status load_observe(const void *input, const struct variant *variant, void *state, char texts[][64])
+enum status load_observe(const void *input, const struct variant *variant, void *state,
+                         struct measures *measures)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
@@ -183,49 +165,50 @@ enum status load_observe(const void *input, const struct variant *variant, void 
     if (status == STATUS_OK) {
         warn_of_cooling(load, result, &after);
         if (!dataset->uncounted)
-            snprintf(
-                texts[SKIPPED], 64, "%llu",
+            measures_put(
+                measures, "skipped", "%llu",
                 (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
         if (!result->before.hidden)
-            snprintf(texts[RESIDENT_BEFORE], 64, "%.4f", cache_share(&result->before));
+            measures_put(measures, "resident_before", "%.4f", cache_share(&result->before));
         if (!after.hidden)
-            snprintf(texts[RESIDENT_AFTER], 64, "%.4f", cache_share(&after));
+            measures_put(measures, "resident_after", "%.4f", cache_share(&after));
         if (result->device_known)
-            snprintf(texts[DEVICE_BYTES], 64, "%llu", (unsigned long long)result->device_bytes);
-        snprintf(texts[TALLY], 64, "%016llx", (unsigned long long)result->tally.sum);
+            measures_put(measures, "device_bytes", "%llu", (unsigned long long)result->device_bytes);
+        measures_put(measures, "tally", "%016llx", (unsigned long long)result->tally.sum);
         if (result->gds)
-            snprintf(texts[GDS], 64, "%s", result->gds);
+            measures_put(measures, "gds", "%s", result->gds);
         if (load->decode)
-            snprintf(texts[DECODE_S], 64, "%.6g", result->decode_s);
+            measures_put(measures, "decode_s", "%.6g", result->decode_s);
         if (load->augment)
-            snprintf(texts[AUGMENT_S], 64, "%.6g", result->augment_s);
+            measures_put(measures, "augment_s", "%.6g", result->augment_s);
     }
     free(result);
     return status;
 }
 
-enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64])
+enum status load_measure(const void *input, const struct variant *variant, void *state,
+                         struct measures *measures)
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = load->dataset;
     bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
-    snprintf(texts[TIMED], 64, "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
-             load->decode ? "+decode" : "", load->augment ? "+augment" : "");
-    snprintf(texts[LAYOUT], 64, "%s", dataset->shards ? "shards" : "files");
+    measures_put(measures, "timed", "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
+                 load->decode ? "+decode" : "", load->augment ? "+augment" : "");
+    measures_put(measures, "layout", "%s", dataset->shards ? "shards" : "files");
     if (dataset->shards)
-        snprintf(texts[SHARDS], 64, "%u", dataset->file_count);
-    snprintf(texts[SAMPLE_BYTES], 64, "%.9g", (double)dataset->bytes / dataset->sample_count);
+        measures_put(measures, "shards", "%u", dataset->file_count);
+    measures_put(measures, "sample_bytes", "%.9g", (double)dataset->bytes / dataset->sample_count);
     if (traits->calls)
-        TRY(measure_calls(load, variant, state, texts));
-    return measure_copy_and_order(load, variant, state, texts);
+        TRY(measure_calls(load, variant, state, measures));
+    return measure_copy_and_order(load, variant, state, measures);
 }
 
-enum status load_check_total(const void *input, const struct row *total)
+enum status load_check_total(const void *input, const struct measures *total)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
-    const char *skipped = row_get(total, "skipped"), *tally = row_get(total, "tally");
+    const char *skipped = measures_get(total, "skipped"), *tally = measures_get(total, "tally");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
         return STATUS_OK; /* which samples were lost is not known here */
     uint64_t sum = 0;

@@ -5,7 +5,7 @@
 
 #include "core/variant.h"
 #include "core/workload.h"
-#include "load/load.h"
+#include "load/input.h"
 
 #define WARM_SHARE_MIN 0.99 /* of the pages of a data set that is called warm */
 
@@ -23,10 +23,13 @@ struct work load_work(const void *input, const struct variant *variant);
 /* The workload's columns, and what fills them: those of the latest timed run, and those that runs after it
  * are made for. */
 extern const struct measure load_measures[];
-enum status load_observe(const void *input, const struct variant *variant, void *state, char texts[][64]);
-enum status load_measure(const void *input, const struct variant *variant, void *state, char texts[][64]);
+enum status load_observe(const void *input, const struct variant *variant, void *state,
+                         struct measures *measures);
+enum status load_measure(const void *input, const struct variant *variant, void *state,
+                         struct measures *measures);
 
-/* Whether the ranks together delivered every sample as often as their epochs say: workload->check_total(). */
-enum status load_check_total(const void *input, const struct row *total);
+/* Whether the ranks together delivered every sample as often as their epochs say:
+ * workload->ranks.check_total(). */
+enum status load_check_total(const void *input, const struct measures *total);
 
 #endif

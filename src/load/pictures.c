@@ -4,11 +4,10 @@
 #include <stdlib.h>
 #include <strings.h>
 
-#include "load/convert.h"
-#include "load/plain.h"
+#include "data/label.h"
+#include "data/plain.h"
 
-#define LABEL_BYTES_MAX ((uint64_t)64) /* of a .cls */
-#define REMEDY          "prepare the set from pictures in classes: --prepare DIR --from synth --classes N, idx, cifar"
+#define REMEDY "prepare the set from pictures in classes: --prepare DIR --from synth --classes N, idx, cifar"
 
 bool pictures_is_label(const struct dataset_member *member)
 {
@@ -33,15 +32,6 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
                       pictures->width);
 }
 
-enum status pictures_label(const struct pictures *pictures, const uint8_t *text, uint64_t size,
-                           int32_t *label)
-{
-    if (size <= LABEL_BYTES_MAX && convert_label(text, size, label) && *label >= 0 &&
-        (uint32_t)*label < pictures->classes)
-        return STATUS_OK;
-    return status_set(STATUS_FAILED, "its label is no class from 0 to %" PRIu32, pictures->classes - 1);
-}
-
 /* The one member of a sample that `is` true of, or NULL. */
 static const struct dataset_member *only_member(const struct dataset *dataset,
                                                 const struct dataset_sample *sample,
@@ -61,7 +51,6 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
                               struct pictures *pictures)
 {
     const struct dataset_member *member = only_member(plain->dataset, sample, pictures_is_label);
-    const struct pictures any = {.classes = INT32_MAX};
     uint8_t text[LABEL_BYTES_MAX];
     int32_t label;
     if (!member)
@@ -69,7 +58,7 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
     if (!only_member(plain->dataset, sample, is_picture))
         return status_set(STATUS_USAGE, "it has not one picture (.npy, .png) to learn from; " REMEDY);
     TRY(plain_bytes(plain, member, member->size < sizeof text ? member->size : sizeof text, text));
-    if (pictures_label(&any, text, member->size, &label) != STATUS_OK)
+    if (label_read(text, member->size, INT32_MAX, &label) != STATUS_OK)
         return STATUS_USAGE;
     if ((uint32_t)label >= pictures->classes)
         pictures->classes = (uint32_t)label + 1;
@@ -88,7 +77,7 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
                                : status_set(STATUS_FAILED, "out of memory for a picture");
     if (status == STATUS_OK)
         status = image_decode(member->extension, bytes, member->size, &room, &room_bytes, &image, &is_image);
-    if (status == STATUS_OK && !is_image)
+    if (status == STATUS_OK && (!is_image || image.depth > 1))
         status = status_set(STATUS_USAGE, "its array is no picture: bytes or floats of (height, width) or "
                                           "(channels, height, width)");
     if (status == STATUS_OK)

@@ -8,12 +8,12 @@
 #include "core/batch.h"
 #include "core/portable.h"
 #include "core/status.h"
-#include "load/augment.h"
-#include "load/dataset.h"
+#include "data/dataset.h"
+#include "data/image.h"
 
 struct pictures {
     uint32_t channels, height, width;
-    enum image_type type;
+    enum dtype type;
     bool interleaved;
     uint32_t classes; /* the largest label and one */
 };
@@ -28,17 +28,7 @@ enum status pictures_find(const struct dataset *dataset, struct pictures *pictur
 /* Whether a picture is like the first one; STATUS_FAILED says how not. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
 
-/* The label in the bytes of a `.cls`. STATUS_FAILED where they hold no class of the set. */
-enum status pictures_label(const struct pictures *pictures, const uint8_t *text, uint64_t size,
-                           int32_t *label);
-
 bool pictures_is_label(const struct dataset_member *member);
-
-/* The type of values in a batch. */
-static inline enum batch_type pictures_batch_type(enum image_type type)
-{
-    return type == IMAGE_U8 ? BATCH_U8 : type == IMAGE_F16 ? BATCH_F16 : BATCH_F32;
-}
 
 FDSL_C_END
 

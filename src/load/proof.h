@@ -8,7 +8,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
-#include "load/load.h"
+#include "load/input.h"
 
 struct proof {
     const struct load *load;

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "core/options.h"
 #include "core/philox.h"
-#include "core/file.h"
 
 #ifdef HAVE_INIH
 #include <ini.h>

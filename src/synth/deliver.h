@@ -6,7 +6,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* Paths as given; NULL where nobody asked. */
 struct deliver_files {

@@ -3,7 +3,7 @@
 #define FDSL_SYNTH_GENERATOR_H
 
 #include "core/generator.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* Makes a generator of the finished images of `synth`, whose tables outlive it: number n is image first + n.
  * On the host by `omp`, or `naive` where that is not built; on a device by `fused`, STATUS_UNAVAILABLE where

@@ -11,8 +11,8 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "core/portable.h"
 #include "core/philox.h"
+#include "core/portable.h"
 
 #define NOISE_PERIOD      256
 #define NOISE_RANGE       10000u /* z is drawn from [0, NOISE_RANGE) */

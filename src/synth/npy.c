@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/npy.h"
 #include "core/file.h"
+#include "data/npy.h"
 
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
 {
@@ -23,7 +23,7 @@ static enum status begin_array(struct file_writer *writer, const char *path, con
 {
     char header[NPY_HEADER_MAX];
     TRY(file_begin(writer, path));
-    return file_add(writer, header, npy_header(header, type, shape));
+    return file_add(writer, header, npy_header_make(header, type, shape));
 }
 
 /* The shape of the images, "256, 3, 224, 224". */
@@ -40,11 +40,9 @@ static void shape_of(const struct synth *synth, char shape[NPY_SHAPE_MAX])
 
 static enum status begin_images(struct file_writer *writer, const char *path, const struct synth *synth)
 {
-    static const char *const types[] = {
-        [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
     char shape[NPY_SHAPE_MAX];
     shape_of(synth, shape);
-    return begin_array(writer, path, types[synth->output.type], shape);
+    return begin_array(writer, path, dtype_npy(synth->output.type), shape);
 }
 
 /* Copies the batch out. A variant that makes no labels leaves the one that the definition gives. */
@@ -91,13 +89,13 @@ static enum status complete_labels(struct file_writer *writer, const char *path,
 static void tell(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
-        [OUTPUT_U8] = "uint8", [OUTPUT_F16] = "float16", [OUTPUT_BF16] = "uint16", [OUTPUT_F32] = "float32"};
+        [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
     char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX];
     shape_of(synth, shape);
     if (npy_labels_path(path, labels_path) == STATUS_OK)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
                     labels_path, synth->batch);
-    if (synth->output.type == OUTPUT_BF16)
+    if (synth->output.type == DTYPE_BF16)
         status_say("%s holds bfloat16 as <u2; in PyTorch: "
                    "torch.from_numpy(a.view('int16')).view(torch.bfloat16)",
                    path);

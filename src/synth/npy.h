@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 #include "core/variant.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* The labels' file: "a/b.labels.npy" for "a/b.npy", and for any other name with that added. */
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX]);

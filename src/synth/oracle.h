@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "core/variant.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 /* The noise of one image as a variant with `traits` draws it: (x, y) a vertex, vertices an orbit, orbits an
  * image; 2 * vertices * orbits floats, rounded to half precision where the variant does so. Not for

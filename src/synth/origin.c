@@ -7,13 +7,13 @@
 #include <xxhash.h>
 #endif
 
-#include "core/npy.h"
-#include "core/origin.h"
-#include "core/png_image.h"
 #include "core/place.h"
 #include "core/workload.h"
+#include "data/npy.h"
+#include "data/origin.h"
+#include "data/png_image.h"
 #include "synth/generator.h"
-#include "synth/synth.h"
+#include "synth/input.h"
 
 struct parameters {
     const char *variant;
@@ -57,8 +57,6 @@ struct finished {
 
 static enum status encode(const void *state, uint64_t number, struct origin_sample *sample)
 {
-    static const char *const types[] = {
-        [OUTPUT_U8] = "|u1", [OUTPUT_F16] = "<f2", [OUTPUT_BF16] = "<u2", [OUTPUT_F32] = "<f4"};
     const struct finished *finished = state;
     const struct synth *synth = finished->maker->synth;
     const struct synth_output *output = &synth->output;
@@ -68,7 +66,7 @@ static enum status encode(const void *state, uint64_t number, struct origin_samp
     void *bytes;
     TRY(origin_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
     if (finished->maker->encoding == ORIGIN_NPY)
-        return origin_add_array(sample, types[output->type], finished->maker->shape, pixels, image_bytes,
+        return origin_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels, image_bytes,
                                 NULL);
     TRY(png_encode(pixels, &shape, &bytes, &size));
     origin_add(sample, "png", bytes, size);
@@ -180,7 +178,7 @@ static enum status check_options(const struct origin_request *request)
 static enum status check_encoding(const struct maker *maker)
 {
     const struct synth_output *output = &maker->synth->output;
-    if (maker->encoding == ORIGIN_NPY || (output->type == OUTPUT_U8 && output->channels == 1))
+    if (maker->encoding == ORIGIN_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
     return status_set(STATUS_USAGE,
                       "--encode png holds u8 images of one channel (all three would be the same "

@@ -80,7 +80,7 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
     for (uint32_t gray = 0; gray < 256; gray++)
         output_store(&line, 1, gray, 0, gray, table);
 
-    size_t pixel_bytes = output->channels * output_value_bytes(output->type);
+    size_t pixel_bytes = output->channels * dtype_bytes(output->type);
     uint32_t planes = output->layout == OUTPUT_NCHW ? output->channels : 1;
     size_t bytes = pixel_bytes / planes, row_bytes = output->res * bytes;
     for (uint32_t plane = 0; plane < planes; plane++)

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "core/half.h"
 #include "core/philox.h"
 #include "core/portable.h"
@@ -21,8 +22,6 @@
 
 #define OUTPUT_RES_MAX      16384u /* pixels a side, of the canvas too */
 #define OUTPUT_CHANNELS_MAX 3
-
-enum output_type { OUTPUT_U8, OUTPUT_F16, OUTPUT_BF16, OUTPUT_F32 };
 
 enum output_layout {
     OUTPUT_NCHW, /* channel by channel */
@@ -37,27 +36,21 @@ enum output_fit {
 };
 
 struct synth_output {
-    enum output_type type;
+    enum dtype type;
     enum output_layout layout;
     enum output_fit fit;
     uint32_t res;      /* side of the output image in pixels */
     uint32_t channels; /* 1 or 3, all with the same gray */
 
     /* A value is sum * scale + bias, by channel; 1 / (255 area deviation) and -mean / deviation. Unused by
-     * OUTPUT_U8. */
+     * DTYPE_U8. */
     float scale[OUTPUT_CHANNELS_MAX], bias[OUTPUT_CHANNELS_MAX];
 };
-
-/* Bytes of one value. */
-FDSL_HD size_t output_value_bytes(enum output_type type)
-{
-    return type == OUTPUT_U8 ? 1 : type == OUTPUT_F32 ? 4 : 2;
-}
 
 /* Whether the output is the canvas, byte by byte. */
 FDSL_HD bool output_is_canvas(const struct synth_output *output)
 {
-    return output->type == OUTPUT_U8 && output->channels == 1 && output->fit == OUTPUT_WHOLE;
+    return output->type == DTYPE_U8 && output->channels == 1 && output->fit == OUTPUT_WHOLE;
 }
 
 /* Where value (channel, y, x) stands in its image, counted in values. */
@@ -138,16 +131,17 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
         size_t i = output_index(output, c, y, x);
         float value = output_value(sum, output->scale[c], output->bias[c]);
         switch (output->type) {
-        case OUTPUT_U8:
+        case DTYPE_U8:
             ((uint8_t *)image)[i] = output_value_u8(sum, area);
             break;
-        case OUTPUT_F16:
+        case DTYPE_F16:
             ((uint16_t *)image)[i] = half_from_float(value);
             break;
-        case OUTPUT_BF16:
+        case DTYPE_STORED: /* no output has it */
+        case DTYPE_BF16:
             ((uint16_t *)image)[i] = bf16_from_float(value);
             break;
-        case OUTPUT_F32:
+        case DTYPE_F32:
             ((float *)image)[i] = value;
             break;
         }

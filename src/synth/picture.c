@@ -16,9 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/png_image.h"
 #include "core/file.h"
 #include "core/timer.h"
+#include "data/png_image.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */

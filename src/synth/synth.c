@@ -1,5 +1,5 @@
 /* The workload `synth`: its options, its input, and what is done with its images. */
-#include "synth/synth.h"
+#include "synth/input.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,10 +9,9 @@
 #include <xxhash.h>
 #endif
 
-#include "core/consumed.h"
-#include "core/env.h"
 #include "core/fnv.h"
 #include "core/workload.h"
+#include "machine/env.h"
 #include "synth/class.h"
 #include "synth/deliver.h"
 #include "synth/oracle.h"
@@ -28,9 +27,8 @@ struct parameters {
 };
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
-static const char *const types[] = {"u8", "f16", "bf16", "f32", NULL}; /* as enum output_type */
-static const char *const layouts[] = {"nchw", "nhwc", NULL};           /* as enum output_layout */
-static const char *const fits[] = {"resize", "crop", NULL}; /* enum output_fit, from its second on */
+static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* as enum output_layout */
+static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, from its second on */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -63,7 +61,7 @@ static const struct option_spec options[] = {
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true, "and along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true, "its first frequency"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
-    {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, types, true,
+    {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, dtype_names, true,
      "what a finished image holds: grays (u8), or floats from --mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
      "its channels; three have the same gray"},
@@ -91,10 +89,10 @@ static const struct option_spec options[] = {
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
                                                 "oval-x",   "oval-y", "freq1", "freq2"};
 
-static const struct measure measures[] = {{"timed", COMBINE_FIRST},    {"noise_s", COMBINE_MAX},
-                                          {"vertices_s", COMBINE_MAX}, {"painting_s", COMBINE_MAX},
-                                          {"digest", COMBINE_HASHES},  CONSUMED_MEASURES,
-                                          {NULL, COMBINE_FIRST}};
+static const struct measure columns[] = {{"timed", COMBINE_FIRST},    {"noise_s", COMBINE_MAX},
+                                         {"vertices_s", COMBINE_MAX}, {"painting_s", COMBINE_MAX},
+                                         {"digest", COMBINE_HASHES},  COMPUTE_MEASURES,
+                                         {NULL, COMBINE_FIRST}};
 
 static const char *const baselines[] = {"naive", NULL};
 
@@ -104,22 +102,6 @@ struct synth_job {
     struct parameters parameters; /* as given, but for defaults that depend on others */
     bool leads;                   /* rank 0 */
 };
-
-enum status synth_check_host_memory(uint64_t bytes, const char *what, const char *remedy)
-{
-    uint64_t available = env_memory_available_bytes();
-    if (available == 0 || bytes <= available)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s needs %.2f GB of host memory and %.2f GB are available; lower %s",
-                      what, 1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
-}
-
-enum status synth_check_batch_memory(const struct synth *synth)
-{
-    return synth_check_host_memory(synth->batch * synth_output_bytes(synth), "the batch",
-                                   synth->output.fit == OUTPUT_WHOLE ? "--batch or --res"
-                                                                     : "--batch or --out-res");
-}
 
 /* ---- Opening the input ---- */
 
@@ -151,7 +133,7 @@ static enum status check_output(const struct options *given, const struct parame
 {
     static const char *const float_options[] = {"mean", "std"};
     bool shows = parameters->files.png || parameters->files.sheet;
-    for (size_t i = 0; parameters->output == OUTPUT_U8 && i < COUNT_OF(float_options); i++)
+    for (size_t i = 0; parameters->output == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_set(STATUS_USAGE,
                               "--%s scales floats, and u8 holds grays as they are: drop it, or "
@@ -165,7 +147,7 @@ static enum status check_output(const struct options *given, const struct parame
                           "--fit crop: --out-res %llu is larger than --res %llu; lower it, or "
                           "enlarge with --fit resize",
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
-    if (shows && (parameters->output != OUTPUT_U8 || parameters->channels != 1))
+    if (shows && (parameters->output != DTYPE_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE, "--%s shows u8 images of one channel; write others with --npy FILE",
                           parameters->files.png ? "png" : "sheet");
     return STATUS_OK;
@@ -201,12 +183,12 @@ static void warn_about_scale(const struct synth_output *output, const double *me
         deviation_max = fmax(deviation_max, deviation[c]);
         value_max = fmax(value_max, fmax(fabs(mean[c]), fabs(1 - mean[c])) / deviation[c]);
     }
-    if (output->type == OUTPUT_U8)
+    if (output->type == DTYPE_U8)
         return;
     if (mean_max > 1 || deviation_max > 1)
         status_warn("--%s %g: grays are 0 to 1; divide means and deviations for 0 to 255 by 255",
                     mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
-    if (output->type == OUTPUT_F16 && value_max >= F16_INFINITE)
+    if (output->type == DTYPE_F16 && value_max >= F16_INFINITE)
         status_warn("--output f16 holds values to 65504, and with this --mean and --std they reach %g: those "
                     "become infinite; take bf16 or f32, or a larger --std",
                     value_max);
@@ -220,7 +202,7 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
         parameters->out_res = parameters->res;
     bool whole = parameters->out_res == parameters->res;
     synth->output =
-        (struct synth_output){.type = (enum output_type)parameters->output,
+        (struct synth_output){.type = (enum dtype)parameters->output,
                               .layout = (enum output_layout)parameters->layout,
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
@@ -297,7 +279,7 @@ static enum status fill_tables(struct synth *synth)
             synth->segments_max = segments;
     }
     size_t stride = synth->spoke_offset[synth->class_count];
-    TRY(synth_check_host_memory(3 * sizeof(float) * (uint64_t)stride, "the classes' tables", "--classes"));
+    TRY(env_check_memory(3 * sizeof(float) * (uint64_t)stride, "the classes' tables", "lower --classes"));
     synth->spoke_tables = malloc(3 * stride * sizeof *synth->spoke_tables);
     if (!synth->spoke_tables)
         return status_set(STATUS_FAILED, "out of memory for the tables of %u classes; lower --classes",
@@ -419,7 +401,7 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
     const struct parameters *parameters = parameters_;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return parameters->output != OUTPUT_U8;
+        return parameters->output != DTYPE_U8;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
@@ -477,14 +459,13 @@ static const struct compute *synth_compute(const void *parameters)
 static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
                                    uint64_t number, struct consumer *consumer, void **done_event)
 {
-    static const enum batch_type batch_types[] = {BATCH_U8, BATCH_F16, BATCH_BF16, BATCH_F32};
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
     const struct batch batch = {.values = traits->images(state),
                                 .bytes = synth->batch * synth_output_bytes(synth),
                                 .stride = synth_output_bytes(synth),
                                 .count = (uint32_t)synth->batch,
-                                .type = batch_types[synth->output.type],
+                                .type = synth->output.type,
                                 .interleaved = synth->output.layout == OUTPUT_NHWC,
                                 .first = synth->first + number * synth->stride};
     bool on_device = strcmp(variant->platform, "cuda") == 0;
@@ -502,7 +483,7 @@ static enum status synth_verify(const void *input, const struct variant *variant
 /* The sum over the finished images of run 0 of their XXH3 (64 bits), seeded with the image's place in the
  * batch of all ranks: sums over ranks add up, and images that changed places show. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
-                          char text[64])
+                          struct measures *measures)
 {
     size_t bytes = synth_output_bytes(synth);
     uint8_t *pixels = malloc(bytes);
@@ -517,37 +498,37 @@ static enum status digest(const struct synth *synth, const struct variant *varia
             sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
     }
     if (status == STATUS_OK)
-        snprintf(text, 64, "%016llx", sum);
+        measures_put(measures, "digest", "%016llx", sum);
     free(pixels);
     return status;
 }
 #else
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
-                          char text[64])
+                          struct measures *measures)
 {
-    (void)synth, (void)variant, (void)state, (void)text;
+    (void)synth, (void)variant, (void)state, (void)measures;
     return STATUS_OK;
 }
 #endif
 
 static enum status synth_measure(const void *input, const struct variant *variant, void *state,
-                                 char texts[][64])
+                                 struct measures *measures)
 {
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    snprintf(texts[0], 64, "%s%s", traits->timed, output_is_canvas(&synth->output) ? "" : "+output");
+    measures_put(measures, "timed", "%s%s", traits->timed, output_is_canvas(&synth->output) ? "" : "+output");
     if (traits->stages) {
         double noise_s, vertices_s, painting_s;
         TRY(traits->stages(state, &noise_s, &vertices_s, &painting_s));
-        snprintf(texts[1], 64, "%.9g", noise_s);
-        snprintf(texts[2], 64, "%.9g", vertices_s);
-        snprintf(texts[3], 64, "%.9g", painting_s);
+        measures_real(measures, "noise_s", noise_s, 9);
+        measures_real(measures, "vertices_s", vertices_s, 9);
+        measures_real(measures, "painting_s", painting_s, 9);
     }
     if (traits->racy) /* its images differ from run to run: their digest would say nothing */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));
-    return digest(synth, variant, state, texts[4]);
+    return digest(synth, variant, state, measures);
 }
 
 static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
@@ -568,16 +549,16 @@ const struct workload workload_synth = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .measures = measures,
+    .measures = columns,
     .baselines = baselines,
     .open = synth_open,
     .close = synth_close,
-    .move = synth_move,
-    .identity = synth_identity,
+    .repartition = synth_move,
+    .ranks.identity = synth_identity,
     .applies = synth_applies,
     .accepts = synth_accepts,
-    .compute = synth_compute,
-    .hand_over = synth_hand_over,
+    .batches.step = synth_compute,
+    .batches.hand_over = synth_hand_over,
     .work = synth_work,
     .verify = synth_verify,
     .measure = synth_measure,

@@ -15,9 +15,8 @@
 #include <xxhash.h>
 #endif
 
-#include "core/bytes.h"
-#include "core/env.h"
 #include "core/file.h"
+#include "machine/env.h"
 
 #define MAGIC    "FDSLCKPT"
 #define SCHEMA   3
@@ -385,7 +384,7 @@ static enum status read_file(const char *path, struct checkpoint *checkpoint, bo
     size_t size;
     *checkpoint = (struct checkpoint){0};
     *is_damaged = false;
-    TRY(bytes_read(path, &bytes, &size));
+    TRY(file_read(path, &bytes, &size));
     enum status status = parse(bytes, size, checkpoint, is_damaged);
     free(bytes);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);

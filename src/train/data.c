@@ -70,7 +70,7 @@ static void moments(const struct data *data, uint32_t channel, double *mean, dou
 void data_normalise(struct data *data, bool on)
 {
     for (uint32_t c = 0; c < data->shape.channels; c++) {
-        double mean = 0, variance = data->type == DATA_U8 ? 255.0 * 255.0 : 1;
+        double mean = 0, variance = data->type == DTYPE_U8 ? 255.0 * 255.0 : 1;
         if (on)
             moments(data, c, &mean, &variance);
         double deviation = variance > 0 ? sqrt(variance) : 1; /* all alike: only shifted */

@@ -7,16 +7,16 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "core/generator.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "train/draws.h"
+#include "data/draws.h"
 #include "train/model.h"
 
 #define DATA_CHANNELS_MAX 16
 
-enum data_type { DATA_U8, DATA_F16 };
 enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 
 /* Where the training samples of a step come from. */
@@ -36,7 +36,7 @@ struct data_set {
 
 struct data {
     struct shape shape;
-    enum data_type type;
+    enum dtype type;
     uint32_t classes;
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither is empty */
@@ -91,9 +91,9 @@ FDSL_HD float data_half(uint16_t bits)
 }
 
 /* The value of element `i` of a sample as stored. */
-FDSL_HD float data_value(enum data_type type, const void *sample, size_t i)
+FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
-    return type == DATA_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
+    return type == DTYPE_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
 }
 
 FDSL_C_BEGIN

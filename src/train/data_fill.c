@@ -6,91 +6,43 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/env.h"
-#include "core/npy_header.h"
-#include "core/options.h"
-#include "core/png_image.h"
 #include "core/timer.h"
+#include "data/image.h"
+#include "data/label.h"
+#include "machine/env.h"
 
 #define CHUNK       256                   /* samples that are made at a time, at most */
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* and what they may take, unless one alone takes more */
 #define PROGRESS_S  0.25
-#define GIB         0x1p30
 #define CLASSES_MAX (1 << 24)
 #define HELD_OUT    10 /* one in so many */
 
 /* ---- Samples as origins give them ---- */
 
-/* A picture or a volume in memory. */
-struct stored {
-    struct shape shape;
-    enum data_type type;
-    const void *values; /* in C order, unless `pixels` */
-    uint8_t *pixels;    /* decoded, pixel by pixel; owned */
-};
-
-static enum status decode_npy(const struct origin_member *member, struct stored *stored)
+/* Decodes the picture or volume of a sample. `*room` is the caller's to free. */
+static enum status decode(const struct origin_sample *sample, struct image *image, uint8_t **room)
 {
-    struct npy_header header;
-    TRY(npy_header_parse(member->bytes, member->size, &header));
-    TRY(npy_header_check(&header, member->size));
-    bool half = strcmp(header.type, "<f2") == 0;
-    if (!half && strcmp(header.type, "|u1") != 0)
-        return status_set(STATUS_FAILED, "values of type %s; |u1 and <f2 are read", header.type);
-    if (header.fortran || header.axes < 2 || header.axes > 4 || header.values == 0 ||
-        header.values > INT32_MAX)
-        return status_set(STATUS_FAILED,
-                          "no sample of (height, width), (channels, height, width) or (channels, "
-                          "depth, height, width)");
-    uint32_t axes[4] = {1, 1, 1, 1}; /* channels, depth, height, width */
-    static const uint32_t places[5][4] = {[2] = {2, 3}, [3] = {0, 2, 3}, [4] = {0, 1, 2, 3}};
-    for (uint32_t i = 0; i < header.axes; i++)
-        axes[places[header.axes][i]] = (uint32_t)header.shape[i];
-    stored->shape = (struct shape){axes[0], axes[1], axes[2], axes[3]};
-    stored->type = half ? DATA_F16 : DATA_U8;
-    stored->values = (const uint8_t *)member->bytes + header.data;
-    return STATUS_OK;
+    const struct origin_member *member = origin_member(sample, "npy");
+    size_t room_bytes = 0;
+    bool is_image;
+    if (!member)
+        member = origin_member(sample, "png");
+    if (!member)
+        return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
+    TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
+    if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "no array of |u1 or <f2 with the axes (height, width), (channels, height, width) "
+                      "or (channels, depth, height, width)");
 }
 
-static enum status decode_png(const struct origin_member *member, struct stored *stored)
-{
-    struct png_shape shape;
-    TRY(png_shape(member->bytes, member->size, &shape));
-    size_t bytes = (size_t)shape.width * shape.height * shape.channels;
-    stored->pixels = malloc(bytes);
-    if (!stored->pixels)
-        return status_set(STATUS_FAILED, "out of memory for a picture");
-    TRY(png_decode(member->bytes, member->size, stored->pixels, bytes, &shape));
-    stored->shape = (struct shape){shape.channels, 1, shape.height, shape.width};
-    stored->type = DATA_U8;
-    return STATUS_OK;
-}
-
-static enum status decode(const struct origin_sample *sample, struct stored *stored)
-{
-    const struct origin_member *npy = origin_member(sample, "npy"), *png = origin_member(sample, "png");
-    *stored = (struct stored){0};
-    if (npy)
-        return decode_npy(npy, stored);
-    if (png)
-        return decode_png(png, stored);
-    return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
-}
-
-static enum status read_label(const struct origin_sample *sample, uint32_t *label)
+static enum status read_label(const struct origin_sample *sample, int32_t *label)
 {
     const struct origin_member *member = origin_member(sample, "cls");
-    char text[24];
-    uint64_t value;
     if (!member)
         return status_set(STATUS_FAILED, "no member cls, its class in digits");
-    if (member->size >= sizeof text || memchr(member->bytes, '\0', member->size))
-        return status_set(STATUS_FAILED, "its label, of %zu bytes, is no class in digits", member->size);
-    snprintf(text, sizeof text, "%.*s", (int)member->size, (const char *)member->bytes);
-    text[strcspn(text, "\r\n")] = '\0';
-    TRY(parse_count("its label", text, 0, CLASSES_MAX - 1, &value));
-    *label = (uint32_t)value;
-    return STATUS_OK;
+    return label_read(member->bytes, member->size, CLASSES_MAX, label);
 }
 
 /* ---- Filling a set ---- */
@@ -98,10 +50,10 @@ static enum status read_label(const struct origin_sample *sample, uint32_t *labe
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
 
 /* No network learns from what is no finite number, and a bad loss would be put down to the learning rate. */
-static enum status check_finite(const struct stored *stored)
+static enum status check_finite(const struct image *image)
 {
-    const uint8_t *values = stored->values;
-    size_t count = stored->type == DATA_F16 ? shape_values(&stored->shape) : 0;
+    const uint8_t *values = image->pixels;
+    size_t count = image->type == DTYPE_F16 ? image_values(image) : 0;
     for (size_t i = 0; i < count; i++) {
         uint16_t bits;
         memcpy(&bits, values + 2 * i, sizeof bits); /* in a file they may lie at any byte */
@@ -114,23 +66,23 @@ static enum status check_finite(const struct stored *stored)
 }
 
 /* The first sample decides what all are. */
-static enum status fit(struct data *data, const struct stored *stored)
+static enum status fit(struct data *data, const struct image *image)
 {
+    const struct shape is = {image->channels, image->depth, image->height, image->width}, *was = &data->shape;
     if (data->sample_values == 0) {
-        data->shape = stored->shape;
-        data->type = stored->type;
-        data->sample_values = shape_values(&stored->shape);
-        data->sample_bytes = data->sample_values * (stored->type == DATA_F16 ? 2 : 1);
+        data->shape = is;
+        data->type = image->type;
+        data->sample_values = image_values(image);
+        data->sample_bytes = data->sample_values * dtype_bytes(image->type);
     }
-    const struct shape *is = &stored->shape, *was = &data->shape;
-    if (memcmp(is, was, sizeof *is) != 0 || stored->type != data->type)
-        return status_set(
-            STATUS_FAILED, "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
-            stored->type == DATA_F16 ? "halves" : "bytes", is->channels, is->depth, is->height, is->width,
-            data->type == DATA_F16 ? "halves" : "bytes", was->channels, was->depth, was->height, was->width);
-    return is->channels <= DATA_CHANNELS_MAX ? STATUS_OK
-                                             : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
-                                                          is->channels, DATA_CHANNELS_MAX);
+    if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
+        return status_set(STATUS_FAILED,
+                          "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
+                          dtype_names[image->type], is.channels, is.depth, is.height, is.width,
+                          dtype_names[data->type], was->channels, was->depth, was->height, was->width);
+    return is.channels <= DATA_CHANNELS_MAX ? STATUS_OK
+                                            : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
+                                                         is.channels, DATA_CHANNELS_MAX);
 }
 
 /* A set that grows: how many samples and labels it has room for, how many it may come to, and whose size it
@@ -142,13 +94,10 @@ struct room {
 
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option)
 {
-    double wanted = (double)samples * (double)sample_bytes, there = (double)env_memory_available_bytes();
-    return there <= 0 || wanted <= there
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "%" PRIu64 " samples of %zu bytes are %.3g GiB, and %.3g GiB of memory are free; "
-                            "take fewer with %s",
-                            samples, sample_bytes, wanted / GIB, there / GIB, option);
+    char what[96], remedy[64];
+    snprintf(what, sizeof what, "%" PRIu64 " samples of %zu bytes", samples, sample_bytes);
+    snprintf(remedy, sizeof remedy, "lower %s", option);
+    return env_check_memory(samples * sample_bytes, what, remedy);
 }
 
 /* Makes room for one sample more than the set has. Where it is known how many come, for all of them. */
@@ -171,32 +120,37 @@ static enum status make_room(const struct data *data, struct data_set *set, bool
     return STATUS_OK;
 }
 
-/* Adds a sample; pixels become channel by channel. */
+/* Appends an image, channel by channel. */
+static void append(const struct data *data, struct data_set *set, const struct image *image, int32_t label)
+{
+    uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
+    size_t channels = image->channels, plane = data->sample_values / channels;
+    if (image->interleaved) /* decoded from PNG: bytes */
+        for (size_t i = 0; i < data->sample_values; i++)
+            to[i % channels * plane + i / channels] = image->pixels[i];
+    else
+        memcpy(to, image->pixels, data->sample_bytes);
+    set->labels[set->count++] = (uint32_t)label;
+}
+
 static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
                               const struct origin_sample *sample)
 {
-    struct stored stored;
-    uint32_t label = 0;
-    enum status status = decode(sample, &stored);
+    struct image image;
+    uint8_t *decoded = NULL;
+    int32_t label = 0;
+    enum status status = decode(sample, &image, &decoded);
     if (status == STATUS_OK)
-        status = fit(data, &stored);
+        status = fit(data, &image);
     if (status == STATUS_OK)
-        status = check_finite(&stored);
+        status = check_finite(&image);
     if (status == STATUS_OK)
         status = read_label(sample, &label);
     if (status == STATUS_OK)
         status = make_room(data, set, known, room);
-    if (status == STATUS_OK) {
-        uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
-        size_t channels = data->shape.channels, plane = data->sample_values / channels;
-        if (stored.pixels)
-            for (size_t i = 0; i < data->sample_values; i++)
-                to[i % channels * plane + i / channels] = stored.pixels[i];
-        else
-            memcpy(to, stored.values, data->sample_bytes);
-        set->labels[set->count++] = label;
-    }
-    free(stored.pixels);
+    if (status == STATUS_OK)
+        append(data, set, &image, label);
+    free(decoded);
     return status;
 }
 

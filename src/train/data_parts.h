@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/origin.h"
 #include "core/status.h"
+#include "data/origin.h"
 #include "train/data.h"
 
 #define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* of a set */

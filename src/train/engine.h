@@ -19,8 +19,8 @@
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/draws.h"
 #include "train/data.h"
-#include "train/draws.h"
 #include "train/loss_scale.h"
 #include "train/model.h"
 #include "train/optimizer.h"
@@ -171,7 +171,7 @@ struct engine {
 
 FDSL_C_BEGIN
 
-/* The reference (cpu/train/naive.c): in float it is the engine of train-naive; in double it is the oracle. */
+/* The reference (src/train/naive.c): in float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
 
 /* Goes forward from these parameters through the samples of a step, as the reference does, and names the

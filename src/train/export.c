@@ -161,7 +161,7 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     const uint64_t volume[] = {set->count, in->channels, in->depth, in->height, in->width};
     const uint64_t picture[] = {set->count, in->channels, in->height, in->width};
     uint32_t axes = model->volumetric ? 5 : 4;
-    tensors[0] = (struct safetensor){.type = data->type == DATA_F16 ? "F16" : "U8",
+    tensors[0] = (struct safetensor){.type = data->type == DTYPE_F16 ? "F16" : "U8",
                                      .axes = axes,
                                      .values = set->values,
                                      .bytes = set->count * data->sample_bytes};

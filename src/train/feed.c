@@ -1,4 +1,4 @@
-#include "core/range.h"
+#include "core/phase.h"
 #include "train/feed.h"
 
 #include <stdlib.h>

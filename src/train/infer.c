@@ -1,4 +1,4 @@
-/* The workload `infer`: a trained network over the test set, batch by batch; and what its variants share. */
+/* The workload `infer`: a trained network over the test set, batch by batch. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/workload.h"
+#include "train/inferrer.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -25,91 +26,13 @@ static const struct option_spec options[] = {
      "samples a run; where it is not given, no more than there are"},
 };
 
-static const struct measure measures[] = {
+static const struct measure columns[] = {
     {"timed", COMBINE_FIRST},     {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
     {"parameters", COMBINE_SAME}, {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
     {"test_acc", COMBINE_SAME},   {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
 };
-enum measure_place { TIMED, MODEL, EPOCH, PARAMETERS, TEST_SAMPLES, TEST_LOSS, TEST_ACC, MEMORY_BYTES };
 static const char *const shown[] = {"test_acc", NULL};
 static const char *const baselines[] = {"infer-naive", NULL};
-
-/* ---- What variants share ---- */
-
-struct inferrer {
-    const struct infer_job *job;
-    const struct engine *engine;
-    void *state; /* the engine's */
-    float *logits;
-    uint64_t number; /* of the latest run; UINT64_MAX before the first */
-};
-
-void inferrer_close(void *state)
-{
-    struct inferrer *inferrer = state;
-    if (inferrer->state)
-        inferrer->engine->close(inferrer->state);
-    free(inferrer->logits);
-    free(inferrer);
-}
-
-enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
-                          void **state)
-{
-    struct inferrer *inferrer = calloc(1, sizeof *inferrer);
-    if (!inferrer)
-        return status_set(STATUS_FAILED, "out of memory");
-    inferrer->job = job;
-    inferrer->engine = engine;
-    inferrer->number = UINT64_MAX;
-    const struct train *train = &inferrer->job->train;
-    const struct train_state from = {.parameters =
-                                         (float *)(uintptr_t)inferrer->job->parameters}; /* only read */
-    inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
-    enum status status =
-        inferrer->logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a batch");
-    if (status == STATUS_OK)
-        status = engine->open(train, resources, &inferrer->state);
-    if (status == STATUS_OK)
-        status = engine->set(inferrer->state, &from);
-    if (status != STATUS_OK) {
-        inferrer_close(inferrer);
-        return status;
-    }
-    *state = inferrer;
-    return STATUS_OK;
-}
-
-enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
-{
-    struct inferrer *inferrer = state;
-    const struct train *train = &inferrer->job->train;
-    uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
-    (void)time;
-    inferrer->number = number;
-    /* Runs may take the same samples: an engine that writes nothing must not leave the logits of another run.
-     */
-    inferrer->logits[0] = inferrer->logits[(size_t)train->batch * train->model->classes - 1] = NAN;
-    return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(number % batches) * train->batch,
-                                      train->batch, inferrer->logits);
-}
-
-enum status inferrer_fetch(void *state, void *result)
-{
-    const struct inferrer *inferrer = state;
-    const struct train *train = &inferrer->job->train;
-    struct infer_result *into = result;
-    memcpy(into->logits, inferrer->logits,
-           (size_t)train->batch * train->model->classes * sizeof *into->logits);
-    into->number = inferrer->number;
-    return STATUS_OK;
-}
-
-uint64_t inferrer_memory_bytes(const void *state)
-{
-    const struct inferrer *inferrer = state;
-    return inferrer->engine->memory_bytes(inferrer->state);
-}
 
 /* ---- Opening ---- */
 
@@ -317,21 +240,21 @@ static enum status infer_accepts(const void *input, const struct variant *varian
 }
 
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,
-                                 char texts[][64])
+                                 struct measures *measures)
 {
     const struct opened *opened = input;
     double loss, accuracy;
     (void)variant;
     TRY(judge(opened, state, &loss, &accuracy));
-    snprintf(texts[TIMED], 64, "gather+forward");
-    snprintf(texts[MODEL], 64, "%s", opened->model.name);
-    snprintf(texts[EPOCH], 64, "%" PRIu32, opened->checkpoint.history.epochs);
-    snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
-    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TEST].count);
+    measures_put(measures, "timed", "gather+forward");
+    measures_put(measures, "model", "%s", opened->model.name);
+    measures_put(measures, "epoch", "%" PRIu32, opened->checkpoint.history.epochs);
+    measures_put(measures, "parameters", "%zu", opened->model.parameters);
+    measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
     if (isfinite(loss))
-        snprintf(texts[TEST_LOSS], 64, "%.9g", loss);
-    snprintf(texts[TEST_ACC], 64, "%.6g", accuracy);
-    snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, inferrer_memory_bytes(state));
+        measures_put(measures, "test_loss", "%.9g", loss);
+    measures_put(measures, "test_acc", "%.6g", accuracy);
+    measures_put(measures, "memory_bytes", "%" PRIu64, inferrer_memory_bytes(state));
     return STATUS_OK;
 }
 
@@ -343,12 +266,12 @@ const struct workload workload_infer = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .measures = measures,
+    .measures = columns,
     .shown = shown,
     .baselines = baselines,
     .open = infer_open,
     .close = infer_close,
-    .move = job_stay,
+    .repartition = job_stay,
     .applies = infer_applies,
     .accepts = infer_accepts,
     .work = infer_work,

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/draws.h"
+#include "data/draws.h"
 
 #define VALUES_MAX (UINT64_C(1) << 31) /* of a layer's output or weights */
 

@@ -86,7 +86,7 @@ static const struct option_spec options[] = {
 
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
-static const struct measure measures[] = {
+static const struct measure columns[] = {
     {"timed", COMBINE_FIRST},
     {"epoch", COMBINE_SAME},
     {"steps", COMBINE_SAME},
@@ -110,30 +110,6 @@ static const struct measure measures[] = {
     {"skipped_steps", COMBINE_SAME},
     {"loss_scale", COMBINE_SAME},
     {NULL, COMBINE_FIRST},
-};
-enum measure_place {
-    TIMED,
-    EPOCH,
-    STEPS,
-    PARAMETERS,
-    TRAIN_SAMPLES,
-    TEST_SAMPLES,
-    LOSS,
-    TRAIN_ACC,
-    TEST_LOSS,
-    TEST_ACC,
-    LAST_LR,
-    TRAINED_S,
-    TO_98_S,
-    TO_99_S,
-    DATA_SHARE,
-    MEMORY_BYTES,
-    GENERATE_SHARE,
-    GENERATED_PER_S,
-    OPENING_S,
-    INIT,
-    SKIPPED_STEPS,
-    LOSS_SCALE
 };
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -424,45 +400,39 @@ static enum status train_accepts(const void *input, const struct variant *varian
 }
 
 /* A number, or nothing where it is none. */
-static void put(char text[64], double value, int digits)
-{
-    if (isfinite(value))
-        snprintf(text, 64, "%.*g", digits, value);
-}
-
 static enum status train_measure(const void *input, const struct variant *variant, void *state,
-                                 char texts[][64])
+                                 struct measures *measures)
 {
     const struct opened *opened = input;
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    snprintf(texts[TIMED], 64, "%sgather+forward+backward+update",
-             opened->data.feed == DATA_LIVE ? "generate+" : "");
-    snprintf(texts[EPOCH], 64, "%" PRIu32, epoch.history.epochs);
-    snprintf(texts[STEPS], 64, "%" PRIu32, epoch.steps);
-    snprintf(texts[PARAMETERS], 64, "%zu", opened->model.parameters);
-    snprintf(texts[TRAIN_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
-    snprintf(texts[TEST_SAMPLES], 64, "%" PRIu32, opened->data.sets[DATA_TEST].count);
-    put(texts[LOSS], epoch.loss, 9);
-    put(texts[TRAIN_ACC], epoch.train_accuracy, 6);
-    put(texts[TEST_LOSS], epoch.test_loss, 9);
-    put(texts[TEST_ACC], epoch.test_accuracy, 6);
-    put(texts[LAST_LR], epoch.rate, 9);
-    put(texts[TRAINED_S], epoch.history.trained_s, 9);
-    put(texts[TO_98_S], epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);
-    put(texts[TO_99_S], epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
-    put(texts[DATA_SHARE], epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
-    snprintf(texts[MEMORY_BYTES], 64, "%" PRIu64, epoch.memory_bytes);
+    measures_put(measures, "timed", "%sgather+forward+backward+update",
+                 opened->data.feed == DATA_LIVE ? "generate+" : "");
+    measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);
+    measures_put(measures, "steps", "%" PRIu32, epoch.steps);
+    measures_put(measures, "parameters", "%zu", opened->model.parameters);
+    measures_put(measures, "train_samples", "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
+    measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
+    measures_real(measures, "loss", epoch.loss, 9);
+    measures_real(measures, "train_acc", epoch.train_accuracy, 6);
+    measures_real(measures, "test_loss", epoch.test_loss, 9);
+    measures_real(measures, "test_acc", epoch.test_accuracy, 6);
+    measures_real(measures, "last_lr", epoch.rate, 9);
+    measures_real(measures, "trained_s", epoch.history.trained_s, 9);
+    measures_real(measures, "to_98_s", epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);
+    measures_real(measures, "to_99_s", epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
+    measures_real(measures, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
+    measures_put(measures, "memory_bytes", "%" PRIu64, epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
-        put(texts[GENERATE_SHARE], epoch.generate_s / epoch.epoch_s, 4);
-        put(texts[GENERATED_PER_S], opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
+        measures_real(measures, "generate_share", epoch.generate_s / epoch.epoch_s, 4);
+        measures_real(measures, "generated_per_s", opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
     }
-    put(texts[OPENING_S], opened->data.opening_s, 6);
-    snprintf(texts[INIT], 64, "%s", opened->init);
+    measures_real(measures, "opening_s", opened->data.opening_s, 6);
+    measures_put(measures, "init", "%s", opened->init);
     if (epoch.scales_loss) {
-        snprintf(texts[SKIPPED_STEPS], 64, "%" PRIu64, epoch.skipped);
-        put(texts[LOSS_SCALE], epoch.loss_scale, 9);
+        measures_put(measures, "skipped_steps", "%" PRIu64, epoch.skipped);
+        measures_real(measures, "loss_scale", epoch.loss_scale, 9);
     }
     return STATUS_OK;
 }
@@ -476,20 +446,20 @@ const struct workload workload_train = {
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .single = single,
-    .measures = measures,
+    .measures = columns,
     .shown = shown,
     .baselines = baselines,
     .open = train_open,
     .close = train_close,
-    .move = job_stay,
+    .repartition = job_stay,
     .applies = train_applies,
     .accepts = train_accepts,
-    .more = train_more,
+    .epochs.more = train_more,
     .work = train_work,
     .verify = train_verify,
     .measure = train_measure,
-    .verdict = train_verdict,
-    .keep = train_keep,
-    .kept = trainer_kept,
-    .end = train_end,
+    .checks.verdict = train_verdict,
+    .epochs.keep = train_keep,
+    .epochs.kept = trainer_kept,
+    .epochs.end = train_end,
 };

@@ -91,33 +91,6 @@ enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong);
 /* What trainer_verify() found wrong: "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *state, char *text, size_t size);
 
-/* ---- Inference: run() number n takes batch n of the test set's whole batches, and begins anew behind them
- * ----
- */
-
-/* The input of the workload `infer`. */
-struct infer_job {
-    struct train train;      /* forward_only */
-    const float *parameters; /* an arena */
-};
-
-enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
-                          void **state);
-enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
-void inferrer_close(void *state);
-
-/* What inferrer_fetch() fills: `logits`, the caller's, has room for a batch's. */
-struct infer_result {
-    float *logits;
-    uint64_t number; /* of the latest run, which took that batch; UINT64_MAX before the first */
-};
-enum status inferrer_fetch(void *state, void *result);
-
-/* The memory that the engine holds. */
-uint64_t inferrer_memory_bytes(const void *state);
-
-/* ---- For both ---- */
-
 /* Adds an epoch that took `epoch_s` seconds and ended with this accuracy on the test set. */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 

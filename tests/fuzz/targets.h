@@ -15,14 +15,14 @@
 #include <xxhash.h>
 #endif
 
-#include "core/png_image.h"
-#include "core/record.h"
-#include "load/cifar.h"
-#include "load/idx.h"
-#include "load/index.h"
-#include "load/key.h"
-#include "core/npy_header.h"
-#include "load/tar.h"
+#include "data/cifar.h"
+#include "data/idx.h"
+#include "data/index.h"
+#include "data/key.h"
+#include "data/npy.h"
+#include "data/png_image.h"
+#include "data/tar.h"
+#include "run/record.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"
 

@@ -1,0 +1,16 @@
+#include "data/cifar.h"
+
+#include <inttypes.h>
+
+enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
+{
+    *cifar = (struct cifar){size / CIFAR_RECORD_BYTES, bytes};
+    if (size == 0 || size % CIFAR_RECORD_BYTES != 0)
+        return status_set(STATUS_FAILED, "no binary CIFAR-10: %zu bytes are not whole records of %d", size,
+                          CIFAR_RECORD_BYTES);
+    for (uint64_t i = 0; i < cifar->count; i++)
+        if (cifar_label(cifar, i) >= CIFAR_CLASSES)
+            return status_set(STATUS_FAILED, "no binary CIFAR-10: record %" PRIu64 " has label %u", i,
+                              cifar_label(cifar, i));
+    return STATUS_OK;
+}

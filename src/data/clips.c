@@ -1,0 +1,115 @@
+/* The origin `clips`: a blob that moves, over eight frames of 16 x 16 halves; its class is which of eight
+ * ways it goes. No frame alone tells, so what learns this has looked along time. Sample n goes the way n mod
+ * 8, a pure function of (seed, n), with the same bits everywhere. */
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "data/draws.h"
+#include "data/npy.h"
+#include "data/origin.h"
+
+#define FRAMES   8
+#define SIDE     16
+#define WAYS     8
+#define RADIUS   2.5f
+#define HALF_ONE 0x3C00 /* the bits of 1.0; those of 1 + i / 1024 are i more */
+
+struct parameters {
+    uint64_t seed;
+};
+
+static struct philox_block draw_clip(uint64_t seed, uint64_t number, uint32_t block)
+{
+    return philox(philox_key(seed), (uint32_t)number, (uint32_t)(number >> 32), block, DRAW_CLIP);
+}
+
+/* Where the blob is in the middle of the clip, and how far it goes in a frame. */
+struct way {
+    float x, y, right, down;
+};
+
+static struct way way_of(uint64_t seed, uint64_t number)
+{
+    static const float steps[WAYS][2] = {{1, 0},  {0.7f, 0.7f},   {0, 1},  {-0.7f, 0.7f},
+                                         {-1, 0}, {-0.7f, -0.7f}, {0, -1}, {0.7f, -0.7f}};
+    struct philox_block block = draw_clip(seed, number, 0);
+    float speed = 0.6f + 0.5f * philox_unit(block.word[2]);
+    const float *step = steps[number % WAYS];
+    return (struct way){SIDE * (0.35f + 0.3f * philox_unit(block.word[0])),
+                        SIDE * (0.35f + 0.3f * philox_unit(block.word[1])), speed * step[0], speed * step[1]};
+}
+
+/* Values from 1 to 2, a multiple of 1/1024: noise, and the blob over it. */
+static void draw_frames(uint64_t seed, uint64_t number, uint16_t *halves)
+{
+    struct way way = way_of(seed, number);
+    struct philox_block noise = {{0}};
+    for (uint32_t i = 0; i < FRAMES * SIDE * SIDE; i++) {
+        float t = (float)(i / (SIDE * SIDE)) - 0.5f * (FRAMES - 1);
+        float x = (float)(i % SIDE) + 0.5f - way.x - t * way.right;
+        float y = (float)(i / SIDE % SIDE) + 0.5f - way.y - t * way.down;
+        float level = 1 - (x * x + y * y) / (RADIUS * RADIUS);
+        if (i % 4 == 0)
+            noise = draw_clip(seed, number, 1 + i / 4);
+        float value = (level > 0 ? 0.6f * level : 0) + 0.3f * philox_unit(philox_word(noise, i % 4));
+        halves[i] = (uint16_t)(HALF_ONE + (uint16_t)(value * 1024));
+    }
+}
+
+/* ---- The origin ---- */
+
+static enum status make_one(const void *state, uint64_t number, struct origin_sample *sample)
+{
+    const struct parameters *parameters = state;
+    uint16_t halves[FRAMES * SIDE * SIDE];
+    draw_frames(parameters->seed, number, halves);
+    TRY(origin_add_label(sample, number % WAYS));
+    return origin_add_array(sample, "<f2", "1, 8, 16, 16", halves, sizeof halves, NULL);
+}
+
+static enum status clips_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+{
+    return origin_make_all(make_one, state, first, count, samples);
+}
+
+static void clips_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+{
+    (void)state;
+    snprintf(texts[0], ORIGIN_TEXT_MAX, "%" PRIu64, number % WAYS);
+}
+
+static enum status clips_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+{
+    struct parameters *parameters = malloc(sizeof *parameters);
+    if (!parameters)
+        return status_set(STATUS_FAILED, "out of memory");
+    *parameters = *(const struct parameters *)request->parameters;
+    facts->samples = ORIGIN_ENDLESS;
+    facts->sample_bytes = 2 * FRAMES * SIDE * SIDE + NPY_HEADER_MAX;
+    *state = parameters;
+    return STATUS_OK;
+}
+
+static const struct option_spec options[] = {
+    {"seed", "N", OPTION_COUNT, offsetof(struct parameters, seed), "0", 0, 18446744073709551615.0, NULL, true,
+     "seed of all clips"},
+};
+
+static const char *const columns[] = {"class", NULL};
+static const char *const no_options[] = {NULL};
+
+const struct origin origin_clips = {
+    .name = "clips",
+    .summary = "blobs that move one of eight ways, float16 (1, 8, 16, 16)",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .indifferent = no_options,
+    .columns = columns,
+    .open = clips_open,
+    .close = free,
+    .make = clips_make,
+    .describe = clips_describe,
+};

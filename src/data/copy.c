@@ -1,0 +1,184 @@
+/* The origin `dataset`: the samples of a directory that --prepare, or somebody else, made; so a dataset can
+ * take another layout, and other rooms can read any. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/file.h"
+#include "data/dataset_open.h"
+#include "data/origin.h"
+
+struct parameters {
+    const char *source;
+};
+
+static void dataset_origin_close(void *state)
+{
+    dataset_close(state);
+    free(state);
+}
+
+/* ---- Samples ---- */
+
+/* Reads one member; keeps the file open for the next, as that of a shard is in it. */
+static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
+                               FILE **file, uint32_t *number, void **bytes, size_t *size)
+{
+    const char *name = dataset->files[member->file].name;
+    if (!*file || *number != member->file) {
+        int descriptor = dataset_file_open(dataset, member->file, 0);
+        if (*file)
+            fclose(*file);
+        *file = descriptor < 0 ? NULL : fdopen(descriptor, "r");
+        *number = member->file;
+        if (!*file)
+            return descriptor < 0 ? STATUS_FAILED : status_set(STATUS_FAILED, "out of memory");
+    }
+    *size = member->size;
+    *bytes = malloc(*size + 1);
+    if (!*bytes)
+        return status_set(STATUS_FAILED, "%s/%s: out of memory for %zu bytes", dataset->path, name, *size);
+    if (fseeko(*file, (off_t)member->offset, SEEK_SET) == 0 && fread(*bytes, 1, *size, *file) == *size)
+        return STATUS_OK;
+    free(*bytes);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file ends inside of a member", dataset->path,
+                      name, (unsigned long long)member->offset);
+}
+
+/* Members in the order of their extensions. */
+static void sort_members(struct origin_sample *sample)
+{
+    for (size_t i = 1; i < sample->count; i++)
+        for (size_t j = i; j > 0; j--) {
+            struct origin_member *one = &sample->members[j - 1], *two = &sample->members[j], kept = *one;
+            if (strcmp(one->extension, two->extension) > 0) {
+                *one = *two;
+                *two = kept;
+            }
+        }
+}
+
+static enum status dataset_origin_make(void *state, uint64_t first, uint64_t count,
+                                       struct origin_sample *samples)
+{
+    const struct dataset *dataset = state;
+    FILE *file = NULL;
+    uint32_t number = 0;
+    enum status status = STATUS_OK;
+    for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[first + i];
+        samples[i].key = sample->key;
+        if (sample->members > ORIGIN_MEMBERS_MAX)
+            status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
+                                sample->key, sample->members, ORIGIN_MEMBERS_MAX);
+        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
+            const struct dataset_member *member = &dataset->members[sample->member + m];
+            void *bytes = NULL;
+            size_t size = 0;
+            status = read_member(dataset, member, &file, &number, &bytes, &size);
+            if (status == STATUS_OK)
+                origin_add(&samples[i], member->extension, bytes, size);
+        }
+        sort_members(&samples[i]);
+    }
+    if (file)
+        fclose(file);
+    return status;
+}
+
+static void dataset_origin_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+{
+    const struct dataset *dataset = state;
+    snprintf(texts[0], ORIGIN_TEXT_MAX, "%s", dataset->samples[number].key);
+}
+
+/* ---- Opening ---- */
+
+/* A hash of the samples' keys and the edges of their members. */
+static uint64_t identify(const struct dataset *dataset)
+{
+    uint64_t identity = 0;
+#ifdef HAVE_XXHASH
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        identity =
+            XXH3_64bits_withSeed(&dataset->samples[i].edges, sizeof dataset->samples[i].edges, identity);
+#else
+    (void)dataset;
+#endif
+    return identity;
+}
+
+/* Whether the copy can hold every member. Looked at before anything is written. */
+static enum status check_extensions(const struct dataset *dataset)
+{
+    struct index_extensions extensions = {.count = 0};
+    for (uint32_t m = 0; m < dataset->member_count; m++) {
+        const struct dataset_member *member = &dataset->members[m];
+        enum status status = index_extensions_add(&extensions, member->extension);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
+    }
+    return STATUS_OK;
+}
+
+/* A copy that is written into the source would be read as a part of it, now or when --prepare continues. */
+static enum status check_target(const char *source, const char *target)
+{
+    return target && file_is_inside(target, source)
+               ? status_set(STATUS_USAGE,
+                            "--prepare %s: this is in its own source, %s; name a folder outside of it",
+                            target, source)
+               : STATUS_OK;
+}
+
+static enum status dataset_origin_open(const struct origin_request *request, struct origin_facts *facts,
+                                       void **state)
+{
+    const struct parameters *parameters = request->parameters;
+#ifndef HAVE_XXHASH
+    return status_set(STATUS_UNAVAILABLE, "datasets are not read: this build has no xxHash");
+#endif
+    if (!parameters->source)
+        return status_set(STATUS_USAGE, "say which folder to read with --source DIR");
+    TRY(check_target(parameters->source, request->target));
+    struct dataset *dataset = calloc(1, sizeof *dataset);
+    if (!dataset)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = dataset_open(parameters->source, false, dataset);
+    if (status == STATUS_OK && request->target)
+        status = check_extensions(dataset);
+    if (status != STATUS_OK) {
+        dataset_origin_close(dataset);
+        return status;
+    }
+    facts->samples = dataset->sample_count;
+    facts->sample_bytes = dataset->bytes / dataset->sample_count;
+    facts->identity = identify(dataset);
+    *state = dataset;
+    return STATUS_OK;
+}
+
+static const struct option_spec options[] = {
+    {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
+     "the samples: a folder of files, or of tar shards"},
+};
+
+static const char *const columns[] = {"source_key", NULL};
+static const char *const no_options[] = {NULL};
+
+const struct origin origin_dataset = {
+    .name = "dataset",
+    .summary = "the samples of another dataset",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .indifferent = no_options,
+    .columns = columns,
+    .open = dataset_origin_open,
+    .close = dataset_origin_close,
+    .make = dataset_origin_make,
+    .describe = dataset_origin_describe,
+};

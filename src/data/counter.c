@@ -1,0 +1,162 @@
+/* The origin `counter`. */
+#include "data/counter.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/philox.h"
+#include "data/npy.h"
+#include "data/origin.h"
+
+#define STREAM        0x4C4F4144u
+#define AXES_MAX      8
+#define VALUES_MAX    (UINT64_C(1) << 32)
+#define HALF_ONE      0x3C00 /* the bits of 1.0 */
+#define HALF_FRACTION 0x03FF
+
+/* The values of one block: 16, 8 or 4. */
+static void values_of_block(struct philox_block block, enum dtype type, uint8_t out[16])
+{
+    for (int i = 0; i < 4; i++) {
+        uint32_t word = block.word[i];
+        float real = philox_unit(word);
+        uint16_t halves[2] = {(uint16_t)(HALF_ONE | (word & HALF_FRACTION)),
+                              (uint16_t)(HALF_ONE | (word >> 16 & HALF_FRACTION))};
+        if (type == DTYPE_F16)
+            memcpy(out + 4 * i, halves, sizeof halves);
+        else if (type == DTYPE_F32)
+            memcpy(out + 4 * i, &real, sizeof real);
+        else
+            memcpy(out + 4 * i, &word, sizeof word);
+    }
+}
+
+void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count, void *values)
+{
+    size_t bytes = count * dtype_bytes(type);
+    for (size_t at = 0; at < bytes; at += 16) {
+        uint8_t out[16];
+        values_of_block(
+            philox(philox_key(seed), (uint32_t)(at / 16), (uint32_t)number, (uint32_t)(number >> 32), STREAM),
+            type, out);
+        memcpy((uint8_t *)values + at, out, bytes - at < 16 ? bytes - at : 16);
+    }
+}
+
+/* ---- The origin ---- */
+
+struct parameters {
+    const char *shape;
+    int type;
+    uint64_t seed;
+};
+
+static const char *const types[] = {"u8", "f16", "f32", NULL}; /* as enum dtype */
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), "3,8,64,64", 0, 0, NULL, true, "shape of a tensor"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f16", 0, 0, types, true, "type of its values"},
+    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of the counter"},
+};
+
+struct counter {
+    struct parameters parameters;
+    size_t values;
+    char shape[NPY_SHAPE_MAX]; /* as a header holds it */
+};
+
+/* Reads "3,8,64,64". */
+static enum status read_shape(struct counter *counter)
+{
+    const char *text = counter->parameters.shape;
+    size_t axes = 0, used = 0;
+    uint64_t values = 1;
+    while (*text) {
+        char word[24] = "";
+        uint64_t length;
+        size_t bytes = strcspn(text, ",");
+        snprintf(word, sizeof word, "%.*s", (int)bytes, text);
+        if (bytes >= sizeof word || axes == AXES_MAX)
+            return status_set(STATUS_USAGE, "--sample-shape: '%.80s' is no list of at most %d lengths",
+                              counter->parameters.shape, AXES_MAX);
+        TRY(parse_count("--sample-shape", word, 1, 4294967295.0, &length));
+        if (length > VALUES_MAX / values)
+            return status_set(STATUS_USAGE, "--sample-shape %.80s: more than 2^32 values",
+                              counter->parameters.shape);
+        values *= length;
+        used += (size_t)snprintf(counter->shape + used, sizeof counter->shape - used, "%s%" PRIu64,
+                                 axes ? ", " : "", length);
+        axes++;
+        text += bytes;
+        if (*text == ',' && *++text == '\0')
+            return status_set(STATUS_USAGE,
+                              "--sample-shape: '%.80s': a length is missing after the last comma",
+                              counter->parameters.shape);
+    }
+    if (axes == 1)
+        snprintf(counter->shape + used, sizeof counter->shape - used, ",");
+    counter->values = (size_t)values;
+    return STATUS_OK;
+}
+
+static enum status counter_open(const struct origin_request *request, struct origin_facts *facts,
+                                void **state)
+{
+    struct counter *counter = calloc(1, sizeof *counter);
+    if (!counter)
+        return status_set(STATUS_FAILED, "out of memory");
+    counter->parameters = *(const struct parameters *)request->parameters;
+    enum status status = read_shape(counter);
+    if (status != STATUS_OK) {
+        free(counter);
+        return status;
+    }
+    facts->samples = ORIGIN_ENDLESS;
+    facts->sample_bytes =
+        NPY_HEADER_MAX + counter->values * dtype_bytes((enum dtype)counter->parameters.type);
+    *state = counter;
+    return STATUS_OK;
+}
+
+static enum status counter_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+{
+    const struct counter *counter = state;
+    enum dtype type = (enum dtype)counter->parameters.type;
+    size_t bytes = counter->values * dtype_bytes(type);
+    for (uint64_t i = 0; i < count; i++)
+        TRY(origin_add_array(&samples[i], dtype_npy(type), counter->shape, NULL, bytes, NULL));
+#pragma omp parallel for schedule(static)
+    for (uint64_t i = 0; i < count; i++) {
+        struct origin_member *member = &samples[i].members[0];
+        counter_fill(counter->parameters.seed, first + i, type, counter->values,
+                     (uint8_t *)member->bytes + member->size - bytes);
+    }
+    return STATUS_OK;
+}
+
+static void counter_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+{
+    (void)state;
+    snprintf(texts[0], ORIGIN_TEXT_MAX, "%" PRIu64, number);
+}
+
+static const char *const columns[] = {"number", NULL};
+static const char *const no_options[] = {NULL};
+
+const struct origin origin_counter = {
+    .name = "counter",
+    .summary = "tensors of a counter, whose content is known",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .indifferent = no_options,
+    .columns = columns,
+    .open = counter_open,
+    .close = free,
+    .make = counter_make,
+    .describe = counter_describe,
+};

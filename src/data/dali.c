@@ -1,0 +1,34 @@
+/* DALI's index of a shard, read by its webdataset reader. */
+#include "data/index.h"
+
+#include <inttypes.h>
+
+enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count)
+{
+    TRY(index_check_name(key));
+    for (size_t i = 0; i < count; i++)
+        TRY(index_check_name(members[i].extension));
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream, "%s%s %" PRIu64 " %" PRIu64 " %s.%s", i ? " " : "", members[i].extension,
+                members[i].offset, members[i].size, key, members[i].extension);
+    fputc('\n', stream);
+    return STATUS_OK;
+}
+
+enum status dali_format(const struct index *index, uint64_t number, char **text, size_t *size)
+{
+    const struct index_place *place = &index->places[number];
+    *text = NULL;
+    FILE *stream = open_memstream(text, size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory for an index of DALI");
+    fprintf(stream, DALI_HEAD, place->count);
+    enum status status = STATUS_OK;
+    for (uint64_t s = place->first; status == STATUS_OK && s < place->first + place->count; s++)
+        status = dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
+                                 index->samples[s].count);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for an index of DALI")
+                                         : status;
+}

@@ -1,0 +1,123 @@
+#include "data/dataset.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset_parts.h"
+
+enum status dataset_out_of_memory(void)
+{
+    return status_set(STATUS_FAILED, "out of memory for the list of samples");
+}
+
+enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
+{
+    void **place = array;
+    if (count < *capacity)
+        return STATUS_OK;
+    if (count >= UINT32_MAX / 2)
+        return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
+    uint32_t wanted = *capacity ? 2 * *capacity : 1024;
+    void *larger = realloc(*place, wanted * size);
+    if (!larger)
+        return dataset_out_of_memory();
+    *place = larger;
+    *capacity = wanted;
+    return STATUS_OK;
+}
+
+enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
+{
+    if (dataset->name_count == dataset->name_capacity) {
+        size_t wanted = dataset->name_capacity ? 2 * dataset->name_capacity : 1024;
+        char **larger = realloc(dataset->names, wanted * sizeof *larger);
+        if (!larger)
+            return dataset_out_of_memory();
+        dataset->names = larger;
+        dataset->name_capacity = wanted;
+    }
+    char *copy = strndup(name, length);
+    if (!copy)
+        return dataset_out_of_memory();
+    dataset->names[dataset->name_count++] = copy;
+    *kept = copy;
+    return STATUS_OK;
+}
+
+enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes)
+{
+    TRY(dataset_grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
+    dataset->files[dataset->file_count++] = (struct dataset_file){.name = name, .bytes = bytes};
+    return STATUS_OK;
+}
+
+enum status dataset_add_member(struct dataset *dataset, struct dataset_member member)
+{
+    TRY(dataset_grow(&dataset->members, dataset->member_count, &dataset->member_capacity,
+                     sizeof *dataset->members));
+    dataset->members[dataset->member_count++] = member;
+    return STATUS_OK;
+}
+
+enum status dataset_add_sample(struct dataset *dataset, const char *key)
+{
+    TRY(dataset_grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity,
+                     sizeof *dataset->samples));
+    dataset->samples[dataset->sample_count++] =
+        (struct dataset_sample){.key = key, .member = dataset->member_count};
+    return STATUS_OK;
+}
+
+enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples)
+{
+    if (!dataset->skip)
+        return status;
+    if (dataset->faults++ < DATASET_WARNINGS_MAX)
+        status_warn("left out%s: %s", samples == DATASET_NOT_KNOWN ? ", and all behind it" : "",
+                    status_text());
+    dataset->uncounted |= samples == DATASET_NOT_KNOWN;
+    dataset->skipped += samples == DATASET_NOT_KNOWN ? 0 : samples;
+    return STATUS_OK;
+}
+
+int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
+{
+    const char *name = dataset->files[file].name;
+    struct stat info;
+    /* Not blocking: a pipe would wait for its writer. What is read then may block as usual. */
+    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+    int failure = fd < 0 ? errno : 0;
+    if (!failure && fcntl(fd, F_SETFL, flags) != 0)
+        failure = errno;
+    bool known = fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(fd, &info) == 0;
+    if (known && !S_ISREG(info.st_mode)) {
+        failure = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
+        status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+    } else if (failure)
+        status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(failure),
+                   failure == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+    if (failure && fd >= 0)
+        close(fd);
+    errno = failure;
+    return failure ? -1 : fd;
+}
+
+void dataset_close(struct dataset *dataset)
+{
+    if (dataset->directory >= 0)
+        close(dataset->directory);
+    for (size_t i = 0; i < dataset->name_count; i++)
+        free(dataset->names[i]);
+    free(dataset->names);
+    free(dataset->files);
+    free(dataset->members);
+    free(dataset->samples);
+    free(dataset->shard_first);
+    index_free(&dataset->index);
+    free(dataset->path);
+}

@@ -1,0 +1,137 @@
+/* The files under a directory. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset_parts.h"
+
+/* A folder: to be listed, or listed already and kept for those that are in it. */
+struct branch {
+    const char *path; /* "", or relative to the dataset's directory and with a slash at its end */
+    const struct branch *above;
+    struct branch *next; /* in the list that it is in */
+    dev_t device;
+    ino_t inode;
+};
+
+struct walk {
+    struct dataset *dataset;
+    bool deep;
+    struct branch *to_do, *done;
+    struct dataset_names *names;
+};
+
+static enum status add_branch(struct walk *walk, const char *path, const struct branch *above)
+{
+    struct branch *branch = calloc(1, sizeof *branch);
+    if (!branch)
+        return dataset_out_of_memory();
+    *branch = (struct branch){.above = above, .next = walk->to_do};
+    walk->to_do = branch;
+    return dataset_keep_name(walk->dataset, path, strlen(path), &branch->path);
+}
+
+static void free_branches(struct branch *branch)
+{
+    while (branch) {
+        struct branch *next = branch->next;
+        free(branch);
+        branch = next;
+    }
+}
+
+/* Whether a link led back to a folder that this one is in. */
+static bool leads_back(const struct branch *branch)
+{
+    for (const struct branch *above = branch->above; above; above = above->above)
+        if (above->device == branch->device && above->inode == branch->inode)
+            return true;
+    return false;
+}
+
+/* What cannot be read is left out, or ends everything; the reason is in `cause`, an errno. */
+static enum status lose(struct walk *walk, const struct branch *branch, const char *name, int cause)
+{
+    status_set(STATUS_FAILED, "%s/%s%s: %s", walk->dataset->path, branch->path, name, strerror(cause));
+    return dataset_leave_out(walk->dataset, STATUS_FAILED, DATASET_NOT_KNOWN);
+}
+
+static enum status add_file(struct walk *walk, const char *path)
+{
+    struct dataset_names *names = walk->names;
+    TRY(dataset_grow(&names->items, names->count, &names->capacity, sizeof *names->items));
+    return dataset_keep_name(walk->dataset, path, strlen(path), &names->items[names->count++]);
+}
+
+static enum status add_entry(struct walk *walk, const struct branch *branch, int fd, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    int length = snprintf(path, sizeof path, "%s%s", branch->path, name);
+    if (length >= (int)sizeof path - 1) /* room for a slash */
+        return lose(walk, branch, name, ENAMETOOLONG);
+    if (fstatat(fd, name, &info, 0) != 0)
+        return lose(walk, branch, name, errno);
+    if (S_ISREG(info.st_mode))
+        return add_file(walk, path);
+    if (S_ISDIR(info.st_mode) && walk->deep)
+        return add_branch(walk, strcat(path, "/"), branch);
+    if (!S_ISDIR(info.st_mode) && !walk->deep && length > 4 && strcmp(path + length - 4, ".tar") == 0)
+        status_warn("%s/%s is no regular file, and is not read", walk->dataset->path, path);
+    return STATUS_OK;
+}
+
+/* Everything in one folder. */
+static enum status list_branch(struct walk *walk, struct branch *branch)
+{
+    struct dataset *dataset = walk->dataset;
+    struct stat info;
+    int fd =
+        openat(dataset->directory, *branch->path ? branch->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    if (!stream || fstat(fd, &info) != 0) {
+        status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, branch->path,
+                   strerror(errno));
+        if (stream)
+            closedir(stream);
+        else if (fd >= 0)
+            close(fd);
+        return branch->above ? dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN) : STATUS_FAILED;
+    }
+    branch->device = info.st_dev;
+    branch->inode = info.st_ino;
+    enum status status = STATUS_OK;
+    if (leads_back(branch))
+        status = status_set(STATUS_USAGE, "%s/%s leads back to a folder that it is in; remove that link",
+                            dataset->path, branch->path);
+    struct dirent *entry = NULL;
+    while (status == STATUS_OK && (errno = 0, entry = readdir(stream)))
+        if (entry->d_name[0] != '.')
+            status = add_entry(walk, branch, fd, entry->d_name);
+    if (status == STATUS_OK && errno != 0) /* there may be more */
+        status = lose(walk, branch, "", errno);
+    closedir(stream);
+    return status;
+}
+
+enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names)
+{
+    struct walk walk = {.dataset = dataset, .deep = deep, .names = names};
+    enum status status = add_branch(&walk, "", NULL);
+    while (status == STATUS_OK && walk.to_do) {
+        struct branch *branch = walk.to_do;
+        walk.to_do = branch->next;
+        branch->next = walk.done;
+        walk.done = branch;
+        status = list_branch(&walk, branch);
+    }
+    free_branches(walk.to_do);
+    free_branches(walk.done);
+    return status;
+}

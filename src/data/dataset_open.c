@@ -1,0 +1,409 @@
+#include "data/dataset_open.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset_parts.h"
+#include "data/key.h"
+#include "data/md5.h"
+#include "data/plain.h"
+
+#define MD5_BYTES ((size_t)1 << 20)
+
+/* ---- Names in the directory ---- */
+
+static bool ends_in(const char *name, const char *end)
+{
+    size_t length = strlen(name), end_length = strlen(end);
+    return length > end_length && strcmp(name + length - end_length, end) == 0;
+}
+
+static bool is_metadata(const char *name)
+{
+    return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 ||
+           ends_in(name, ".index") || ends_in(name, ".wids.json");
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Files by key, then by extension. Those without a key come first. */
+static int by_key(const void *a, const void *b)
+{
+    const char *left = *(const char *const *)a, *right = *(const char *const *)b, *left_end, *right_end;
+    size_t left_length = 0, right_length = 0;
+    if (!key_split(left, &left_length, &left_end))
+        left_length = 0;
+    if (!key_split(right, &right_length, &right_end))
+        right_length = 0;
+    int order = memcmp(left, right, left_length < right_length ? left_length : right_length);
+    if (order == 0 && left_length != right_length)
+        order = left_length < right_length ? -1 : 1;
+    return order ? order : strcmp(left, right);
+}
+
+/* ---- Where the list comes from ---- */
+
+static enum status shards_room(struct dataset *dataset, size_t shards)
+{
+    dataset->shards = true;
+    dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
+    return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
+}
+
+static enum status open_shards(struct dataset *dataset, const struct dataset_names *names)
+{
+    TRY(shards_room(dataset, names->count));
+    for (uint32_t i = 0; i < names->count; i++)
+        if (ends_in(names->items[i], ".tar"))
+            TRY(dataset_scan_shard(dataset, names->items[i], NULL));
+    dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* Whether a path has ".." among its parts. */
+static bool climbs(const char *path)
+{
+    for (const char *part = path; part; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (strncmp(part, "..", 2) == 0 && (part[2] == '/' || part[2] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+/* A shard that the list of wids called `list` names. */
+static enum status open_told(struct dataset *dataset, const char *list, const struct wids_shard *told)
+{
+    const char *name = NULL, *md5 = NULL;
+    if (told->url[0] == '/' || strstr(told->url, "://") || climbs(told->url))
+        return status_set(STATUS_FAILED,
+                          "%s/%s: '%.200s' leads out of the folder; keep shards beside their list",
+                          dataset->path, list, told->url);
+    TRY(dataset_keep_name(dataset, told->url, strlen(told->url), &name));
+    if (*told->md5)
+        TRY(dataset_keep_name(dataset, told->md5, strlen(told->md5), &md5));
+    TRY(dataset_scan_shard(dataset, name, told));
+    dataset->files[dataset->file_count - 1].md5 = md5;
+    return STATUS_OK;
+}
+
+/* The shards that a list of wids names, of which none may be missing. */
+static enum status open_wids(struct dataset *dataset, const char *name)
+{
+    char path[2 * PATH_MAX];
+    struct wids wids = {0};
+    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
+    enum status status = wids_read(path, &wids);
+    if (status == STATUS_OK)
+        status = shards_room(dataset, wids.count);
+    for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
+        status = open_told(dataset, name, &wids.shards[i]);
+    if (status == STATUS_OK)
+        dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    wids_free(&wids);
+    return status;
+}
+
+static enum status add_named_file(struct dataset *dataset, const char *name)
+{
+    size_t length;
+    const char *extension, *key = NULL;
+    if ((!strchr(name, '/') && is_metadata(name)) || !key_split(name, &length, &extension))
+        return STATUS_OK;
+    struct dataset_sample *sample =
+        dataset->sample_count ? &dataset->samples[dataset->sample_count - 1] : NULL;
+    if (!sample || strlen(sample->key) != length || memcmp(sample->key, name, length) != 0) {
+        TRY(dataset_keep_name(dataset, name, length, &key));
+        TRY(dataset_add_sample(dataset, key));
+        sample = &dataset->samples[dataset->sample_count - 1];
+    }
+    TRY(dataset_add_file(dataset, name, 0));
+    sample->members++;
+    return dataset_add_member(dataset,
+                              (struct dataset_member){.extension = extension,
+                                                      .size = UINT64_MAX, /* the file's, once it is open */
+                                                      .file = dataset->file_count - 1});
+}
+
+/* Archives among files are read as files of one sample each, which is rarely what was wanted. */
+static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
+{
+    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
+    for (uint32_t i = 0; i < names->count; i++)
+        for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
+            size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
+            if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
+                continue;
+            status_warn(
+                "%s/%s looks like a shard and is read as a file: shards are plain tars whose names end "
+                "in .tar and that stand in --data DIR itself",
+                dataset->path, names->items[i]);
+            return;
+        }
+}
+
+static enum status open_files(struct dataset *dataset)
+{
+    struct dataset_names names = {0};
+    enum status status = dataset_list(dataset, true, &names);
+    if (names.count)
+        qsort(names.items, names.count, sizeof *names.items, by_key);
+    if (status == STATUS_OK)
+        warn_of_archives(dataset, &names);
+    for (uint32_t i = 0; status == STATUS_OK && i < names.count; i++)
+        status = add_named_file(dataset, names.items[i]);
+    free(names.items);
+    return status;
+}
+
+/* One sample of our index. */
+static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
+{
+    const struct index *index = &dataset->index;
+    TRY(dataset_add_sample(dataset, sample->key));
+    for (uint64_t m = 0; m < sample->count; m++) {
+        const struct index_member *from = &index->members[sample->first + m];
+        struct dataset_member member = {.extension = from->extension,
+                                        .offset = from->offset,
+                                        .size = from->size,
+                                        .whole = from->hash,
+                                        .file = (uint32_t)sample->place};
+        if (!dataset->shards) {
+            char path[PATH_MAX];
+            const char *kept = NULL;
+            snprintf(path, sizeof path, "%s/%s.%s", index->places[sample->place].name, sample->key,
+                     from->extension);
+            TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
+            TRY(dataset_add_file(dataset, kept, from->size));
+            member.file = dataset->file_count - 1;
+        }
+        TRY(dataset_add_member(dataset, member));
+        dataset->samples[dataset->sample_count - 1].members++;
+    }
+    return STATUS_OK;
+}
+
+/* Whether a shard is as long as the index says. */
+static enum status check_shard(struct dataset *dataset, uint32_t file)
+{
+    struct stat status_;
+    const struct dataset_file *shard = &dataset->files[file];
+    if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
+        return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
+                          strerror(errno));
+    if (!S_ISREG(status_.st_mode))
+        return status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, shard->name);
+    uint64_t bytes = (uint64_t)status_.st_size;
+    if (bytes != shard->bytes)
+        return status_set(
+            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes and its index says %llu",
+            dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
+            (unsigned long long)bytes, (unsigned long long)shard->bytes);
+    return STATUS_OK;
+}
+
+/* Whether more than a header stands before the first member, which may be a pax header for all. */
+static bool begins_extended(const struct index *index, const struct index_place *place)
+{
+    return place->count > 0 && index->members[index->samples[place->first].first].offset > TAR_BLOCK_BYTES;
+}
+
+static enum status open_indexed(struct dataset *dataset, const char *name)
+{
+    char path[2 * PATH_MAX];
+    struct index *index = &dataset->index;
+    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
+    TRY(index_read(path, index));
+    dataset->indexed = true;
+    if (index->layout == INDEX_SHARDS)
+        TRY(shards_room(dataset, index->place_count));
+    for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
+        TRY(dataset_add_file(dataset, index->places[p].name, index->places[p].bytes));
+        if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
+            if (!dataset->skip)
+                return STATUS_FAILED;
+            status_warn("%s; its samples are looked at one by one", status_text());
+        }
+        dataset->shard_first[p] = (uint32_t)index->places[p].first;
+        dataset->files[p].global = begins_extended(index, &index->places[p]);
+    }
+    for (uint64_t i = 0; i < index->sample_count; i++)
+        TRY(add_indexed(dataset, &index->samples[i]));
+    if (dataset->shards)
+        dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* ---- Looking at the samples ---- */
+
+/* Looks at every sample, at its edges or at every byte. Those left out are closed up. */
+static enum status look_at_all(struct dataset *dataset, bool whole)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    uint32_t kept = 0, shard = 0;
+    bool closed = false; /* the latest file could not be opened, and that was said */
+    enum status status = STATUS_OK;
+    dataset->bytes = dataset->sample_bytes_max = 0;
+    for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
+        struct dataset_sample *sample = &dataset->samples[i];
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
+            dataset->shard_first[shard] = kept;
+        bool said = closed && dataset->members[sample->member].file == plain.file;
+        status = plain_sample(&plain, sample, whole);
+        closed = plain.fd < 0;
+        if (status != STATUS_OK && said && dataset->skip) {
+            status = STATUS_OK;
+            dataset->skipped++;
+            continue;
+        }
+        if (status != STATUS_OK) {
+            status = dataset_leave_out(dataset, status, 1);
+            continue;
+        }
+        dataset->bytes += sample->bytes;
+        if (sample->bytes > dataset->sample_bytes_max)
+            dataset->sample_bytes_max = sample->bytes;
+        dataset->samples[kept++] = *sample;
+    }
+    plain_close(&plain);
+    if (status != STATUS_OK)
+        return status;
+    for (; dataset->shards && shard <= dataset->file_count; shard++)
+        dataset->shard_first[shard] = kept;
+    dataset->sample_count = kept;
+    dataset->hashed = whole;
+    return STATUS_OK;
+}
+
+/* The md5 of an open file. */
+static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
+{
+    void *md5 = NULL;
+    ssize_t count = 0;
+    enum status status = md5_begin(&md5);
+    while (status == STATUS_OK && (count = read(fd, buffer, MD5_BYTES)) > 0)
+        status = md5_add(md5, buffer, (size_t)count);
+    if (status == STATUS_OK && count < 0)
+        status = status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    if (status == STATUS_OK)
+        status = md5_end(md5, hex);
+    md5_free(md5);
+    return status;
+}
+
+/* Whether a shard has the md5 that a list of wids tells, where this build can make one. Which sample is
+ * another cannot be known, so nothing can be left out. */
+static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
+{
+    const struct dataset_file *shard = &dataset->files[file];
+    char hex[33];
+    int fd = dataset_file_open(dataset, file, 0);
+    if (fd < 0)
+        return dataset->skip ? STATUS_OK : STATUS_FAILED; /* its samples are lost, and counted */
+    enum status status = md5_of(fd, buffer, hex);
+    close(fd);
+    if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
+        status = status_set(STATUS_FAILED, "the shard's md5 is %s and its wids index says %s: flipped bits?",
+                            hex, shard->md5);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
+}
+
+static enum status check_sums(const struct dataset *dataset)
+{
+    uint8_t *buffer = NULL;
+    enum status status = STATUS_OK;
+    for (uint32_t f = 0; status == STATUS_OK && f < dataset->file_count; f++)
+        if (dataset->files[f].md5)
+            status = buffer || (buffer = malloc(MD5_BYTES)) ? check_md5(dataset, f, buffer)
+                                                            : dataset_out_of_memory();
+    free(buffer);
+    return status;
+}
+
+enum status dataset_hash(struct dataset *dataset)
+{
+    if (dataset->hashed)
+        return STATUS_OK;
+    TRY(check_sums(dataset));
+    return look_at_all(dataset, true);
+}
+
+/* ---- Opening ---- */
+
+/* The one name that ends so, or NULL; `*several` tells of more. */
+static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
+{
+    const char *found = NULL;
+    for (uint32_t i = 0; i < names->count; i++)
+        if (ends_in(names->items[i], end)) {
+            *several = found != NULL;
+            found = names->items[i];
+        }
+    return found;
+}
+
+static enum status list_samples(struct dataset *dataset)
+{
+    struct dataset_names names = {0};
+    bool several = false, unused = false;
+    enum status status = dataset_list(dataset, false, &names);
+    if (status == STATUS_OK && names.count)
+        qsort(names.items, names.count, sizeof *names.items, by_text);
+    const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);
+    if (status != STATUS_OK)
+        ;
+    else if (several)
+        status =
+            status_set(STATUS_USAGE, "%s holds more than one .index; keep a data set in a folder of its own",
+                       dataset->path);
+    else if (index)
+        status = open_indexed(dataset, index);
+    else if (faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
+        status = status_set(STATUS_USAGE,
+                            "%s is not whole: what prepared it did not come to its end; give that command "
+                            "once more, and it goes on",
+                            dataset->path);
+    else if (wids)
+        status = open_wids(dataset, wids);
+    else if (the_one(&names, ".tar", &unused))
+        status = open_shards(dataset, &names);
+    else
+        status = open_files(dataset);
+    free(names.items);
+    return status;
+}
+
+enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
+{
+    *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
+    if (!dataset->path)
+        return dataset_out_of_memory();
+    dataset->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dataset->directory < 0)
+        return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
+    TRY(list_samples(dataset));
+    TRY(look_at_all(dataset, skip && dataset->indexed));
+    if (dataset->faults > DATASET_WARNINGS_MAX)
+        status_warn("%s: %llu more faults like these; %llu samples are left out%s", path,
+                    (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
+                    (unsigned long long)dataset->skipped, dataset->uncounted ? ", and more uncounted" : "");
+    if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
+        return status_set(STATUS_FAILED, "--data %s: all of its samples are broken; see the warnings above",
+                          path);
+    if (dataset->sample_count == 0)
+        return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
+                          path, path);
+    if (dataset->bytes == 0)
+        return status_set(STATUS_USAGE, "--data %s: its samples hold no bytes", path);
+    return STATUS_OK;
+}

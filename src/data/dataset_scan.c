@@ -1,0 +1,153 @@
+/* Shards without an index of ours: their samples by their headers. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset_parts.h"
+#include "data/key.h"
+#include "data/tar.h"
+
+#define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+
+/* One shard under the scanner. */
+struct scan {
+    struct dataset *dataset;
+    int fd;
+    uint8_t window[WINDOW_BYTES];
+    uint8_t *large; /* for what needs more than the window; owned */
+    struct tar_parser parser;
+};
+
+/* Adds a member that the parser found to its sample: the latest, or a new one. */
+static enum status scan_member(struct scan *scan, const struct tar_member *found)
+{
+    struct dataset *dataset = scan->dataset;
+    uint32_t file = dataset->file_count - 1;
+    size_t length;
+    const char *extension;
+    if (!key_split(found->name, &length, &extension))
+        return STATUS_OK;
+    struct dataset_sample *sample = dataset->sample_count > dataset->shard_first[file]
+                                        ? &dataset->samples[dataset->sample_count - 1]
+                                        : NULL;
+    if (!sample || strlen(sample->key) != length || memcmp(sample->key, found->name, length) != 0) {
+        const char *key = NULL;
+        TRY(dataset_keep_name(dataset, found->name, length, &key));
+        TRY(dataset_add_sample(dataset, key));
+        sample = &dataset->samples[dataset->sample_count - 1];
+    }
+    struct dataset_member member = {.offset = found->data, .size = found->size, .file = file};
+    TRY(dataset_keep_name(dataset, extension, strlen(extension), &member.extension));
+    TRY(dataset_add_member(dataset, member));
+    sample->members++;
+    return STATUS_OK;
+}
+
+/* Bytes of the shard from the parser's position on, at least `need` where there are as many. */
+static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
+                              size_t *available)
+{
+    uint64_t left = scan->parser.position < shard_bytes ? shard_bytes - scan->parser.position : 0;
+    uint8_t *place = scan->window;
+    size_t wanted = need > sizeof scan->window ? need : sizeof scan->window;
+    if (wanted > left)
+        wanted = (size_t)left;
+    if (wanted > sizeof scan->window) {
+        free(scan->large);
+        place = scan->large = malloc(wanted);
+        if (!place)
+            return dataset_out_of_memory();
+    }
+    ssize_t count = pread(scan->fd, place, wanted, (off_t)scan->parser.position);
+    if (count < 0 || (size_t)count < wanted)
+        return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
+                          (unsigned long long)scan->parser.position,
+                          count < 0 ? strerror(errno) : "the file has become shorter");
+    *bytes = place;
+    *available = wanted;
+    return STATUS_OK;
+}
+
+static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
+{
+    size_t need = TAR_BLOCK_BYTES;
+    uint64_t at = 0; /* where `bytes` begin */
+    const uint8_t *bytes = NULL;
+    size_t available = 0;
+    tar_open(&scan->parser, shard_bytes);
+    for (;;) {
+        struct tar_member member;
+        enum tar_step step;
+        uint64_t skipped = scan->parser.position - at;
+        if (!bytes || skipped + need > available) {
+            TRY(scan_bytes(scan, shard_bytes, need, &bytes, &available));
+            at = scan->parser.position;
+            skipped = 0;
+        }
+        TRY(tar_next(&scan->parser, bytes + skipped, available - (size_t)skipped,
+                     at + available >= shard_bytes, &member, &step, &need));
+        if (step == TAR_END)
+            return STATUS_OK;
+        if (step == TAR_MEMBER) {
+            TRY(scan_member(scan, &member));
+            need = TAR_BLOCK_BYTES;
+        }
+    }
+}
+
+static enum status scan_file(struct scan *scan, uint32_t file)
+{
+    struct stat status_;
+    struct dataset *dataset = scan->dataset;
+    uint32_t first = dataset->sample_count;
+    if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
+        return status_set(STATUS_FAILED, "it is no regular file");
+    dataset->files[file].bytes = (uint64_t)status_.st_size;
+    enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
+    dataset->files[file].global = scan->parser.has_global;
+    if (status == STATUS_OK && dataset->sample_count == first)
+        status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
+    if (status != STATUS_OK && dataset->sample_count > first)
+        dataset->sample_count--; /* the break may have cut it */
+    return status;
+}
+
+/* Whether a shard that was read to its end is the one that a list of wids means. */
+static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
+{
+    if (samples != told->samples)
+        return status_set(STATUS_FAILED, "the shard holds %llu samples and its wids index says %llu",
+                          (unsigned long long)samples, (unsigned long long)told->samples);
+    if (told->bytes && bytes != told->bytes)
+        return status_set(STATUS_FAILED, "the shard has %llu bytes and its wids index says %llu",
+                          (unsigned long long)bytes, (unsigned long long)told->bytes);
+    return STATUS_OK;
+}
+
+enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told)
+{
+    TRY(dataset_add_file(dataset, name, 0));
+    uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
+    dataset->shard_first[file] = first;
+    struct scan *scan = calloc(1, sizeof *scan);
+    if (!scan)
+        return dataset_out_of_memory();
+    scan->dataset = dataset;
+    scan->fd = dataset_file_open(dataset, file, 0);
+    enum status status = scan->fd < 0 ? STATUS_FAILED : scan_file(scan, file);
+    uint64_t found = dataset->sample_count - first;
+    if (status == STATUS_OK && told)
+        status = check_told(told, found, dataset->files[file].bytes);
+    if (status != STATUS_OK && scan->fd >= 0)
+        status_prefix(status, "%s/%s", dataset->path, name);
+    if (scan->fd >= 0)
+        close(scan->fd);
+    free(scan->large);
+    free(scan);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    uint64_t left = told && told->samples > found ? told->samples - found : 0;
+    return dataset_leave_out(dataset, status, told ? left : DATASET_NOT_KNOWN);
+}

@@ -1,0 +1,143 @@
+/* Everything random in training, as pure functions of a Philox counter: the same on every host and device,
+ * for any batch, thread or rank, and a resumed run needs no more than its epoch.
+ *
+ * The key is the seed. Counters: (element / 16, sample, epoch, stream); a sample is its number in the set. */
+#ifndef FDSL_DATA_DRAWS_H
+#define FDSL_DATA_DRAWS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/philox.h"
+#include "core/portable.h"
+
+/* The last word of a counter: what is drawn, and for which layer or tensor. */
+#define DRAW_INIT    0x54520000u
+#define DRAW_DROPOUT 0x54530000u
+#define DRAW_AUGMENT 0x54540000u
+#define DRAW_ORDER   0x54550000u
+#define DRAW_DIGIT   0x54560000u
+#define DRAW_CLIP    0x54580000u
+#define DRAW_HOLD    0x54570000u
+
+/* ---- Initial parameters ---- */
+
+/* The initial value of element `i` of a tensor, evenly from [-bound, bound). */
+FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bound)
+{
+    uint64_t block = i / 4;
+    struct philox_block words =
+        philox(philox_key(seed), (uint32_t)block, (uint32_t)(block >> 32), 0, DRAW_INIT | tensor);
+    return (2 * philox_unit(philox_word(words, (uint32_t)(i % 4))) - 1) * bound;
+}
+
+/* ---- Dropout ---- */
+
+/* One block serves 16 neighbouring elements (in C order of channel, depth, height, width), a byte each. */
+#define DRAW_DROPOUT_ELEMENTS 16
+
+FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer,
+                                         uint32_t element)
+{
+    return philox(philox_key(seed), element / DRAW_DROPOUT_ELEMENTS, sample, epoch, DRAW_DROPOUT | layer);
+}
+
+/* Whether the element of that block is kept, at a rate of `threshold` / 256; if so, it is multiplied by
+ * 256 / (256 - threshold). */
+FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t threshold)
+{
+    uint32_t at = element % DRAW_DROPOUT_ELEMENTS;
+    return (philox_word(block, at / 4) >> (8 * (at % 4)) & 255u) >= threshold;
+}
+
+/* ---- Order ---- */
+
+/* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the least even number of bits,
+ * walked again where it leaves the range (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+ * Round functions are murmur3's finaliser over keys from Philox. */
+#define ORDER_ROUNDS 8
+
+struct draw_order {
+    uint32_t count, half_bits;
+    uint32_t keys[ORDER_ROUNDS];
+};
+
+/* The order of an epoch. 1 <= count < 2^31. */
+FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t count)
+{
+    struct draw_order order;
+    order.count = count;
+    order.half_bits = 1;
+    while (count > UINT64_C(1) << (2 * order.half_bits))
+        order.half_bits++;
+    for (uint32_t i = 0; i < ORDER_ROUNDS; i += 4) {
+        struct philox_block block = philox(philox_key(seed), i / 4, 0, epoch, DRAW_ORDER);
+        for (uint32_t j = 0; j < 4; j++)
+            order.keys[i + j] = philox_word(block, j);
+    }
+    return order;
+}
+
+FDSL_HD uint32_t draw_mix(uint32_t word)
+{
+    word = (word ^ word >> 16) * 0x85ebca6bu;
+    word = (word ^ word >> 13) * 0xc2b2ae35u;
+    return word ^ word >> 16;
+}
+
+/* The sample at a place of the order, 0 <= place < count. */
+FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t place)
+{
+    uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
+    do {
+        uint32_t left = place >> bits, right = place & mask;
+        for (uint32_t i = 0; i < ORDER_ROUNDS; i++) {
+            uint32_t next = left ^ (draw_mix(right + order->keys[i]) & mask);
+            left = right;
+            right = next;
+        }
+        place = left << bits | right;
+    } while (place >= order->count);
+    return place;
+}
+
+/* ---- Augmentation ---- */
+
+struct augment {
+    uint32_t shift; /* pixels at most, either way along height and width; zeros (before they are normalised)
+                     * come in from outside: cropping after padding by as much */
+    bool flip;      /* each sample with probability 1/2, left to right */
+};
+
+/* What becomes of one sample: the value at (y, x) is the one from (y + down, x' + right), where x' is x, or
+ * width - 1 - x where it is flipped. */
+struct draw_move {
+    int32_t down, right;
+    bool flip;
+};
+
+FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
+                                   uint32_t sample)
+{
+    struct draw_move move = {0, 0, false};
+    if (augment->shift == 0 && !augment->flip)
+        return move;
+    struct philox_block block = philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT);
+    uint32_t span = 2 * augment->shift + 1;
+    move.down = (int32_t)philox_below(block.word[0], span) - (int32_t)augment->shift;
+    move.right = (int32_t)philox_below(block.word[1], span) - (int32_t)augment->shift;
+    move.flip = augment->flip && block.word[2] >> 31;
+    return move;
+}
+
+/* The element (y * width + x) of a plane that comes to (y, x); negative where it comes from outside. */
+FDSL_HD int32_t draw_moved(const struct draw_move *move, uint32_t height, uint32_t width, uint32_t y,
+                           uint32_t x)
+{
+    int32_t from_y = (int32_t)y + move->down;
+    int32_t from_x = (int32_t)(move->flip ? width - 1 - x : x) + move->right;
+    bool inside = from_y >= 0 && from_y < (int32_t)height && from_x >= 0 && from_x < (int32_t)width;
+    return inside ? from_y * (int32_t)width + from_x : -1;
+}
+
+#endif

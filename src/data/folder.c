@@ -1,0 +1,426 @@
+#include "data/folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "data/place_writer.h"
+#include "data/samples.h"
+
+#define WORK "/.prepare"
+
+void folder_place_name(const struct folder *folder, uint64_t place, char name[PATH_MAX])
+{
+    if (folder->layout == INDEX_FILES)
+        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->place_count > 1000 ? 6 : 3, place);
+    else
+        snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, place);
+}
+
+/* FOLDER and what follows in it. */
+__attribute__((format(printf, 3, 4))) static enum status inside(const struct folder *folder,
+                                                                char path[PATH_MAX], const char *format, ...)
+{
+    va_list arguments;
+    int used = snprintf(path, PATH_MAX, "%s", folder->path);
+    va_start(arguments, format);
+    if (used < PATH_MAX)
+        used += vsnprintf(path + used, (size_t)(PATH_MAX - used), format, arguments);
+    va_end(arguments);
+    return used < PATH_MAX ? STATUS_OK
+                           : status_set(STATUS_USAGE, "the path '%.80s...' is too long", folder->path);
+}
+
+enum status folder_part_path(const struct folder *folder, uint64_t place, char path[PATH_MAX])
+{
+    return inside(folder, path, WORK "/%06" PRIu64 ".part", place);
+}
+
+static enum status index_path(const struct folder *folder, char path[PATH_MAX])
+{
+    return inside(folder, path, "/%s.index", folder->name);
+}
+
+/* ---- What is there ---- */
+
+static bool has_size(const char *path, uint64_t bytes)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
+}
+
+static bool file_is_whole(const struct folder *folder, const struct index_place *place, const char *key,
+                          const struct index_member *member)
+{
+    char path[PATH_MAX];
+    return inside(folder, path, "/%s/%s.%s", place->name, key, member->extension) == STATUS_OK &&
+           has_size(path, member->size);
+}
+
+/* Whether a file holds this text and nothing else. */
+static bool has_text(const char *path, const char *text, size_t size)
+{
+    char *bytes = NULL;
+    size_t count = 0;
+    bool same = has_size(path, size) && file_read(path, &bytes, &count) == STATUS_OK && count == size &&
+                memcmp(bytes, text, size) == 0;
+    free(bytes);
+    return same;
+}
+
+/* A shard, and what DALI is told of it. */
+static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
+{
+    const struct index_place *place = &index->places[number];
+    char path[PATH_MAX], *dali = NULL;
+    size_t size = 0;
+    if (inside(folder, path, "/%s", place->name) != STATUS_OK || !has_size(path, place->bytes))
+        return false;
+    char *dot = strrchr(path, '.');
+    if (dot)
+        strcpy(dot, ".idx");
+    bool whole = dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
+    free(dali);
+    return whole;
+}
+
+/* Whether all files of a place have the sizes that the index tells. */
+static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
+{
+    const struct index_place *place = &index->places[number];
+    if (index->layout == INDEX_SHARDS)
+        return shard_is_whole(folder, index, number);
+    for (uint64_t s = place->first; s < place->first + place->count; s++) {
+        const struct index_sample *sample = &index->samples[s];
+        for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
+            if (!file_is_whole(folder, place, sample->key, &index->members[m]))
+                return false;
+    }
+    return true;
+}
+
+/* The list of shards for wids; a build that writes none misses none. */
+static bool wids_is_whole(const struct folder *folder, const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    if (inside(folder, path, "/%s.wids.json", folder->name) != STATUS_OK)
+        return false;
+    enum status status = wids_format(folder->name, index, &text);
+    bool whole = status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
+    free(text);
+    return whole;
+}
+
+/* Whether what tells of all places is there. */
+static bool lists_are_whole(const struct folder *folder, const struct index *index)
+{
+    return samples_are_whole(folder->path, index) &&
+           (index->layout == INDEX_FILES || wids_is_whole(folder, index));
+}
+
+/* Reads the part of a place: false where there is none, or not that of this dataset's place. */
+static enum status read_part(const struct folder *folder, uint64_t place, struct index *part)
+{
+    char path[PATH_MAX], name[PATH_MAX];
+    *part = (struct index){0};
+    folder_place_name(folder, place, name);
+    TRY(folder_part_path(folder, place, path));
+    TRY(index_read(path, part));
+    if (part->place_count == 1 && part->layout == folder->layout && strcmp(part->places[0].name, name) == 0 &&
+        strcmp(part->made, folder->made) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: place %" PRIu64 " is not the one that was made; is another program at work there?",
+                      folder->path, place);
+}
+
+bool folder_finished(const struct folder *folder, uint64_t place)
+{
+    struct index part;
+    bool finished = read_part(folder, place, &part) == STATUS_OK && is_whole(folder, &part, 0);
+    index_free(&part);
+    return finished;
+}
+
+/* ---- Claiming ---- */
+
+/* Two lines of options, words between blanks, and the first word in which they differ. */
+static enum status refuse_options(const struct folder *folder, const char *theirs)
+{
+    const char *ours = folder->made;
+    size_t word = 0;
+    for (size_t i = 0; ours[i] && ours[i] == theirs[i]; i++)
+        if (ours[i] == ' ')
+            word = i + 1;
+    return status_set(
+        STATUS_USAGE,
+        "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, or "
+        "remove it",
+        folder->path, (int)strcspn(theirs + word, " \n"), theirs + word, (int)strcspn(ours + word, " "),
+        ours + word);
+}
+
+static enum status make_folder(const char *path)
+{
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(errno));
+}
+
+/* Makes a folder and those that it is in. */
+static enum status make_folders(const char *path)
+{
+    char above[PATH_MAX];
+    if (snprintf(above, sizeof above, "%s", path) >= (int)sizeof above)
+        return status_set(STATUS_USAGE, "the path '%.80s...' is too long", path);
+    for (char *slash = above + 1; *above && (slash = strchr(slash, '/')); slash++) {
+        *slash = '\0';
+        TRY(make_folder(above));
+        *slash = '/';
+    }
+    return make_folder(path);
+}
+
+/* The folder, locked; the lock goes with the process. Where the file system has no locks there is none. */
+static enum status lock_folder(struct folder *folder)
+{
+    folder->lock = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder->lock < 0)
+        return status_set(STATUS_USAGE, "cannot open folder '%s': %s", folder->path, strerror(errno));
+    if (flock(folder->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return status_set(STATUS_USAGE, "another run is preparing %s; wait for its end", folder->path);
+    if (access(folder->path, W_OK | X_OK) != 0)
+        return status_set(STATUS_USAGE, "cannot write into folder '%s': %s", folder->path, strerror(errno));
+    return STATUS_OK;
+}
+
+void folder_release(struct folder *folder)
+{
+    if (folder->lock >= 0)
+        close(folder->lock);
+    folder->lock = -1;
+}
+
+/* Whether the folder holds anything but .prepare/, and the leftovers that are removed. */
+static enum status check_empty(const struct folder *folder)
+{
+    enum status status = STATUS_OK;
+    DIR *list = opendir(folder->path);
+    if (!list)
+        return status_set(STATUS_USAGE, "cannot read folder '%s': %s", folder->path, strerror(errno));
+    for (struct dirent *entry; status == STATUS_OK && (entry = readdir(list));)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+            strcmp(entry->d_name, WORK + 1) != 0)
+            status =
+                status_set(STATUS_USAGE, "%s holds something else ('%.100s'): name a new or an empty folder",
+                           folder->path, entry->d_name);
+    closedir(list);
+    return status;
+}
+
+/* Begins a new dataset. */
+static enum status begin(const struct folder *folder)
+{
+    char work[PATH_MAX], spec[PATH_MAX];
+    TRY(check_empty(folder));
+    TRY(inside(folder, work, WORK));
+    TRY(inside(folder, spec, WORK "/spec"));
+    TRY(make_folder(work));
+    return file_write_atomic(spec, folder->made, strlen(folder->made));
+}
+
+/* Goes on with one that is not whole, or begins. */
+static enum status go_on(const struct folder *folder)
+{
+    char spec[PATH_MAX], work[PATH_MAX], *theirs;
+    size_t size;
+    TRY(inside(folder, spec, WORK "/spec"));
+    TRY(inside(folder, work, WORK));
+    if (access(spec, F_OK) != 0)
+        return begin(folder);
+    TRY(file_read(spec, &theirs, &size));
+    enum status status = strcmp(theirs, folder->made) == 0 ? STATUS_OK : refuse_options(folder, theirs);
+    free(theirs);
+    if (status != STATUS_OK)
+        return status;
+    place_sweep(folder->path);
+    place_sweep(work);
+    return STATUS_OK;
+}
+
+/* ---- A dataset that was complete ---- */
+
+/* Turns a dataset that lost files back into one that is being made: places that are whole stay. */
+static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
+{
+    char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];
+    uint64_t kept = 0;
+    TRY(inside(folder, work, WORK));
+    TRY(inside(folder, spec, WORK "/spec"));
+    TRY(make_folder(work));
+    for (uint64_t i = 0; i < index->place_count; i++)
+        if (is_whole(folder, index, i)) {
+            TRY(folder_part_path(folder, i, part));
+            TRY(index_save(part, index, i, 1));
+            kept++;
+        }
+    TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
+    if (index->place_count == 0)
+        status_warn("%s was cut or changed: all is made again", path);
+    else if (kept < index->place_count)
+        status_warn("%s: %" PRIu64 " of %" PRIu64
+                    " %s lack files, or have some of another size, and are made again",
+                    folder->path, index->place_count - kept, index->place_count,
+                    folder->layout == INDEX_SHARDS ? "shards" : "folders");
+    else
+        status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
+                    folder->path);
+    return unlink(path) == 0 ? STATUS_OK
+                             : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
+}
+
+static void remove_work(const struct folder *folder)
+{
+    char path[PATH_MAX];
+    for (uint64_t i = 0; i < folder->place_count; i++)
+        if (folder_part_path(folder, i, path) == STATUS_OK)
+            unlink(path);
+    if (inside(folder, path, WORK "/spec") == STATUS_OK)
+        unlink(path);
+    if (inside(folder, path, WORK) == STATUS_OK) {
+        place_sweep(path);
+        rmdir(path);
+    }
+}
+
+/* An index that was cut or changed tells nothing of the places. Where its first line still has the options of
+ * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
+static enum status replace_index(const struct folder *folder, const char *path)
+{
+    char *theirs = NULL;
+    size_t size;
+    struct index_text ours;
+    const struct index none = {0};
+    TRY(index_text_begin(&ours, folder->layout, folder->made));
+    fflush(ours.stream);
+    enum status status = file_read(path, &theirs, &size);
+    bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
+    index_text_free(&ours);
+    free(theirs);
+    TRY(status);
+    return same ? reopen(folder, &none, path)
+                : status_set(STATUS_USAGE,
+                             "%s was cut or changed, and its first line does not have these options; remove "
+                             "the folder and prepare it again, or remove the index alone to read without it",
+                             path);
+}
+
+static enum status look_at_index(const struct folder *folder)
+{
+    char path[PATH_MAX];
+    struct index index;
+    TRY(index_path(folder, path));
+    enum status status = index_read(path, &index);
+    if (status == STATUS_FAILED) {
+        index_free(&index);
+        return replace_index(folder, path);
+    }
+    if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
+        status = refuse_options(folder, index.made);
+    bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
+    for (uint64_t i = 0; status == STATUS_OK && i < index.place_count; i++)
+        complete &= is_whole(folder, &index, i);
+    if (status == STATUS_OK && !complete)
+        status = reopen(folder, &index, path);
+    else if (status == STATUS_OK)
+        remove_work(folder); /* a run may have been killed at its very end */
+    index_free(&index);
+    return status;
+}
+
+bool folder_complete(const struct folder *folder)
+{
+    char path[PATH_MAX];
+    return index_path(folder, path) == STATUS_OK && access(path, F_OK) == 0;
+}
+
+static uint64_t count_parts(const struct folder *folder)
+{
+    char path[PATH_MAX];
+    uint64_t parts = 0;
+    for (uint64_t i = 0; i < folder->place_count; i++)
+        parts += folder_part_path(folder, i, path) == STATUS_OK && access(path, F_OK) == 0;
+    return parts;
+}
+
+enum status folder_claim(struct folder *folder)
+{
+    TRY(make_folders(folder->path));
+    TRY(lock_folder(folder));
+    TRY(folder_complete(folder) ? look_at_index(folder) : go_on(folder));
+    folder->part_count = count_parts(folder);
+    return STATUS_OK;
+}
+
+/* ---- Concluding ---- */
+
+static enum status add_part(const struct folder *folder, uint64_t place, struct index_text *text)
+{
+    struct index part;
+    enum status status = read_part(folder, place, &part);
+    if (status == STATUS_OK)
+        status = index_text_add_all(text, &part, 0);
+    index_free(&part);
+    return status;
+}
+
+enum status folder_gather(const struct folder *folder, struct index *index)
+{
+    struct index_text text;
+    *index = (struct index){0};
+    TRY(index_text_begin(&text, folder->layout, folder->made));
+    enum status status = STATUS_OK;
+    for (uint64_t i = 0; i < folder->place_count && status == STATUS_OK; i++)
+        status = add_part(folder, i, &text);
+    if (status == STATUS_OK)
+        status = index_text_end(&text);
+    if (status == STATUS_OK)
+        return index_parse(text.text, text.size, index); /* takes the text */
+    index_text_free(&text);
+    return status;
+}
+
+/* The list of shards for wids, where the build can write JSON. */
+static enum status write_wids(const struct folder *folder, const struct index *index)
+{
+    char path[PATH_MAX], *text;
+    TRY(inside(folder, path, "/%s.wids.json", folder->name));
+    enum status status = wids_format(folder->name, index, &text);
+    if (status == STATUS_UNAVAILABLE) {
+        status_warn("%s is left out: %s", path, status_text());
+        return STATUS_OK;
+    }
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+enum status folder_conclude(const struct folder *folder, const struct index *index)
+{
+    char path[PATH_MAX];
+    if (folder->layout == INDEX_SHARDS)
+        TRY(write_wids(folder, index));
+    TRY(index_path(folder, path));
+    TRY(index_save(path, index, 0, index->place_count));
+    remove_work(folder);
+    return STATUS_OK;
+}

@@ -1,0 +1,351 @@
+#include "data/index.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/file.h"
+#include "data/tar.h"
+
+#define FIRST_FIELD "fdsl-index/1"
+
+static const char *const layouts[] = {"files", "shards"}; /* as enum index_layout */
+
+/* ---- The last line ---- */
+
+/* Lines of a kind: those that begin with this letter; the three kinds differ in it. */
+struct counts {
+    uint64_t places, samples, members;
+};
+
+/* A sample's line has four tabs a member and one before the key. */
+static void count_line(const char *line, const char *end, struct counts *counts)
+{
+    uint64_t tabs = 0;
+    if (*line == 'p')
+        counts->places++;
+    if (*line != 's')
+        return;
+    counts->samples++;
+    for (const char *c = line; c < end; c++)
+        tabs += *c == '\t';
+    counts->members += tabs / 4;
+}
+
+static struct counts count_lines(const char *text, size_t size)
+{
+    struct counts counts = {0};
+    for (const char *line = text, *end; line < text + size; line = end + 1) {
+        end = memchr(line, '\n', (size_t)(text + size - line));
+        if (!end)
+            break;
+        count_line(line, end, &counts);
+    }
+    return counts;
+}
+
+/* The last line for the text before it. */
+static enum status sign(const char *text, size_t size, char line[128])
+{
+#ifdef HAVE_XXHASH
+    struct counts counts = count_lines(text, size);
+    snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.places,
+             counts.samples, counts.members, (uint64_t)XXH3_64bits(text, size));
+    return STATUS_OK;
+#else
+    (void)text, (void)size, (void)line, (void)count_lines;
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build cannot hash: install xxHash (libxxhash-dev) and build again");
+#endif
+}
+
+/* ---- Writing ---- */
+
+#define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for an index")
+
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made)
+{
+    *text = (struct index_text){0};
+    text->stream = open_memstream(&text->text, &text->size);
+    if (!text->stream)
+        return OUT_OF_MEMORY;
+    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], made);
+    return STATUS_OK;
+}
+
+void index_text_add_place(struct index_text *text, const struct index_place *place)
+{
+    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", place->name, place->bytes,
+            *place->md5 ? place->md5 : "-");
+}
+
+enum status index_check_name(const char *name)
+{
+    if (!*name)
+        return status_set(STATUS_FAILED, "a key or an extension is empty; rename the file");
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 127)
+            return status_set(
+                STATUS_FAILED,
+                "'%s' has a blank or a control character in it, which no index can hold; rename "
+                "the file",
+                name);
+    return STATUS_OK;
+}
+
+enum status index_extensions_add(struct index_extensions *extensions, const char *extension)
+{
+    for (size_t i = 0; i < extensions->count; i++)
+        if (strcmp(extensions->names[i], extension) == 0)
+            return STATUS_OK;
+    if (extensions->count == INDEX_EXTENSIONS_MAX)
+        return status_set(STATUS_FAILED, "'%s' is one extension more than the %d that a data set may have",
+                          extension, INDEX_EXTENSIONS_MAX);
+    TRY(index_check_name(extension));
+    extensions->names[extensions->count++] = extension;
+    return STATUS_OK;
+}
+
+enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
+                                  size_t count)
+{
+    TRY(index_check_name(key));
+    for (size_t i = 0; i < count; i++)
+        TRY(index_check_name(members[i].extension));
+    fprintf(stream, "sample\t%s", key);
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream, "\t%s\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64, members[i].extension,
+                members[i].offset, members[i].size, members[i].hash);
+    fputc('\n', stream);
+    return STATUS_OK;
+}
+
+enum status index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
+{
+    const struct index_place *place = &index->places[number];
+    index_text_add_place(text, place);
+    for (uint64_t i = place->first; i < place->first + place->count; i++)
+        TRY(index_text_add_sample(text->stream, index->samples[i].key,
+                                  index->members + index->samples[i].first, index->samples[i].count));
+    return STATUS_OK;
+}
+
+/* Closing a stream in memory may move its text. */
+enum status index_text_end(struct index_text *text)
+{
+    char line[128];
+    enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
+    if (status == STATUS_OK)
+        fputs(line, text->stream);
+    bool whole = !ferror(text->stream);
+    whole = fclose(text->stream) == 0 && whole;
+    text->stream = NULL;
+    return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
+}
+
+void index_text_free(struct index_text *text)
+{
+    if (text->stream)
+        fclose(text->stream);
+    free(text->text);
+    *text = (struct index_text){0};
+}
+
+enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count)
+{
+    struct index_text text;
+    TRY(index_text_begin(&text, index->layout, index->made));
+    enum status status = STATUS_OK;
+    for (uint64_t i = first; status == STATUS_OK && i < first + count; i++)
+        status = index_text_add_all(&text, index, i);
+    if (status == STATUS_OK)
+        status = index_text_end(&text);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text.text, text.size);
+    index_text_free(&text);
+    return status;
+}
+
+/* ---- Reading ---- */
+
+/* The next field of a line, up to a tab or the end; NULL when there is none. */
+static char *next_field(char **rest)
+{
+    return strsep(rest, "\t");
+}
+
+/* A whole number, decimal or hexadecimal; all of the text. */
+static bool number(const char *text, int base, uint64_t *value)
+{
+    static const char digits[] = "0123456789abcdef";
+    *value = 0;
+    if (!text || !*text)
+        return false;
+    for (; *text; text++) {
+        const char *digit = memchr(digits, *text, (size_t)base);
+        if (!digit || *value > (UINT64_MAX - 15) / (uint64_t)base)
+            return false;
+        *value = *value * (uint64_t)base + (uint64_t)(digit - digits);
+    }
+    return true;
+}
+
+static bool hash_number(const char *text, uint64_t *value)
+{
+    return text && strlen(text) == 16 && sscanf(text, "%16" SCNx64, value) == 1 &&
+           strspn(text, "0123456789abcdef") == 16;
+}
+
+static enum status read_head(char *line, struct index *index)
+{
+    char *kind = next_field(&line), *layout = next_field(&line);
+    if (strcmp(kind, FIRST_FIELD) != 0)
+        return status_set(STATUS_FAILED, "this is no index of this program ('%.20s'; one begins with %s)",
+                          kind, FIRST_FIELD);
+    index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
+    index->made = line; /* the rest, tabs and all */
+    return layout && line && strcmp(layout, layouts[index->layout]) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "no layout that is known");
+}
+
+static enum status read_place(char *line, struct index *index)
+{
+    struct index_place *place = &index->places[index->place_count];
+    char *name = next_field(&line), *bytes = next_field(&line), *md5 = next_field(&line);
+    if (!md5 || line || !*name || !number(bytes, 10, &place->bytes))
+        return status_set(STATUS_FAILED, "a place has a name, its bytes and an md5");
+    if (name[0] == '/' || strstr(name, ".."))
+        return status_set(STATUS_FAILED, "'%.100s' leads out of the folder", name);
+    place->name = name;
+    place->md5 = strcmp(md5, "-") == 0 ? "" : md5;
+    place->first = index->sample_count;
+    place->count = 0;
+    index->place_count++;
+    return STATUS_OK;
+}
+
+static enum status read_member(char *extension, char **line, const struct index_place *place,
+                               struct index_member *member)
+{
+    char *offset = next_field(line), *size = next_field(line), *hash = next_field(line);
+    if (!*extension || strchr(extension, '/') || !number(offset, 10, &member->offset) ||
+        !number(size, 10, &member->size) || !hash_number(hash, &member->hash))
+        return status_set(STATUS_FAILED, "a member has an extension, an offset, a size and a hash");
+    if (member->offset > place->bytes || member->size > place->bytes - member->offset)
+        return status_set(STATUS_FAILED,
+                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends behind %s, which has %" PRIu64,
+                          member->size, member->offset, place->name, place->bytes);
+    member->extension = extension;
+    return STATUS_OK;
+}
+
+/* Members of a shard stand one behind the other, each with a header of a block before it: readers go through
+ * them in this order and never back. */
+static enum status check_place_of(const struct index *index, const struct index_place *place)
+{
+    const struct index_member *member = &index->members[index->member_count];
+    bool is_first = index->samples[place->first].first == index->member_count;
+    uint64_t end = is_first ? 0 : member[-1].offset + member[-1].size;
+    if (index->layout != INDEX_SHARDS ||
+        (member->offset >= end && member->offset - end >= tar_padding(end) + TAR_BLOCK_BYTES))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: offset %" PRIu64 ": the member before ends at %" PRIu64
+                      ", which leaves no room for a header; prepare the dataset again, or remove the index "
+                      "to read without it",
+                      place->name, member->offset, end);
+}
+
+static enum status read_sample(char *line, struct index *index)
+{
+    if (index->place_count == 0)
+        return status_set(STATUS_FAILED, "a sample before the first place");
+    struct index_place *place = &index->places[index->place_count - 1];
+    struct index_sample *sample = &index->samples[index->sample_count];
+    char *extension;
+    *sample = (struct index_sample){next_field(&line), index->place_count - 1, index->member_count, 0};
+    if (!sample->key || !*sample->key || sample->key[0] == '/' || strstr(sample->key, ".."))
+        return status_set(STATUS_FAILED, "a sample without a proper key");
+    while ((extension = next_field(&line))) {
+        TRY(read_member(extension, &line, place, &index->members[index->member_count]));
+        TRY(check_place_of(index, place));
+        index->member_count++;
+        sample->count++;
+    }
+    if (sample->count == 0)
+        return status_set(STATUS_FAILED, "sample '%.100s' has no members", sample->key);
+    index->sample_count++;
+    place->count++;
+    return STATUS_OK;
+}
+
+/* The last line, checked against the text before it; `*size` becomes the size of that. */
+static enum status check_sign(const char *text, size_t *size)
+{
+    char line[128] = "";
+    const char *begin = *size > 1 && text[*size - 1] == '\n' ? memrchr(text, '\n', *size - 1) : NULL;
+    size_t before = begin ? (size_t)(begin + 1 - text) : 0;
+    TRY(sign(text, before, line));
+    if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
+        return status_set(STATUS_FAILED, "the index was cut or changed: its last line does not fit the rest; "
+                                         "prepare the dataset again, or remove the index to read without it");
+    *size = before;
+    return STATUS_OK;
+}
+
+static enum status read_line(char *line, bool first, struct index *index)
+{
+    if (first)
+        return read_head(line, index);
+    const char *kind = next_field(&line);
+    if (line && strcmp(kind, "place") == 0)
+        return read_place(line, index);
+    if (line && strcmp(kind, "sample") == 0)
+        return read_sample(line, index);
+    return status_set(STATUS_FAILED, "'%.20s' is no kind of line", kind);
+}
+
+enum status index_parse(char *text, size_t size, struct index *index)
+{
+    *index = (struct index){.text = text};
+    TRY(check_sign(text, &size));
+    struct counts counts = count_lines(text, size);
+    index->places = calloc(counts.places + 1, sizeof *index->places);
+    index->samples = calloc(counts.samples + 1, sizeof *index->samples);
+    index->members = calloc(counts.members + 1, sizeof *index->members);
+    if (!index->places || !index->samples || !index->members)
+        return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
+    size_t lines = 0;
+    for (char *line = text, *end; line < text + size; line = end + 1) {
+        size_t left = (size_t)(text + size - line);
+        end = memchr(line, '\n', left); /* there is one: the text before the last line */
+        *end = '\0';
+        enum status status = read_line(line, lines++ == 0, index);
+        if (status != STATUS_OK)
+            return status_prefix(status, "line %zu", lines);
+    }
+    return index->made ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
+}
+
+enum status index_read(const char *path, struct index *index)
+{
+    char *text;
+    size_t size;
+    *index = (struct index){0};
+    TRY(file_read(path, &text, &size));
+    enum status status = index_parse(text, size, index);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+}
+
+void index_free(struct index *index)
+{
+    free(index->places);
+    free(index->samples);
+    free(index->members);
+    free(index->text);
+    *index = (struct index){0};
+}

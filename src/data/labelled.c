@@ -1,0 +1,297 @@
+/* The origins `idx` and `cifar`: labelled pictures that others made, read whole. */
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/file.h"
+#include "data/cifar.h"
+#include "data/idx.h"
+#include "data/npy.h"
+#include "data/origin.h"
+#include "data/png_image.h"
+
+#define FILES_MAX 16
+
+struct parameters {
+    const char *source, *labels;
+    int encoding;
+};
+
+/* Pictures in memory: `at()` finds them. */
+struct labelled {
+    enum origin_encoding encoding;
+    struct png_shape shape;
+    char npy_shape[NPY_SHAPE_MAX];
+    struct idx images, labels; /* idx */
+    char *files[FILES_MAX];    /* cifar */
+    struct cifar parts[FILES_MAX];
+    size_t part_count;
+    bool planar; /* channel by channel */
+};
+
+struct picture {
+    const uint8_t *values;
+    uint8_t label;
+};
+
+static struct picture at(const struct labelled *labelled, uint64_t number)
+{
+    size_t bytes = (size_t)labelled->shape.width * labelled->shape.height;
+    if (labelled->part_count == 0) /* IDX */
+        return (struct picture){labelled->images.values + number * bytes, labelled->labels.values[number]};
+    size_t part = 0;
+    while (number >= labelled->parts[part].count)
+        number -= labelled->parts[part++].count;
+    return (struct picture){cifar_image(&labelled->parts[part], number),
+                            cifar_label(&labelled->parts[part], number)};
+}
+
+static void labelled_close(void *state)
+{
+    struct labelled *labelled = state;
+    idx_free(&labelled->images);
+    idx_free(&labelled->labels);
+    for (size_t i = 0; i < labelled->part_count; i++)
+        free(labelled->files[i]);
+    free(labelled);
+}
+
+/* ---- Samples ---- */
+
+/* Channel by channel becomes pixel by pixel, as PNG wants it. */
+static enum status encode_png(const struct labelled *labelled, const uint8_t *values,
+                              struct origin_sample *sample)
+{
+    uint8_t pixels[CIFAR_IMAGE_BYTES];
+    if (labelled->planar) {
+        for (size_t i = 0; i < sizeof pixels; i++)
+            pixels[i] = values[i % CIFAR_CHANNELS * CIFAR_SIDE * CIFAR_SIDE + i / CIFAR_CHANNELS];
+        values = pixels;
+    }
+    void *bytes;
+    size_t size;
+    TRY(png_encode(values, &labelled->shape, &bytes, &size));
+    origin_add(sample, "png", bytes, size);
+    return STATUS_OK;
+}
+
+static enum status make_one(const void *state, uint64_t number, struct origin_sample *sample)
+{
+    const struct labelled *labelled = state;
+    struct picture picture = at(labelled, number);
+    size_t bytes = (size_t)labelled->shape.width * labelled->shape.height * labelled->shape.channels;
+    TRY(origin_add_label(sample, picture.label));
+    return labelled->encoding == ORIGIN_PNG
+               ? encode_png(labelled, picture.values, sample)
+               : origin_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL);
+}
+
+static enum status labelled_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+{
+    return origin_make_all(make_one, state, first, count, samples);
+}
+
+static void labelled_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+{
+    snprintf(texts[0], ORIGIN_TEXT_MAX, "%u", at(state, number).label);
+}
+
+/* ---- Opening ---- */
+
+/* One hash of a file after the other. */
+static uint64_t identify(uint64_t before, const void *bytes, size_t size)
+{
+#ifdef HAVE_XXHASH
+    return XXH3_64bits_withSeed(bytes, size, before);
+#else
+    (void)bytes;
+    return before + size; /* without xxHash nothing is prepared */
+#endif
+}
+
+/* Puts the number of pictures and the size of one where prepare sees them. */
+static void fill_facts(struct labelled *labelled, uint64_t samples, struct origin_facts *facts)
+{
+    const struct png_shape *shape = &labelled->shape;
+    facts->samples = samples;
+    facts->sample_bytes = (uint64_t)shape->width * shape->height * shape->channels + NPY_HEADER_MAX;
+    if (shape->channels == 1)
+        snprintf(labelled->npy_shape, NPY_SHAPE_MAX, "%u, %u", shape->height, shape->width);
+    else
+        snprintf(labelled->npy_shape, NPY_SHAPE_MAX, "%u, %u, %u", shape->channels, shape->height,
+                 shape->width);
+}
+
+/* "x/train-images-idx3-ubyte.gz" has its labels in "x/train-labels-idx1-ubyte.gz". */
+static enum status labels_of(const char *images, char labels[PATH_MAX])
+{
+    static const char images_part[] = "images-idx3", labels_part[] = "labels-idx1";
+    const char *slash = strrchr(images, '/'), *part = strstr(slash ? slash : images, images_part);
+    int length = part ? snprintf(labels, PATH_MAX, "%.*s%s%s", (int)(part - images), images, labels_part,
+                                 part + strlen(images_part))
+                      : PATH_MAX;
+    return length < PATH_MAX ? STATUS_OK
+                             : status_set(STATUS_USAGE,
+                                          "--source %.80s: its labels cannot be told from its "
+                                          "name; name them with --labels FILE",
+                                          images);
+}
+
+static enum status fill_idx(struct labelled *labelled, const struct parameters *parameters,
+                            struct origin_facts *facts)
+{
+    char path[PATH_MAX];
+    const char *labels_path = parameters->labels;
+    struct idx *images = &labelled->images, *labels = &labelled->labels;
+    if (!labels_path) {
+        TRY(labels_of(parameters->source, path));
+        labels_path = path;
+    }
+    TRY(idx_read(parameters->source, images));
+    TRY(idx_read(labels_path, labels));
+    if (images->axes != 3)
+        return status_set(STATUS_FAILED, "%s holds no pictures: it has %u ax%s, and pictures have three",
+                          parameters->source, images->axes, images->axes == 1 ? "is" : "es");
+    if (images->shape[1] == 0 || images->shape[2] == 0)
+        return status_set(STATUS_FAILED, "%s holds no pictures: its header says %u x %u pixels",
+                          parameters->source, images->shape[1], images->shape[2]);
+    if (labels->axes != 1 || labels->shape[0] != images->shape[0])
+        return status_set(STATUS_FAILED, "%s does not hold a label for each of the %u pictures of %s",
+                          labels_path, images->shape[0], parameters->source);
+    labelled->shape = (struct png_shape){images->shape[2], images->shape[1], 1};
+    fill_facts(labelled, images->shape[0], facts);
+    facts->identity =
+        identify(0, images->values, (size_t)images->shape[0] * images->shape[1] * images->shape[2]);
+    facts->identity = identify(facts->identity, labels->values, labels->shape[0]);
+    return STATUS_OK;
+}
+
+/* The next of the files in the list "A,B,...", whose rest goes along: NULL behind the last. */
+static enum status next_path(const char *list, const char **rest, char path[PATH_MAX])
+{
+    size_t length = strcspn(*rest, ",");
+    if (length == 0)
+        return status_set(STATUS_USAGE, "--source '%.200s': a name between commas is empty; drop the comma",
+                          list);
+    if (length >= PATH_MAX)
+        return status_set(STATUS_USAGE, "--source: the path '%.80s...' is too long", *rest);
+    memcpy(path, *rest, length);
+    path[length] = '\0';
+    *rest = (*rest)[length] ? *rest + length + 1 : NULL;
+    return STATUS_OK;
+}
+
+static enum status fill_cifar(struct labelled *labelled, const struct parameters *parameters,
+                              struct origin_facts *facts)
+{
+    char path[PATH_MAX];
+    uint64_t samples = 0;
+    for (const char *rest = parameters->source; rest; labelled->part_count++) {
+        struct cifar *part = &labelled->parts[labelled->part_count];
+        size_t size;
+        TRY(next_path(parameters->source, &rest, path));
+        if (labelled->part_count == FILES_MAX)
+            return status_set(STATUS_USAGE, "--source names more than %d files", FILES_MAX);
+        TRY(file_read(path, &labelled->files[labelled->part_count], &size));
+        const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
+        enum status status = cifar_parse(bytes, size, part);
+        if (status != STATUS_OK) {
+            free(labelled->files[labelled->part_count]); /* it does not count yet */
+            return status_prefix(status, "%s", path);
+        }
+        facts->identity = identify(facts->identity, bytes, size);
+        samples += part->count;
+    }
+    labelled->planar = true;
+    labelled->shape = (struct png_shape){CIFAR_SIDE, CIFAR_SIDE, CIFAR_CHANNELS};
+    fill_facts(labelled, samples, facts);
+    return STATUS_OK;
+}
+
+typedef enum status filler(struct labelled *, const struct parameters *, struct origin_facts *);
+
+static enum status open_with(filler *fill, const struct origin_request *request, struct origin_facts *facts,
+                             void **state)
+{
+    const struct parameters *parameters = request->parameters;
+    if (!parameters->source)
+        return status_set(STATUS_USAGE, "say which file to read with --source FILE");
+    struct labelled *labelled = calloc(1, sizeof *labelled);
+    if (!labelled)
+        return status_set(STATUS_FAILED, "out of memory");
+    labelled->encoding = (enum origin_encoding)parameters->encoding;
+    enum status status = fill(labelled, parameters, facts);
+    if (status != STATUS_OK) {
+        labelled_close(labelled);
+        return status;
+    }
+    *state = labelled;
+    return STATUS_OK;
+}
+
+static enum status idx_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+{
+    return open_with(fill_idx, request, facts, state);
+}
+
+static enum status cifar_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+{
+    return open_with(fill_cifar, request, facts, state);
+}
+
+#define AT(field) offsetof(struct parameters, field)
+#define ENCODE                                                                              \
+    {                                                                                       \
+        "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, origin_encodings, true, \
+            "what a picture becomes"                                                        \
+    }
+
+static const struct option_spec idx_options[] = {
+    {"source", "FILE", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
+     "the pictures: an IDX file of bytes, plain or gzipped"},
+    {"labels", "FILE", OPTION_TEXT, AT(labels), NULL, 0, 0, NULL, false,
+     "their labels (default: the file of pictures with labels-idx1 for images-idx3 in its name)"},
+    ENCODE,
+};
+
+static const struct option_spec cifar_options[] = {
+    {"source", "FILE[,FILE]", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
+     "binary files of CIFAR-10, one after the other"},
+    ENCODE,
+};
+
+static const char *const columns[] = {"class", NULL};
+static const char *const no_options[] = {NULL};
+
+const struct origin origin_idx = {
+    .name = "idx",
+    .summary = "MNIST and its kin, in IDX files",
+    .options = idx_options,
+    .option_count = COUNT_OF(idx_options),
+    .parameters_bytes = sizeof(struct parameters),
+    .indifferent = no_options,
+    .columns = columns,
+    .open = idx_open,
+    .close = labelled_close,
+    .make = labelled_make,
+    .describe = labelled_describe,
+};
+
+const struct origin origin_cifar = {
+    .name = "cifar",
+    .summary = "CIFAR-10, in its binary files",
+    .options = cifar_options,
+    .option_count = COUNT_OF(cifar_options),
+    .parameters_bytes = sizeof(struct parameters),
+    .indifferent = no_options,
+    .columns = columns,
+    .open = cifar_open,
+    .close = labelled_close,
+    .make = labelled_make,
+    .describe = labelled_describe,
+};

@@ -1,0 +1,190 @@
+#include "data/npy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAGIC       "\x93NUMPY"
+#define MAGIC_BYTES 6
+#define PREFIX      10 /* bytes of version 1.0 before the header's text: magic, version, length of the text */
+#define ALIGNMENT   64 /* of the values in the file */
+#define VALUES_MAX  (UINT64_C(1) << 58)
+#define BAD(reason) status_set(STATUS_FAILED, "no .npy file that can be read: " reason)
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "values are written as they are in memory, and called little-endian"
+#endif
+
+/* ---- Writing ---- */
+
+/* Blanks pad the text, so that the values are aligned. */
+size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char *shape)
+{
+    char *text = header + PREFIX;
+    memset(header, 0, NPY_HEADER_MAX);
+    memcpy(header, MAGIC "\x01", MAGIC_BYTES + 1);
+    int length = snprintf(text, NPY_HEADER_MAX - PREFIX,
+                          "{'descr': '%.8s', 'fortran_order': False, 'shape': (%.*s), }", type,
+                          NPY_SHAPE_MAX - 1, shape);
+    size_t used = PREFIX + (size_t)length + 1, bytes = (used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    header[8] = (char)((bytes - PREFIX) & 0xFF);
+    header[9] = (char)((bytes - PREFIX) >> 8);
+    memset(text + length, ' ', bytes - PREFIX - (size_t)length);
+    header[bytes - 1] = '\n';
+    return bytes;
+}
+
+/* ---- Reading ---- */
+
+/* The text of the header, a Python dictionary, as far as it has been read. */
+struct cursor {
+    const char *at, *end;
+};
+
+static void skip_blanks(struct cursor *cursor)
+{
+    while (cursor->at < cursor->end && (*cursor->at == ' ' || *cursor->at == '\n'))
+        cursor->at++;
+}
+
+/* Passes over `text`, with blanks before it. */
+static bool skip(struct cursor *cursor, const char *text)
+{
+    size_t length = strlen(text);
+    skip_blanks(cursor);
+    if ((size_t)(cursor->end - cursor->at) < length || memcmp(cursor->at, text, length) != 0)
+        return false;
+    cursor->at += length;
+    return true;
+}
+
+/* A text in single or double quotes, without escapes. */
+static bool quoted(struct cursor *cursor, char *text, size_t size)
+{
+    char quote = skip(cursor, "'") ? '\'' : skip(cursor, "\"") ? '"' : '\0';
+    const char *close = quote ? memchr(cursor->at, quote, (size_t)(cursor->end - cursor->at)) : NULL;
+    if (!close || (size_t)(close - cursor->at) >= size)
+        return false;
+    size_t length = (size_t)(close - cursor->at);
+    memcpy(text, cursor->at, length);
+    text[length] = '\0';
+    cursor->at = close + 1;
+    return strlen(text) == length;
+}
+
+static bool number(struct cursor *cursor, uint64_t *value)
+{
+    skip_blanks(cursor);
+    const char *begin = cursor->at;
+    *value = 0;
+    for (; cursor->at < cursor->end && *cursor->at >= '0' && *cursor->at <= '9'; cursor->at++) {
+        if (*value > VALUES_MAX)
+            return false;
+        *value = *value * 10 + (uint64_t)(*cursor->at - '0');
+    }
+    skip(cursor, "L"); /* Python 2 */
+    return cursor->at > begin;
+}
+
+/* "<f2": the byte order, the kind, the bytes of a value. */
+static enum status read_type(struct cursor *cursor, struct npy_header *header)
+{
+    char *type = header->type;
+    if (!quoted(cursor, type, sizeof header->type))
+        return BAD("its 'descr' is no plain type (records are not read)");
+    struct cursor rest = {type + 2, type + strlen(type)};
+    uint64_t bytes;
+    if (strlen(type) < 3 || !strchr("<>|=", type[0]) || !strchr("biufc", type[1]) || !number(&rest, &bytes) ||
+        rest.at != rest.end || bytes == 0 || bytes > 16 || (bytes & (bytes - 1)) != 0)
+        return status_set(STATUS_FAILED,
+                          "values of type '%s' are not read: numbers and booleans of 1 to 16 bytes are",
+                          type);
+    header->value_bytes = (uint32_t)bytes;
+    return STATUS_OK;
+}
+
+static enum status read_shape(struct cursor *cursor, struct npy_header *header)
+{
+    if (!skip(cursor, "("))
+        return BAD("its 'shape' is no tuple");
+    header->values = 1;
+    header->axes = 0;
+    while (!skip(cursor, ")")) {
+        uint64_t length;
+        if (header->axes == NPY_AXES_MAX || !number(cursor, &length))
+            return BAD("its 'shape' is no list of at most 32 lengths");
+        if (length > 0 && header->values > VALUES_MAX / length)
+            return BAD("its 'shape' has more values than any file");
+        header->shape[header->axes++] = length;
+        header->values *= length;
+        if (!skip(cursor, ",") && !(cursor->at < cursor->end && *cursor->at == ')'))
+            return BAD("its 'shape' lacks a comma or its end");
+    }
+    return STATUS_OK;
+}
+
+static enum status read_order(struct cursor *cursor, struct npy_header *header)
+{
+    header->fortran = skip(cursor, "True");
+    return header->fortran || skip(cursor, "False") ? STATUS_OK
+                                                    : BAD("its 'fortran_order' is neither True nor False");
+}
+
+/* The three entries of the dictionary, in any order, each once. */
+static enum status read_dictionary(struct cursor cursor, struct npy_header *header)
+{
+    static enum status (*const readers[])(struct cursor *, struct npy_header *) = {read_type, read_order,
+                                                                                   read_shape};
+    static const char *const keys[] = {"descr", "fortran_order", "shape"};
+    unsigned seen = 0;
+    if (!skip(&cursor, "{"))
+        return BAD("its header is no dictionary");
+    while (!skip(&cursor, "}")) {
+        char key[16];
+        size_t i = 0;
+        if (!quoted(&cursor, key, sizeof key) || !skip(&cursor, ":"))
+            return BAD("its header is no dictionary of three entries");
+        while (i < COUNT_OF(keys) && strcmp(key, keys[i]) != 0)
+            i++;
+        if (i == COUNT_OF(keys) || seen & 1u << i)
+            return BAD("its header has an entry that is unknown, or twice there");
+        seen |= 1u << i;
+        TRY(readers[i](&cursor, header));
+        if (!skip(&cursor, ",") && !(cursor.at < cursor.end && *cursor.at == '}'))
+            return BAD("its header lacks a comma or its end");
+    }
+    skip_blanks(&cursor);
+    return seen == 7 && cursor.at == cursor.end
+               ? STATUS_OK
+               : BAD("its header lacks an entry, or has more behind its end");
+}
+
+enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_header *header)
+{
+    memset(header, 0, sizeof *header);
+    if (size < MAGIC_BYTES + 6 || memcmp(bytes, MAGIC, MAGIC_BYTES) != 0)
+        return BAD("it does not begin as one");
+    unsigned version = bytes[MAGIC_BYTES];
+    if (version < 1 || version > 3)
+        return status_set(STATUS_FAILED, "a .npy file of version %u; 1 to 3 are read", version);
+    size_t begin = version == 1 ? MAGIC_BYTES + 4 : MAGIC_BYTES + 6;
+    size_t length = bytes[8] | (size_t)bytes[9] << 8;
+    if (version > 1)
+        length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
+    if (length > size - begin)
+        return status_set(STATUS_FAILED,
+                          "a .npy file whose header of %zu bytes is longer than the %zu there are", length,
+                          size - begin);
+    header->data = begin + length;
+    const char *text = (const char *)bytes + begin;
+    return read_dictionary((struct cursor){text, text + length}, header);
+}
+
+enum status npy_header_check(const struct npy_header *header, uint64_t size)
+{
+    uint64_t wanted = header->data + header->values * header->value_bytes; /* below 2^63 */
+    if (wanted == size)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "a .npy file of %" PRIu64 " bytes, by its header; it has %" PRIu64,
+                      wanted, size);
+}

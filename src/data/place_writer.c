@@ -1,0 +1,279 @@
+#include "data/place_writer.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "data/md5.h"
+#include "data/tar.h"
+
+#define BUFFER_BYTES (1 << 20)
+
+void place_key(char key[32], int digits, uint64_t number)
+{
+    snprintf(key, 32, "%0*" PRIu64, digits, number);
+}
+
+enum status place_path(char path[PATH_MAX], const char *folder, const char *name)
+{
+    return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "the path '%.80s...' is too long", folder);
+}
+
+static uint64_t hash_of(const void *bytes, size_t size)
+{
+#ifdef HAVE_XXHASH
+    return XXH3_64bits(bytes, size);
+#else
+    (void)bytes, (void)size; /* prepare does not begin without xxHash */
+    return 0;
+#endif
+}
+
+/* ---- Beginning ---- */
+
+/* "...PID-N.tmp", as file_begin() names them. */
+static bool is_temporary(const char *name)
+{
+    size_t length = strlen(name);
+    if (length < 8 || strcmp(name + length - 4, ".tmp") != 0)
+        return false;
+    const char *dot = memrchr(name, '.', length - 4);
+    unsigned pid, number;
+    int used = 0;
+    return dot && sscanf(dot, ".%u-%u.tmp%n", &pid, &number, &used) == 2 && dot[used] == '\0' && used > 0;
+}
+
+void place_sweep(const char *folder)
+{
+    DIR *list = opendir(folder);
+    for (struct dirent *entry; list && (entry = readdir(list));)
+        if (is_temporary(entry->d_name))
+            unlinkat(dirfd(list), entry->d_name, 0);
+    if (list)
+        closedir(list);
+}
+
+static enum status begin_folder(const char *path)
+{
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_FAILED, "cannot make folder '%s': %s", path, strerror(errno));
+    place_sweep(path);
+    return STATUS_OK;
+}
+
+enum status place_begin(struct place_writer *writer, enum index_layout layout, const char *folder,
+                        const char *name, int key_digits)
+{
+    char path[PATH_MAX];
+    *writer = (struct place_writer){
+        .layout = layout, .folder = folder, .name = name, .key_digits = key_digits, .file = {.fd = -1}};
+    writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
+    writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);
+    writer->buffer = malloc(BUFFER_BYTES);
+    if (!writer->lines || !writer->dali || !writer->buffer)
+        return status_set(STATUS_FAILED, "out of memory");
+    TRY(place_path(path, folder, name));
+    TRY(md5_begin(&writer->md5));
+    return layout == INDEX_FILES ? begin_folder(path) : file_begin(&writer->file, path);
+}
+
+/* ---- Shards ---- */
+
+static enum status flush(struct place_writer *writer)
+{
+    TRY(md5_add(writer->md5, writer->buffer, writer->buffered));
+    size_t count = writer->buffered;
+    writer->buffered = 0;
+    return file_add(&writer->file, writer->buffer, count);
+}
+
+/* `bytes` NULL: zeros. */
+static enum status add_bytes(struct place_writer *writer, const uint8_t *bytes, size_t count)
+{
+    writer->bytes += count;
+    while (count > 0) {
+        size_t room = BUFFER_BYTES - writer->buffered, part = count < room ? count : room;
+        if (bytes)
+            memcpy(writer->buffer + writer->buffered, bytes, part);
+        else
+            memset(writer->buffer + writer->buffered, 0, part);
+        writer->buffered += part;
+        bytes = bytes ? bytes + part : NULL;
+        count -= part;
+        if (writer->buffered == BUFFER_BYTES)
+            TRY(flush(writer));
+    }
+    return STATUS_OK;
+}
+
+static enum status add_to_shard(struct place_writer *writer, const char *key,
+                                const struct origin_member *member, struct index_member *entry)
+{
+    uint8_t headers[TAR_HEADERS_MAX];
+    size_t count;
+    char name[TAR_NAME_MAX + 2]; /* one that is too long stays so, and is refused */
+    snprintf(name, sizeof name, "%s.%s", key, member->extension);
+    TRY(tar_headers(headers, name, member->size, &count));
+    TRY(add_bytes(writer, headers, count));
+    entry->offset = writer->bytes;
+    TRY(add_bytes(writer, member->bytes, member->size));
+    return add_bytes(writer, NULL, tar_padding(member->size));
+}
+
+/* ---- Files ---- */
+
+static enum status write_file(const struct place_writer *writer, const char *key,
+                              const struct origin_member *member)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s/%s.%s", writer->folder, writer->name, key, member->extension) >=
+        PATH_MAX)
+        return status_set(STATUS_USAGE, "the path '%.80s...' is too long", writer->folder);
+    return file_write_atomic(path, member->bytes, member->size);
+}
+
+static enum status write_files(const struct place_writer *writer, uint64_t number,
+                               const struct origin_sample *sample)
+{
+    char key[32];
+    place_key(key, writer->key_digits, number);
+    for (size_t i = 0; i < sample->count; i++)
+        TRY(write_file(writer, key, &sample->members[i]));
+    return STATUS_OK;
+}
+
+/* Every file waits for the disk, so many wait together. A message belongs to the thread that failed: what
+ * failed is tried again by this one. */
+static enum status write_all_files(const struct place_writer *writer, uint64_t first, uint64_t count,
+                                   const struct origin_sample *samples)
+{
+    bool failed = false;
+#pragma omp parallel for schedule(dynamic) num_threads(16)
+    for (uint64_t i = 0; i < count; i++)
+        if (write_files(writer, first + i, &samples[i]) != STATUS_OK)
+#pragma omp atomic write
+            failed = true;
+    for (uint64_t i = 0; failed && i < count; i++)
+        TRY(write_files(writer, first + i, &samples[i]));
+    return STATUS_OK;
+}
+
+/* ---- Both ---- */
+
+static enum status add_sample(struct place_writer *writer, uint64_t number,
+                              const struct origin_sample *sample)
+{
+    struct index_member entries[ORIGIN_MEMBERS_MAX];
+    char key[32];
+    place_key(key, writer->key_digits, number);
+    for (size_t i = 0; i < sample->count; i++) {
+        const struct origin_member *member = &sample->members[i];
+        entries[i] = (struct index_member){.extension = member->extension,
+                                           .size = member->size,
+                                           .hash = hash_of(member->bytes, member->size)};
+        if (writer->layout == INDEX_FILES)
+            writer->bytes += member->size;
+        else
+            TRY(add_to_shard(writer, key, member, &entries[i]));
+    }
+    if (writer->layout == INDEX_SHARDS)
+        TRY(dali_add_sample(writer->dali, key, entries, sample->count));
+    TRY(index_text_add_sample(writer->lines, key, entries, sample->count));
+    writer->samples++;
+    return STATUS_OK;
+}
+
+enum status place_add(struct place_writer *writer, uint64_t first, uint64_t count,
+                      const struct origin_sample *samples)
+{
+    if (writer->layout == INDEX_FILES)
+        TRY(write_all_files(writer, first, count, samples));
+    for (uint64_t i = 0; i < count; i++)
+        TRY(add_sample(writer, first + i, &samples[i]));
+    return STATUS_OK;
+}
+
+/* ---- Ending ---- */
+
+/* Ends a text in memory, which must be whole. */
+static enum status end_text(FILE **stream)
+{
+    bool whole = !ferror(*stream);
+    whole = fclose(*stream) == 0 && whole;
+    *stream = NULL;
+    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
+}
+
+/* DALI's index of "x.tar" is "x.idx". */
+static enum status write_dali(struct place_writer *writer)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    TRY(end_text(&writer->dali));
+    TRY(place_path(path, writer->folder, writer->name));
+    strcpy(strrchr(path, '.'), ".idx");
+    FILE *stream = open_memstream(&text, &size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory");
+    fprintf(stream, DALI_HEAD "%s", writer->samples, writer->dali_text);
+    enum status status = end_text(&stream);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text, size);
+    free(text);
+    return status;
+}
+
+static enum status write_part(struct place_writer *writer, const char *made, const char *md5,
+                              const char *part_path)
+{
+    struct index_text text;
+    const struct index_place place = {.name = writer->name, .bytes = writer->bytes, .md5 = md5};
+    TRY(end_text(&writer->lines));
+    TRY(index_text_begin(&text, writer->layout, made));
+    index_text_add_place(&text, &place);
+    fputs(writer->lines_text, text.stream);
+    enum status status = index_text_end(&text);
+    if (status == STATUS_OK)
+        status = file_write_atomic(part_path, text.text, text.size);
+    index_text_free(&text);
+    return status;
+}
+
+enum status place_end(struct place_writer *writer, const char *made, const char *part_path)
+{
+    char md5[33] = "";
+    if (writer->layout == INDEX_SHARDS) {
+        TRY(add_bytes(writer, NULL, TAR_END_BYTES));
+        TRY(flush(writer));
+        TRY(md5_end(writer->md5, md5));
+        TRY(file_complete(&writer->file));
+        TRY(write_dali(writer));
+        TRY(file_end(&writer->file));
+    }
+    return write_part(writer, made, md5, part_path);
+}
+
+void place_abandon(struct place_writer *writer)
+{
+    if (writer->file.target)
+        file_abandon(&writer->file);
+    if (writer->lines)
+        fclose(writer->lines);
+    if (writer->dali)
+        fclose(writer->dali);
+    md5_free(writer->md5);
+    free(writer->lines_text);
+    free(writer->dali_text);
+    free(writer->buffer);
+    *writer = (struct place_writer){.file = {.fd = -1}};
+}

@@ -1,0 +1,234 @@
+#include "data/plain.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/key.h"
+#include "data/tally.h"
+#include "data/tar.h"
+
+void plain_close(struct plain *plain)
+{
+    if (plain->fd >= 0)
+        close(plain->fd);
+    free(plain->buffer);
+}
+
+static enum status plain_fail(const struct plain *plain, uint64_t offset, const char *reason)
+{
+    const struct dataset *dataset = plain->dataset;
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
+                      dataset->files[plain->file].name, (unsigned long long)offset, reason);
+}
+
+/* Opens the member's file unless it is open; then `*file_bytes` becomes its size. */
+static enum status plain_turn_to(struct plain *plain, const struct dataset_member *member,
+                                 uint64_t *file_bytes)
+{
+    const struct dataset *dataset = plain->dataset;
+    if (plain->fd >= 0 && plain->file == member->file)
+        return STATUS_OK;
+    struct stat status_;
+    if (plain->fd >= 0)
+        close(plain->fd);
+    plain->file = member->file;
+    tar_open(&plain->parser, dataset->files[member->file].bytes);
+    plain->fd = dataset_file_open(dataset, member->file, 0);
+    if (plain->fd < 0)
+        return STATUS_FAILED;
+    if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
+        return plain_fail(plain, 0, "it is no regular file");
+    *file_bytes = (uint64_t)status_.st_size;
+    return STATUS_OK;
+}
+
+/* The same when a member is looked at for the first time: then sizes become known. */
+static enum status plain_meet(struct plain *plain, struct dataset_member *member)
+{
+    struct dataset *dataset = plain->dataset;
+    uint64_t file_bytes = dataset->files[member->file].bytes;
+    bool opens = plain->fd < 0 || plain->file != member->file;
+    TRY(plain_turn_to(plain, member, &file_bytes));
+    if (!opens)
+        return STATUS_OK;
+    dataset->files[member->file].bytes = file_bytes;
+    if (dataset->shards)
+        return STATUS_OK;
+    if (member->size == UINT64_MAX)
+        member->size = file_bytes;
+    if (member->size != file_bytes)
+        return status_set(STATUS_FAILED,
+                          "%s/%s: offset %llu: the file has %llu bytes and its index says %llu",
+                          dataset->path, dataset->files[plain->file].name,
+                          (unsigned long long)(member->size < file_bytes ? member->size : file_bytes),
+                          (unsigned long long)file_bytes, (unsigned long long)member->size);
+    return STATUS_OK;
+}
+
+/* Makes the buffer large enough for `size` bytes from `offset` on. */
+static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t size)
+{
+    if (size <= plain->buffer_bytes)
+        return STATUS_OK;
+    free(plain->buffer);
+    plain->buffer = malloc(size);
+    plain->buffer_bytes = plain->buffer ? size : 0;
+    return plain->buffer ? STATUS_OK : plain_fail(plain, offset, "the member is larger than memory");
+}
+
+static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
+{
+    while (size > 0) {
+        ssize_t count = pread(plain->fd, bytes, size, (off_t)offset);
+        if (count < 0)
+            return plain_fail(plain, offset, strerror(errno));
+        if (count == 0)
+            return plain_fail(plain, offset, "the file ends inside of a member");
+        bytes += count;
+        size -= (uint64_t)count;
+        offset += (uint64_t)count;
+    }
+    return STATUS_OK;
+}
+
+enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
+                        uint8_t *bytes)
+{
+    uint64_t unused;
+    TRY(plain_turn_to(plain, member, &unused));
+    return plain_read(plain, bytes, size, member->offset);
+}
+
+/* ---- Headers against the index ---- */
+
+/* What stands between the member before, if it is of the same shard, and this one: its headers, 512 bytes in
+ * the shards that we write. */
+static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
+{
+    if (member == dataset->members || member[-1].file != member->file)
+        return 0;
+    const struct dataset_member *before = member - 1;
+    return before->offset + before->size + tar_padding(before->size);
+}
+
+static enum status compare_name(const struct plain *plain, const struct dataset_sample *sample,
+                                const struct dataset_member *member, const struct tar_member *found)
+{
+    const struct dataset *dataset = plain->dataset;
+    size_t length;
+    const char *extension;
+    if (found->data == member->offset && found->size == member->size &&
+        key_split(found->name, &length, &extension) && strlen(sample->key) == length &&
+        memcmp(sample->key, found->name, length) == 0 && strcasecmp(extension, member->extension) == 0)
+        return STATUS_OK;
+    return status_set(
+        STATUS_FAILED, "%s/%s: offset %llu: the header names '%s' of %llu bytes, the index '%s.%s' of %llu",
+        dataset->path, dataset->files[plain->file].name, (unsigned long long)found->header, found->name,
+        (unsigned long long)found->size, sample->key, member->extension, (unsigned long long)member->size);
+}
+
+/* Parses the headers in `bytes`, which go up to the member's data. Members of no sample are passed over. */
+static enum status parse_headers(struct plain *plain, const struct dataset_sample *sample,
+                                 const struct dataset_member *member, const uint8_t *bytes, size_t available)
+{
+    struct tar_parser *parser = &plain->parser;
+    struct tar_member found;
+    enum tar_step step = TAR_MORE;
+    size_t need, length;
+    const char *extension;
+    uint64_t end = member->offset;
+    tar_move(parser, end - available);
+    while (parser->position < end) {
+        const uint8_t *at = bytes + (available - (size_t)(end - parser->position));
+        enum status status =
+            tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s/%s", plain->dataset->path,
+                                 plain->dataset->files[plain->file].name);
+        if (step == TAR_MEMBER && (found.data >= end || key_split(found.name, &length, &extension)))
+            return compare_name(plain, sample, member, &found);
+        if (step != TAR_MEMBER)
+            break;
+    }
+    return plain_fail(plain, end - available, "no header for the member that the index has behind it");
+}
+
+static enum status plain_headers(struct plain *plain, const struct dataset_sample *sample,
+                                 const struct dataset_member *member)
+{
+    uint64_t begin = headers_begin(plain->dataset, member);
+    if (begin >= member->offset)
+        return plain_fail(plain, member->offset, "the index leaves no room for the member's header");
+    size_t bytes = (size_t)(member->offset - begin);
+    TRY(plain_room(plain, begin, bytes));
+    TRY(plain_read(plain, plain->buffer, bytes, begin));
+    return parse_headers(plain, sample, member, plain->buffer, bytes);
+}
+
+/* ---- Data ---- */
+
+static enum status plain_edges(struct plain *plain, struct dataset_member *member)
+{
+    uint8_t edges[2 * TALLY_EDGE];
+    size_t bytes = tally_edge_bytes(member->size), head = bytes < member->size ? bytes / 2 : bytes;
+    TRY(plain_read(plain, edges, head, member->offset));
+    TRY(plain_read(plain, edges + head, bytes - head, member->offset + member->size - (bytes - head)));
+    member->edges = tally_edges_only(edges, member->size);
+    return STATUS_OK;
+}
+
+static enum status plain_whole(struct plain *plain, struct dataset_member *member)
+{
+    struct dataset *dataset = plain->dataset;
+    TRY(plain_room(plain, member->offset, member->size));
+    TRY(plain_read(plain, plain->buffer, member->size, member->offset));
+    uint64_t whole = tally_whole(plain->buffer, member->size);
+    if (dataset->indexed && whole != member->whole)
+        return plain_fail(plain, member->offset,
+                          "the member's data are not what its index says: flipped bits?");
+    member->whole = whole;
+    member->edges = tally_edges(plain->buffer, member->size);
+    return STATUS_OK;
+}
+
+/* Case makes no difference: in files "1.cls" and "1.CLS" may stand side by side. */
+static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const struct dataset_member *members = &dataset->members[sample->member];
+    for (uint32_t m = 1; m < sample->members; m++)
+        for (uint32_t other = 0; other < m; other++)
+            if (strcasecmp(members[m].extension, members[other].extension) == 0)
+                return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s' has '%s' twice",
+                                  dataset->path, dataset->files[members[m].file].name,
+                                  (unsigned long long)members[m].offset, sample->key, members[m].extension);
+    return STATUS_OK;
+}
+
+enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
+{
+    struct dataset *dataset = plain->dataset;
+    uint64_t edges[DATASET_MEMBERS_MAX], wholes[DATASET_MEMBERS_MAX];
+    sample->bytes = 0;
+    if (sample->members > DATASET_MEMBERS_MAX)
+        return status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
+                          sample->key, sample->members, DATASET_MEMBERS_MAX);
+    TRY(check_extensions(dataset, sample));
+    for (uint32_t m = 0; m < sample->members; m++) {
+        struct dataset_member *member = &dataset->members[sample->member + m];
+        TRY(plain_meet(plain, member));
+        if (whole && dataset->shards && dataset->indexed)
+            TRY(plain_headers(plain, sample, member));
+        TRY((whole ? plain_whole : plain_edges)(plain, member));
+        sample->bytes += member->size;
+        edges[m] = member->edges;
+        wholes[m] = member->whole;
+    }
+    sample->key_hash = tally_key(sample->key, strlen(sample->key));
+    sample->edges = tally_sample(sample->key_hash, edges, sample->members);
+    sample->whole = tally_sample(sample->key_hash, wholes, sample->members);
+    return STATUS_OK;
+}

@@ -1,0 +1,110 @@
+#include "data/png_image.h"
+
+#ifdef HAVE_PNG
+
+#include <inttypes.h>
+#include <png.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* At most this many pixels come from one byte of a file: deflate makes 1032 bytes of it, of 8 pixels each. */
+#define PIXELS_A_BYTE_MAX (8 * 1032)
+
+/* libpng's simplified interface catches its own long jumps and frees what it holds. The flag only leaves the
+ * colour-space chunk out: the file carries the pixels and nothing else. */
+enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
+{
+    *bytes = NULL;
+    if (shape->width == 0 || shape->height == 0 || shape->width > INT32_MAX ||
+        (uint64_t)shape->width * shape->height > PNG_PIXELS_MAX)
+        return status_set(STATUS_USAGE, "%" PRIu32 " x %" PRIu32 " pixels do not fit a PNG file",
+                          shape->width, shape->height);
+    png_image image = {.version = PNG_IMAGE_VERSION,
+                       .width = shape->width,
+                       .height = shape->height,
+                       .format = shape->channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY,
+                       .flags = PNG_IMAGE_FLAG_COLORSPACE_NOT_sRGB};
+    png_alloc_size_t count = PNG_IMAGE_PNG_SIZE_MAX(image);
+    *bytes = malloc(count);
+    if (!*bytes)
+        return status_set(STATUS_FAILED, "out of memory");
+    if (!png_image_write_to_memory(&image, *bytes, &count, 0, pixels, 0, NULL)) {
+        free(*bytes);
+        *bytes = NULL;
+        return status_set(STATUS_FAILED, "libpng: %s", image.message);
+    }
+    *size = count;
+    return STATUS_OK;
+}
+
+/* Reads the header; the caller frees the image, unless this fails. */
+static enum status begin(png_image *image, const void *bytes, size_t size, struct png_shape *shape)
+{
+    *image = (png_image){.version = PNG_IMAGE_VERSION};
+    if (!png_image_begin_read_from_memory(image, bytes, size))
+        return status_set(STATUS_FAILED, "libpng: %s", image->message);
+    image->format = image->format & PNG_FORMAT_FLAG_COLOR ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
+    *shape = (struct png_shape){image->width, image->height, image->format == PNG_FORMAT_RGB ? 3 : 1};
+    uint64_t pixels = (uint64_t)image->width * image->height;
+    bool fits = pixels / PIXELS_A_BYTE_MAX <= size;
+    if (pixels <= PNG_PIXELS_MAX && fits)
+        return STATUS_OK;
+    png_image_free(image);
+    return status_set(STATUS_FAILED, "a picture of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
+                      shape->height, fits ? "is too large" : "is more than its bytes can hold: it was cut");
+}
+
+enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)
+{
+    png_image image;
+    TRY(begin(&image, bytes, size, shape));
+    png_image_free(&image);
+    return STATUS_OK;
+}
+
+enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                       struct png_shape *shape)
+{
+    png_image image;
+    const png_color black = {0, 0, 0}; /* behind what is transparent */
+    TRY(begin(&image, bytes, size, shape));
+    uint64_t need = (uint64_t)shape->width * shape->height * shape->channels;
+    if (need > capacity) {
+        png_image_free(&image);
+        return status_set(STATUS_FAILED,
+                          "a picture of %" PRIu32 " x %" PRIu32 " x %" PRIu32 " does not fit in %zu bytes",
+                          shape->width, shape->height, shape->channels, capacity);
+    }
+    return png_image_finish_read(&image, &black, pixels, 0, NULL)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "libpng: %s", image.message);
+}
+
+#else
+
+static enum status unavailable(void)
+{
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build has no PNG: install libpng (libpng-dev) and build again");
+}
+
+enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
+{
+    (void)pixels, (void)shape, (void)bytes, (void)size;
+    return unavailable();
+}
+
+enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)
+{
+    (void)bytes, (void)size, (void)shape;
+    return unavailable();
+}
+
+enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                       struct png_shape *shape)
+{
+    (void)pixels, (void)capacity;
+    return png_shape(bytes, size, shape);
+}
+
+#endif

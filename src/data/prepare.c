@@ -1,0 +1,487 @@
+#include "data/prepare.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/file.h"
+#include "core/fnv.h"
+#include "core/options.h"
+#include "core/text.h"
+#include "core/timer.h"
+#include "core/workload.h"
+#include "data/folder.h"
+#include "data/index.h"
+#include "data/origin.h"
+#include "data/place_writer.h"
+#include "data/samples.h"
+#include "machine/comm.h"
+#include "machine/env.h"
+
+#ifndef FDSL_VERSION
+#define FDSL_VERSION "unknown"
+#endif
+
+#define FOLDER_SAMPLES    1000  /* of the layout `files` */
+#define SHARD_SAMPLES     10000 /* at most, and about so many bytes, where --shards is not given */
+#define SHARD_BYTES       (UINT64_C(1) << 30)
+#define SHARDS_MAX        1000000
+#define CHUNK_SAMPLES     256 /* made at a time, and fewer where they are large */
+#define CHUNK_BYTES       (UINT64_C(64) << 20)
+#define KEY_DIGITS        6 /* of a key, at least */
+#define PROGRESS_PERIOD_S 0.1
+
+struct parameters {
+    const char *folder, *from, *name;
+    uint64_t samples, shards, threads, device;
+    int layout;
+    bool help;
+};
+
+static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index_layout */
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec specs[] = {
+    {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
+     "the folder to write into: new, empty, or one where the same command was cut short"},
+    {"from", "ORIGIN", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
+     "what the samples are; see below"},
+    {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
+     "a file a member in folders of 1000 samples, or tar files"},
+    {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
+     "how many; where the origin has an end, all by default"},
+    {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
+     "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
+    {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
+     "how files are called: NAME-000000.tar, NAME.index (default: the origin)"},
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
+     "CUDA device, for variants that use one"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
+};
+
+struct job {
+    bool (*is_option)(const char *name); /* whether the program has it elsewhere */
+    struct parameters parameters;
+    const struct origin *origin;
+    void *origin_parameters, *workload_parameters; /* owned */
+    const struct workload *workload;               /* of the origin, or NULL */
+    struct options options;
+    struct origin_facts facts;
+    void *state; /* of the origin */
+    char *made;  /* owned */
+    struct folder folder;
+    int key_digits;
+    uint64_t chunk;
+
+    /* For who looks on */
+    bool shown;
+    double began_s, shown_s;
+    uint64_t samples_made;
+};
+
+/* ---- The command line ---- */
+
+static void print_help(void)
+{
+    puts("fdsl-bench --prepare DIR - writes a dataset to read and to train on\n"
+         "\n"
+         "usage: fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
+         "\n"
+         "examples:\n"
+         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors of a counter, f16 (3, 8, 64, "
+         "64)\n"
+         "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+         "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --layout files\n"
+         "\n"
+         "options:");
+    options_help(stdout, specs, COUNT_OF(specs));
+    for (size_t i = 0; origin_table[i]; i++) {
+        const struct origin *origin = origin_table[i];
+        printf("\noptions of the origin %s (%s):\n", origin->name, origin->summary);
+        options_help(stdout, origin->options, origin->option_count);
+        if (origin->workload)
+            printf("  and those of the workload %s that say what an image is, as in fdsl-bench --help\n",
+                   origin->workload);
+    }
+}
+
+#define ORIGINS_MAX 16 /* at least as many as origin_table has */
+
+static enum status find_origin(struct job *job, int argc, char *argv[])
+{
+    const char *name = options_peek(specs, COUNT_OF(specs), argc, argv, "from");
+    job->origin = origin_find(name ? name : "counter");
+    if (job->origin)
+        return STATUS_OK;
+    const char *names[ORIGINS_MAX];
+    size_t count = 0;
+    for (; origin_table[count]; count++)
+        names[count] = origin_table[count]->name;
+    const char *nearest = nearest_word(name, names, count);
+    return nearest
+               ? status_set(STATUS_USAGE, "unknown origin '%.80s'; did you mean '%s'?", name, nearest)
+               : status_set(STATUS_USAGE, "unknown origin '%.80s'; --prepare DIR --help lists them", name);
+}
+
+static bool has_option(const struct option_spec *options, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(options[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* An option of other origins, or of fdsl-bench without --prepare. */
+static enum status explain_elsewhere(void *context, const char *name)
+{
+    const struct job *job = context;
+    const char *owners[ORIGINS_MAX] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; origin_table[i]; i++) {
+        const struct origin *origin = origin_table[i];
+        const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
+        if (has_option(origin->options, origin->option_count, name) ||
+            (workload && has_option(workload->options, workload->option_count, name)))
+            owners[count++] = origin->name;
+    }
+    char known[256];
+    list_words(known, sizeof known, owners, count);
+    if (count > 0)
+        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare DIR --help lists them",
+                          name, known);
+    return job->is_option(name)
+               ? status_set(STATUS_USAGE,
+                            "--%s does not apply to --prepare; --prepare DIR --help lists what does", name)
+               : STATUS_OK;
+}
+
+static enum status read_options(struct job *job, int argc, char *argv[])
+{
+    const struct origin *origin = job->origin;
+    job->workload = origin->workload ? workload_find(origin->workload) : NULL;
+    job->origin_parameters = calloc(1, origin->parameters_bytes);
+    job->workload_parameters = calloc(1, job->workload ? job->workload->parameters_bytes : 1);
+    if (!job->origin_parameters || !job->workload_parameters)
+        return status_set(STATUS_FAILED, "out of memory");
+    job->options =
+        (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
+                                    {origin->options, origin->option_count, job->origin_parameters}},
+                         .table_count = 2,
+                         .explain = explain_elsewhere,
+                         .explain_context = job};
+    if (job->workload)
+        job->options.tables[job->options.table_count++] = (struct option_table){
+            job->workload->options, job->workload->option_count, job->workload_parameters};
+    return options_parse(&job->options, argc, argv);
+}
+
+/* Names of files: nothing that a shell, a URL or a list of shards reads otherwise. */
+static enum status check_name(const char *name)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    if (strlen(name) <= 64 && name[strspn(name, allowed)] == '\0')
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "--name '%.80s': up to 64 letters, digits, '_' and '-'", name);
+}
+
+static enum status check_counts(struct parameters *parameters, const struct origin_facts *facts)
+{
+    bool shards = parameters->layout == INDEX_SHARDS;
+    if (facts->samples == 0)
+        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another",
+                          parameters->from);
+    if (parameters->samples == 0 && facts->samples == ORIGIN_ENDLESS)
+        return status_set(STATUS_USAGE, "say how many samples with --samples N; --from %s has no end",
+                          parameters->from);
+    if (parameters->samples == 0)
+        parameters->samples = facts->samples;
+    if (parameters->samples > facts->samples)
+        return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
+                          facts->samples);
+    if (!shards && parameters->shards > 0)
+        return status_set(STATUS_USAGE, "--shards is for --layout shards; drop it");
+    if (!shards)
+        return STATUS_OK;
+    if (parameters->shards > parameters->samples)
+        return status_set(STATUS_USAGE, "--shards %" PRIu64 ": more than samples (%" PRIu64 ")",
+                          parameters->shards, parameters->samples);
+    uint64_t by_bytes = SHARD_BYTES / (facts->sample_bytes + 2048);
+    uint64_t most = by_bytes < 1 ? 1 : by_bytes < SHARD_SAMPLES ? by_bytes : SHARD_SAMPLES;
+    if (parameters->shards == 0)
+        parameters->shards = (parameters->samples + most - 1) / most;
+    return parameters->shards <= SHARDS_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%" PRIu64 " samples of %" PRIu64 " bytes would be more than %d shards; say "
+                            "how many with --shards N",
+                            parameters->samples, facts->sample_bytes, SHARDS_MAX);
+}
+
+/* ---- What the dataset is made with ---- */
+
+static bool is_indifferent(const struct job *job, const struct option_spec *spec)
+{
+    for (size_t i = 0; job->origin->indifferent[i]; i++)
+        if (strcmp(job->origin->indifferent[i], spec->name) == 0)
+            return true;
+    return job->workload && job->workload->applies &&
+           !job->workload->applies(job->workload_parameters, NULL, spec->name);
+}
+
+/* " --name=value", without blanks or control characters in it. */
+static void add_option(FILE *stream, const struct option_spec *spec, const void *values)
+{
+    char text[256];
+    options_text(spec, values, text, sizeof text);
+    if (!*text)
+        return;
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 127)
+            *c = '_';
+    fprintf(stream, " --%s=%s", spec->name, text);
+}
+
+/* Every option that decides a byte, in one line: the same line, the same dataset. */
+static enum status describe_options(struct job *job)
+{
+    size_t size = 0;
+    FILE *stream = open_memstream(&job->made, &size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory");
+    fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->origin->name);
+    for (size_t t = 0; t < job->options.table_count; t++) {
+        const struct option_table *table = &job->options.tables[t];
+        for (size_t i = 0; i < table->count; i++)
+            if (table->specs[i].column && !(t == 2 && is_indifferent(job, &table->specs[i])))
+                add_option(stream, &table->specs[i], table->values);
+    }
+    fprintf(stream, " inputs=%016" PRIx64, job->facts.identity);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+}
+
+static int digits_of(uint64_t number)
+{
+    return snprintf(NULL, 0, "%" PRIu64, number);
+}
+
+static enum status open_job(struct job *job)
+{
+    struct parameters *parameters = &job->parameters;
+    struct env env;
+    env_capture(&env);
+    if (!options_given(&job->options, "threads"))
+        parameters->threads = env_openmp_threads();
+    int threads = parameters->threads ? (int)parameters->threads : env.allowed_threads;
+#ifdef _OPENMP
+    omp_set_num_threads(threads < 1 ? 1 : threads);
+#endif
+    if (!parameters->name)
+        parameters->name = job->origin->name;
+    TRY(check_name(parameters->name));
+    const struct origin_request request = {
+        .options = &job->options,
+        .parameters = job->origin_parameters,
+        .workload_parameters = job->workload_parameters,
+        .resources = {.threads = threads < 1 ? 1 : threads, .device = (int)parameters->device},
+        .target = parameters->folder};
+    TRY(job->origin->open(&request, &job->facts, &job->state));
+    TRY(check_counts(parameters, &job->facts));
+    TRY(describe_options(job));
+    uint64_t places = parameters->layout == INDEX_SHARDS
+                          ? parameters->shards
+                          : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
+    int digits = digits_of(parameters->samples - 1);
+    uint64_t by_bytes = CHUNK_BYTES / job->facts.sample_bytes;
+    job->key_digits = digits > KEY_DIGITS ? digits : KEY_DIGITS;
+    job->chunk = by_bytes < 1 ? 1 : by_bytes < CHUNK_SAMPLES ? by_bytes : CHUNK_SAMPLES;
+    job->folder = (struct folder){.path = parameters->folder,
+                                  .name = parameters->name,
+                                  .made = job->made,
+                                  .layout = (enum index_layout)parameters->layout,
+                                  .place_count = places,
+                                  .lock = -1};
+    return STATUS_OK;
+}
+
+/* ---- Making places ---- */
+
+/* Samples of a place: begin and, as the begin of the next one, its end. */
+static uint64_t place_begins(const struct job *job, uint64_t place)
+{
+    uint64_t samples = job->parameters.samples, places = job->folder.place_count;
+    if (job->folder.layout == INDEX_FILES)
+        return place * FOLDER_SAMPLES < samples ? place * FOLDER_SAMPLES : samples;
+    uint64_t least = samples / places, larger = samples % places; /* the first ones hold one more */
+    return place * least + (place < larger ? place : larger);
+}
+
+static void show(struct job *job, uint64_t place)
+{
+    double now_s = timer_now_s();
+    if (!job->shown || now_s - job->shown_s < PROGRESS_PERIOD_S)
+        return;
+    job->shown_s = now_s;
+    double elapsed_s = now_s - job->began_s;
+    fprintf(stderr, "\r\033[Kpreparing: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " samples, %.0f samples/s",
+            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", place + 1, job->folder.place_count,
+            job->samples_made, (double)job->samples_made / (elapsed_s > 0 ? elapsed_s : 1));
+}
+
+static enum status make_chunk(struct job *job, struct place_writer *writer, uint64_t first, uint64_t count)
+{
+    struct origin_sample *samples = calloc(count, sizeof *samples);
+    if (!samples)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = job->origin->make(job->state, first, count, samples);
+    if (status == STATUS_OK)
+        status = place_add(writer, first, count, samples);
+    for (uint64_t i = 0; i < count; i++)
+        origin_sample_free(&samples[i]);
+    free(samples);
+    return status;
+}
+
+static enum status fill_place(struct job *job, struct place_writer *writer, uint64_t place, const char *name)
+{
+    char part[PATH_MAX];
+    uint64_t end = place_begins(job, place + 1);
+    TRY(folder_part_path(&job->folder, place, part));
+    TRY(place_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
+    for (uint64_t at = place_begins(job, place); at < end;) {
+        uint64_t count = end - at < job->chunk ? end - at : job->chunk;
+        TRY(make_chunk(job, writer, at, count));
+        at += count;
+        job->samples_made += count;
+        show(job, place);
+    }
+    return place_end(writer, job->made, part);
+}
+
+/* The places of this rank: every comm_size()th. */
+static enum status make_places(struct job *job)
+{
+    for (uint64_t place = (uint64_t)comm_rank(); place < job->folder.place_count;
+         place += (uint64_t)comm_size()) {
+        struct place_writer writer;
+        char name[PATH_MAX];
+        if (folder_finished(&job->folder, place))
+            continue;
+        folder_place_name(&job->folder, place, name);
+        enum status status = fill_place(job, &writer, place, name);
+        place_abandon(&writer);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s (what is finished stays; the same command goes on)", name);
+    }
+    return STATUS_OK;
+}
+
+/* ---- The end ---- */
+
+/* Parts are signed, and yet no reason to ask the origin for samples that it has not got. */
+static enum status check_gathered(const struct job *job, const struct index *index)
+{
+    return index->sample_count == job->parameters.samples
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "%s: its parts tell of %" PRIu64 " samples, not of %" PRIu64
+                            "; remove the folder and prepare it again",
+                            job->folder.path, index->sample_count, job->parameters.samples);
+}
+
+static void tell(const struct job *job, const struct index *index)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < index->place_count; i++)
+        bytes += index->places[i].bytes;
+    text_print(stdout, job->folder.path);
+    printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
+           index->sample_count == 1 ? "" : "s", index->place_count,
+           index->layout == INDEX_SHARDS ? "shard" : "folder", index->place_count == 1 ? "" : "s",
+           1e-6 * (double)bytes, timer_now_s() - job->began_s);
+    if (job->folder.part_count > 0)
+        printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
+               job->folder.part_count == 1 ? "was" : "were");
+    putchar('\n');
+}
+
+static enum status conclude(const struct job *job)
+{
+    struct index index;
+    enum status status = folder_gather(&job->folder, &index);
+    if (status == STATUS_OK)
+        status = check_gathered(job, &index);
+    if (status == STATUS_OK)
+        status = samples_write(job->folder.path, job->origin, job->state, &index);
+    if (status == STATUS_OK)
+        status = folder_conclude(&job->folder, &index);
+    if (status == STATUS_OK)
+        tell(job, &index);
+    index_free(&index);
+    return status;
+}
+
+/* All ranks: claim, make, conclude. Each phase ends in an agreement. */
+static enum status make_dataset(struct job *job)
+{
+    bool lead = comm_rank() == 0;
+    TRY(comm_agree(lead ? folder_claim(&job->folder) : STATUS_OK));
+    bool complete = folder_complete(&job->folder);
+    if (lead && complete) {
+        text_print(stdout, job->folder.path);
+        puts(": complete already");
+    }
+    enum status status = complete ? STATUS_OK : make_places(job);
+    if (job->shown)
+        fputs("\r\033[K", stderr);
+    TRY(comm_agree(status));
+    return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
+}
+
+static enum status prepare(struct job *job, int argc, char *argv[])
+{
+    enum status status = find_origin(job, argc, argv);
+    if (status == STATUS_OK)
+        status = read_options(job, argc, argv);
+    TRY(comm_agree(status));
+    TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same"));
+    if (job->parameters.help) {
+        if (comm_rank() == 0)
+            print_help();
+        return STATUS_OK;
+    }
+#ifndef HAVE_XXHASH
+    return status_set(STATUS_UNAVAILABLE,
+                      "--prepare: not built, as xxHash was not found; install libxxhash-dev and build again");
+#endif
+    job->began_s = timer_now_s();
+    job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);
+    TRY(comm_agree(open_job(job)));
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, job->made, strlen(job->made)),
+                        "options or the files that they name", "give all ranks the same"));
+    return make_dataset(job);
+}
+
+enum status prepare_run(int argc, char *argv[], bool (*is_option)(const char *name))
+{
+    struct job job = {.is_option = is_option, .folder = {.lock = -1}};
+    enum status status = prepare(&job, argc, argv);
+    if (job.folder.lock >= 0)
+        folder_release(&job.folder);
+    if (job.state)
+        job.origin->close(job.state);
+    options_free(&job.options);
+    free(job.origin_parameters);
+    free(job.workload_parameters);
+    free(job.made);
+    return status;
+}

@@ -1,0 +1,108 @@
+#include "data/samples.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "core/text.h"
+#include "data/place_writer.h"
+
+#define NAME "samples.csv"
+
+/* What a list is written from. */
+struct list {
+    const struct origin *origin;
+    const void *state;
+    const struct index *index;
+    struct index_extensions extensions; /* each is a column */
+};
+
+static bool has_member(const struct index *index, const struct index_sample *sample, const char *extension)
+{
+    for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
+        if (strcmp(index->members[m].extension, extension) == 0)
+            return true;
+    return false;
+}
+
+/* The key, what the origin tells, the shard, and where each member is: empty where the sample has no such
+ * member. */
+static void write_sample(FILE *stream, const struct list *list, uint64_t number)
+{
+    const struct index_sample *sample = &list->index->samples[number];
+    const char *place = list->index->places[sample->place].name;
+    bool files = list->index->layout == INDEX_FILES;
+    char texts[ORIGIN_COLUMNS_MAX][ORIGIN_TEXT_MAX], file[2 * PATH_MAX];
+    text_csv_field(stream, sample->key);
+    list->origin->describe(list->state, number, texts);
+    for (size_t i = 0; list->origin->columns[i]; i++) {
+        fputc(',', stream);
+        text_csv_field(stream, texts[i]);
+    }
+    if (!files)
+        fprintf(stream, ",%s", place);
+    for (size_t i = 0; i < list->extensions.count; i++) {
+        const char *extension = list->extensions.names[i];
+        snprintf(file, sizeof file, "%s%s%s.%s", files ? place : "", files ? "/" : "", sample->key,
+                 extension);
+        fputc(',', stream);
+        if (has_member(list->index, sample, extension))
+            text_csv_field(stream, file);
+    }
+    fputc('\n', stream);
+}
+
+static void write_columns(FILE *stream, const struct list *list)
+{
+    fputs("key", stream);
+    for (size_t i = 0; list->origin->columns[i]; i++)
+        fprintf(stream, ",%s", list->origin->columns[i]);
+    if (list->index->layout == INDEX_SHARDS)
+        fputs(",shard", stream);
+    for (size_t i = 0; i < list->extensions.count; i++) {
+        char column[PATH_MAX];
+        snprintf(column, sizeof column, "file_%s", list->extensions.names[i]);
+        fputc(',', stream);
+        text_csv_field(stream, column);
+    }
+    fputc('\n', stream);
+}
+
+enum status samples_write(const char *folder, const struct origin *origin, const void *state,
+                          const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    struct list list = {.origin = origin, .state = state, .index = index};
+    TRY(place_path(path, folder, NAME));
+    for (uint64_t m = 0; m < index->member_count; m++)
+        TRY(index_extensions_add(&list.extensions, index->members[m].extension));
+    FILE *stream = open_memstream(&text, &size);
+    if (!stream)
+        return status_set(STATUS_FAILED, "out of memory for %s", path);
+    write_columns(stream, &list);
+    for (uint64_t i = 0; i < index->sample_count; i++)
+        write_sample(stream, &list, i);
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    enum status status =
+        whole ? file_write_atomic(path, text, size) : status_set(STATUS_FAILED, "out of memory for %s", path);
+    free(text);
+    return status;
+}
+
+bool samples_are_whole(const char *folder, const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    bool whole = false;
+    if (place_path(path, folder, NAME) != STATUS_OK || access(path, F_OK) != 0 ||
+        file_read(path, &text, &size) != STATUS_OK)
+        return false;
+    bool counts = text_csv_records(text, size, &whole) == index->sample_count + 1;
+    free(text);
+    return counts && whole;
+}

@@ -1,0 +1,404 @@
+#include "data/tar.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A header's fields, by offset and length. */
+enum {
+    NAME = 0,
+    NAME_BYTES = 100,
+    MODE = 100,
+    OWNER = 108,
+    GROUP = 116,
+    SIZE = 124,
+    SIZE_BYTES = 12,
+    TIME = 136,
+    CHECKSUM = 148,
+    CHECKSUM_BYTES = 8,
+    TYPE = 156,
+    MAGIC = 257,
+    PREFIX = 345,
+    PREFIX_BYTES = 155
+};
+
+/* Beyond this no file system goes, and sums of offsets stay far from overflow. */
+#define SIZE_MAX_BYTES (UINT64_C(1) << 62)
+
+#define BAD(at, ...)   bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
+
+static enum status bad_at(uint64_t offset, enum status status)
+{
+    return status_prefix(status, "offset %" PRIu64, offset);
+}
+
+void tar_open(struct tar_parser *parser, uint64_t shard_bytes)
+{
+    tar_move(parser, 0);
+    parser->shard_bytes = shard_bytes;
+    parser->has_global = parser->global.has_name = parser->global.has_size = false;
+    parser->name[0] = '\0';
+}
+
+void tar_move(struct tar_parser *parser, uint64_t position)
+{
+    parser->position = position;
+    parser->has_ended = parser->is_extended = false;
+    parser->next.has_name = parser->next.has_size = false;
+}
+
+/* ---- Fields ---- */
+
+static bool is_zero(const uint8_t *bytes, size_t count)
+{
+    return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* An octal number, blanks before it, blanks or zeros behind. False where it is none. */
+static bool octal(const uint8_t *field, size_t length, uint64_t *value)
+{
+    size_t i = 0;
+    *value = 0;
+    while (i < length && field[i] == ' ')
+        i++;
+    for (; i < length && field[i] >= '0' && field[i] <= '7'; i++)
+        *value = *value << 3 | (uint64_t)(field[i] - '0'); /* 12 digits at most: 36 bits */
+    for (; i < length; i++)
+        if (field[i] != ' ' && field[i] != '\0')
+            return false;
+    return true;
+}
+
+/* GNU's base 256, the first byte 0x80: big-endian. */
+static bool base256(const uint8_t *field, size_t length, uint64_t *value)
+{
+    *value = 0;
+    for (size_t i = 1; i < length; i++) {
+        if (*value >> 56)
+            return false;
+        *value = *value << 8 | field[i];
+    }
+    return true;
+}
+
+static enum status size_of(uint64_t at, const uint8_t *header, uint64_t *size)
+{
+    const uint8_t *field = header + SIZE;
+    if (field[0] & 0x40 && field[0] & 0x80)
+        return BAD(at, "the size is negative");
+    bool read = field[0] & 0x80 ? field[0] == 0x80 && base256(field, SIZE_BYTES, size)
+                                : octal(field, SIZE_BYTES, size);
+    if (!read)
+        return BAD(at, "the size is no number");
+    return *size < SIZE_MAX_BYTES
+               ? STATUS_OK
+               : BAD(at, "the size, %" PRIu64 " bytes, is more than any file holds", *size);
+}
+
+/* The sum of a header's bytes, its own field counting as blanks. Some old programs added signed bytes. */
+static enum status check_sum(uint64_t at, const uint8_t *header)
+{
+    uint64_t stored;
+    int64_t bytes = 0, chars = 0;
+    for (int i = 0; i < TAR_BLOCK_BYTES; i++) {
+        uint8_t byte = i >= CHECKSUM && i < CHECKSUM + CHECKSUM_BYTES ? ' ' : header[i];
+        bytes += byte;
+        chars += (int8_t)byte;
+    }
+    if (!octal(header + CHECKSUM, CHECKSUM_BYTES, &stored))
+        return BAD(at, "no tar header: its checksum is no number");
+    if ((int64_t)stored != bytes && (int64_t)stored != chars)
+        return BAD(at, "the header's checksum is wrong: it says %" PRIu64 ", its bytes add up to %" PRId64,
+                   stored, bytes);
+    return STATUS_OK;
+}
+
+/* The name in the header itself. */
+static void plain_name(const uint8_t *header, char *name)
+{
+    int prefix = 0;
+    if (memcmp(header + MAGIC, "ustar", 6) == 0) /* with its zero; GNU has a blank there and no prefix */
+        prefix = (int)strnlen((const char *)header + PREFIX, PREFIX_BYTES);
+    snprintf(name, TAR_NAME_MAX + 1, "%.*s%s%.*s", prefix, (const char *)header + PREFIX, prefix ? "/" : "",
+             (int)strnlen((const char *)header + NAME, NAME_BYTES), (const char *)header + NAME);
+}
+
+/* ---- Extended headers ---- */
+
+static enum status take_name(uint64_t at, struct tar_override *override, const uint8_t *text, size_t length)
+{
+    if (length > TAR_NAME_MAX)
+        return BAD(at, "a name of %zu bytes; at most %d are read", length, TAR_NAME_MAX);
+    if (memchr(text, '\0', length))
+        return BAD(at, "a name with a zero byte in it");
+    memcpy(override->name, text, length);
+    override->name[length] = '\0';
+    override->has_name = length > 0; /* pax: no value takes back what was said before */
+    return STATUS_OK;
+}
+
+/* A decimal number of up to `length` digits, all of them. */
+static bool decimal(const uint8_t *text, size_t length, uint64_t *value)
+{
+    *value = 0;
+    if (length == 0 || length > 19)
+        return false;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+        *value = *value * 10 + (uint64_t)(text[i] - '0');
+    }
+    return true;
+}
+
+static enum status take_keyword(uint64_t at, struct tar_override *override, const uint8_t *key,
+                                size_t key_length, const uint8_t *value, size_t length)
+{
+    if (key_length >= 11 && memcmp(key, "GNU.sparse.", 11) == 0)
+        return BAD(at, "a sparse member, whose data is no plain copy; write the shard without --sparse");
+    if (key_length == 4 && memcmp(key, "path", 4) == 0)
+        return take_name(at, override, value, length);
+    if (key_length != 4 || memcmp(key, "size", 4) != 0)
+        return STATUS_OK;
+    override->has_size = length > 0;
+    if (length > 0 && (!decimal(value, length, &override->size) || override->size >= SIZE_MAX_BYTES))
+        return BAD(at, "the size in a pax header, '%.*s', is no size of a file",
+                   (int)(length < 32 ? length : 32), (const char *)value);
+    return STATUS_OK;
+}
+
+/* Records "LENGTH KEY=VALUE\n", each as long as it says. */
+static enum status take_pax(uint64_t at, struct tar_override *override, const uint8_t *text, size_t size)
+{
+    while (size > 0 && text[0] != '\0') { /* some writers fill up with zeros */
+        const uint8_t *blank = memchr(text, ' ', size < 20 ? size : 20);
+        uint64_t length = 0;
+        if (!blank || !decimal(text, (size_t)(blank - text), &length) || length > size ||
+            length < (uint64_t)(blank - text) + 3 || text[length - 1] != '\n')
+            return BAD(at, "a record of a pax header has no proper length");
+        const uint8_t *key = blank + 1, *end = text + length - 1;
+        const uint8_t *equals = memchr(key, '=', (size_t)(end - key));
+        if (!equals)
+            return BAD(at, "a record of a pax header has no '='");
+        TRY(take_keyword(at, override, key, (size_t)(equals - key), equals + 1, (size_t)(end - equals - 1)));
+        text += length;
+        size -= length;
+    }
+    return STATUS_OK;
+}
+
+static bool is_extension(uint8_t type)
+{
+    return type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K';
+}
+
+/* The data of an extended header, all there. */
+static enum status take_extension(struct tar_parser *parser, uint8_t type, const uint8_t *data, size_t size)
+{
+    uint64_t at = parser->position;
+    if (type == 'L')
+        return take_name(at, &parser->next, data, strnlen((const char *)data, size));
+    parser->has_global |= type == 'g';
+    if (type == 'K') /* where a link leads to; links are not read */
+        return STATUS_OK;
+    return take_pax(at, type == 'g' ? &parser->global : &parser->next, data, size);
+}
+
+/* ---- Steps ---- */
+
+static uint64_t padded(uint64_t size)
+{
+    return size + tar_padding(size);
+}
+
+/* Whether `bytes` bytes can follow position: STATUS_OK also where nobody knows the end. */
+static enum status check_end(const struct tar_parser *parser, size_t available, bool at_end, uint64_t bytes,
+                             const char *what)
+{
+    uint64_t end = at_end ? parser->position + available : parser->shard_bytes;
+    if (end == TAR_SIZE_UNKNOWN || (parser->position <= end && bytes <= end - parser->position))
+        return STATUS_OK;
+    return BAD(parser->position,
+               "the shard ends at %" PRIu64 ", in the midst of %s that takes %" PRIu64
+               " bytes: it was cut, or the header is damaged",
+               end, what, bytes);
+}
+
+/* The header at position, which is available and not zero: a member, or something to pass over. */
+static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
+                               bool at_end, struct tar_member *member, bool *found)
+{
+    uint8_t type = header[TYPE];
+    uint64_t at = parser->position, size;
+    const struct tar_override *next = &parser->next, *global = &parser->global;
+    TRY(size_of(at, header, &size));
+    if (next->has_size || global->has_size)
+        size = next->has_size ? next->size : global->size;
+    if (next->has_name || global->has_name)
+        strcpy(parser->name, next->has_name ? next->name : global->name);
+    else
+        plain_name(header, parser->name);
+    if (type == 'S')
+        return BAD(at, "'%.200s' is sparse, and its data no plain copy; write the shard without --sparse",
+                   parser->name);
+    if (type >= '1' && type <= '6') /* links, devices, folders: no data, whatever the size says */
+        size = 0;
+    TRY(check_end(parser, available, at_end, TAR_BLOCK_BYTES + padded(size), "a member"));
+
+    size_t length = strlen(parser->name);
+    bool folder = type == '\0' && length > 0 && parser->name[length - 1] == '/'; /* V7 */
+    *found = (type == '0' || type == '\0' || type == '7') && !folder;
+    *member = (struct tar_member){parser->name, parser->is_extended ? parser->extended : at,
+                                  at + TAR_BLOCK_BYTES, size};
+    parser->position += TAR_BLOCK_BYTES + padded(size);
+    parser->next.has_name = parser->next.has_size = parser->is_extended = false;
+    return STATUS_OK;
+}
+
+/* Asks for `bytes` from position on; an error where there are fewer. */
+static enum status ask(const struct tar_parser *parser, size_t available, bool at_end, size_t bytes,
+                       enum tar_step *step, size_t *need)
+{
+    TRY(check_end(parser, available, at_end, bytes, "a header"));
+    *step = TAR_MORE;
+    *need = bytes;
+    return STATUS_OK;
+}
+
+/* Data after a block of zeros, at `offset`. */
+static enum status refuse_data_after_end(const struct tar_parser *parser, uint64_t offset)
+{
+    if (offset - parser->end < TAR_END_BYTES)
+        return BAD(parser->end, "a single block of zeros with more behind it: the shard is damaged");
+    return BAD(parser->end,
+               "the shard ends here, and data follow at offset %" PRIu64
+               ": a part of it was zeroed, or archives were joined with cat; restore it, or keep "
+               "each archive in a file of its own",
+               offset);
+}
+
+/* At the blocks of zeros, or after them: goes on to the end of the shard. Needs no more than a block at a
+ * time, so that a caller may look at the rest through any window. */
+static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
+                            enum tar_step *step, size_t *need)
+{
+    if (!parser->has_ended && parser->is_extended)
+        return BAD(parser->position, "the shard ends behind an extended header, before its member");
+    if (!parser->has_ended)
+        parser->end = parser->position;
+    parser->has_ended = true;
+    if (!is_zero(bytes, available)) {
+        size_t zeros = 0;
+        while (bytes[zeros] == 0)
+            zeros++;
+        uint64_t offset = parser->position + zeros;
+        return refuse_data_after_end(parser, offset - (offset - parser->end) % TAR_BLOCK_BYTES);
+    }
+    parser->position += available;
+    *step = at_end || parser->position == parser->shard_bytes ? TAR_END : TAR_MORE;
+    *need = TAR_BLOCK_BYTES;
+    return STATUS_OK;
+}
+
+enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
+                     struct tar_member *member, enum tar_step *step, size_t *need)
+{
+    for (;;) {
+        uint64_t begin = parser->position;
+        bool found = false;
+        if (parser->has_ended)
+            return take_end(parser, bytes, available, at_end, step, need);
+        if (available == 0 && (at_end || parser->position == parser->shard_bytes))
+            return BAD(begin, begin ? "the shard ends without its blocks of zeros: it was cut"
+                                    : "the shard is empty");
+        if (available < TAR_BLOCK_BYTES)
+            return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
+        if (is_zero(bytes, TAR_BLOCK_BYTES))
+            return take_end(parser, bytes, available, at_end, step, need);
+        TRY(check_sum(begin, bytes));
+        if (is_extension(bytes[TYPE])) {
+            uint64_t size;
+            TRY(size_of(begin, bytes, &size));
+            if (size > TAR_EXTENDED_MAX)
+                return BAD(begin, "an extended header of %" PRIu64 " bytes; at most %d are read", size,
+                           TAR_EXTENDED_MAX);
+            size_t whole = TAR_BLOCK_BYTES + (size_t)padded(size);
+            if (available < whole)
+                return ask(parser, available, at_end, whole, step, need);
+            TRY(take_extension(parser, bytes[TYPE], bytes + TAR_BLOCK_BYTES, (size_t)size));
+            if (!parser->is_extended && bytes[TYPE] != 'g')
+                parser->extended = begin;
+            parser->is_extended |= bytes[TYPE] != 'g';
+            parser->position += whole;
+        } else
+            TRY(take_header(parser, bytes, available, at_end, member, &found));
+        if (found) {
+            *step = TAR_MEMBER;
+            return STATUS_OK;
+        }
+        uint64_t passed = parser->position - begin;
+        if (passed > available && at_end) /* check_end() has seen to this */
+            return BAD(begin, "the shard ends in the midst of a member");
+        bytes += passed < available ? passed : available;
+        available -= passed < available ? (size_t)passed : available;
+    }
+}
+
+/* ---- Writing ---- */
+
+/* A header of this type; `name` has at most TAR_NAME_FIELD bytes. */
+static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t length, uint64_t size,
+                        char type)
+{
+    char *text = (char *)block;
+    memset(block, 0, TAR_BLOCK_BYTES);
+    memcpy(text + NAME, name, length);
+    strcpy(text + MODE, "0000444");
+    strcpy(text + OWNER, "0000000");
+    strcpy(text + GROUP, "0000000");
+    snprintf(text + SIZE, SIZE_BYTES, "%011" PRIo64, size);
+    strcpy(text + TIME, "00000000000");
+    memset(text + CHECKSUM, ' ', CHECKSUM_BYTES);
+    text[TYPE] = type;
+    memcpy(text + MAGIC, type == '0' ? "ustar\00000" : "ustar  ", 8); /* the second is GNU's */
+    unsigned sum = 0;
+    for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
+        sum += block[i];
+    snprintf(text + CHECKSUM, CHECKSUM_BYTES - 1, "%06o", sum); /* then a zero, then the blank */
+}
+
+static enum status check_member(const char *name, size_t name_max, uint64_t size)
+{
+    size_t length = strlen(name);
+    if (length == 0 || length > name_max)
+        return status_set(STATUS_FAILED, "'%.120s': a member's name has 1 to %zu bytes, this one %zu", name,
+                          name_max, length);
+    if (size >> 33)
+        return status_set(STATUS_FAILED,
+                          "%s: a member of a shard holds less than 8 GiB, not %" PRIu64 " bytes", name, size);
+    return STATUS_OK;
+}
+
+enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size)
+{
+    TRY(check_member(name, TAR_NAME_FIELD, size));
+    fill_header(block, name, strlen(name), size, '0');
+    return STATUS_OK;
+}
+
+enum status tar_headers(uint8_t bytes[TAR_HEADERS_MAX], const char *name, uint64_t size, size_t *count)
+{
+    size_t length = strlen(name);
+    *count = 0;
+    TRY(check_member(name, TAR_NAME_MAX, size));
+    if (length > TAR_NAME_FIELD) { /* the whole name with its zero, as the data of a header before */
+        static const char link[] = "././@LongLink";
+        fill_header(bytes, link, sizeof link - 1, length + 1, 'L');
+        memset(bytes + TAR_BLOCK_BYTES, 0, (size_t)padded(length + 1));
+        memcpy(bytes + TAR_BLOCK_BYTES, name, length);
+        *count = TAR_BLOCK_BYTES + (size_t)padded(length + 1);
+    }
+    fill_header(bytes + *count, name, length < TAR_NAME_FIELD ? length : TAR_NAME_FIELD, size, '0');
+    *count += TAR_BLOCK_BYTES;
+    return STATUS_OK;
+}

@@ -1,0 +1,138 @@
+/* The index of wids, "wids-shard-index-v1". */
+#include "data/index.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef HAVE_JANSSON
+
+#include <jansson.h>
+
+#include "core/file.h"
+
+#define KIND "wids-shard-index-v1"
+
+/* ---- Reading ---- */
+
+static enum status read_shard(const json_t *entry, struct wids_shard *shard)
+{
+    const char *url = json_string_value(json_object_get(entry, "url"));
+    const char *md5 = json_string_value(json_object_get(entry, "md5sum"));
+    const json_t *samples = json_object_get(entry, "nsamples"), *bytes = json_object_get(entry, "filesize");
+    if (!url || !*url)
+        return status_set(STATUS_FAILED, "it has no url");
+    if (!json_is_integer(samples) || json_integer_value(samples) < 0)
+        return status_set(STATUS_FAILED, "'%.200s' has no number of samples", url);
+    if (bytes && (!json_is_integer(bytes) || json_integer_value(bytes) < 0))
+        return status_set(STATUS_FAILED, "'%.200s' has no sensible filesize", url);
+    if (md5 && (strlen(md5) != 32 || strspn(md5, "0123456789abcdefABCDEF") != 32))
+        return status_set(STATUS_FAILED, "'%.200s' has an md5sum that is none", url);
+    shard->url = strdup(url);
+    strcpy(shard->md5, md5 ? md5 : "");
+    shard->samples = (uint64_t)json_integer_value(samples);
+    shard->bytes = (uint64_t)json_integer_value(bytes);
+    return shard->url ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+}
+
+static enum status read_root(const json_t *root, struct wids *wids)
+{
+    const char *kind = json_string_value(json_object_get(root, "__kind__"));
+    const char *name = json_string_value(json_object_get(root, "name"));
+    const json_t *list = json_object_get(root, "shardlist");
+    if (!kind || strcmp(kind, KIND) != 0)
+        return status_set(STATUS_FAILED, "this is no index of wids: \"__kind__\" is not \"" KIND "\"");
+    if (!json_is_array(list))
+        return status_set(STATUS_FAILED, "the index has no \"shardlist\"");
+    wids->name = strdup(name ? name : "");
+    wids->shards = calloc(json_array_size(list) + 1, sizeof *wids->shards);
+    if (!wids->name || !wids->shards)
+        return status_set(STATUS_FAILED, "out of memory");
+    for (; wids->count < json_array_size(list); wids->count++) {
+        enum status status = read_shard(json_array_get(list, wids->count), &wids->shards[wids->count]);
+        if (status != STATUS_OK)
+            return status_prefix(status, "shard %zu of the list", wids->count);
+    }
+    return STATUS_OK;
+}
+
+enum status wids_parse(const char *text, size_t size, struct wids *wids)
+{
+    json_error_t error;
+    *wids = (struct wids){0};
+    json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    if (!root)
+        return status_set(STATUS_FAILED, "line %d: no JSON: %s", error.line, error.text);
+    enum status status = read_root(root, wids);
+    json_decref(root);
+    return status;
+}
+
+enum status wids_read(const char *path, struct wids *wids)
+{
+    char *text;
+    size_t size;
+    *wids = (struct wids){0};
+    TRY(file_read(path, &text, &size));
+    enum status status = wids_parse(text, size, wids);
+    free(text);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+}
+
+/* ---- Writing ---- */
+
+/* An md5sum that is not known is left out. */
+static json_t *shard_of(const struct index_place *place)
+{
+    return json_pack("{s:s, s:s*, s:I, s:I}", "url", place->name, "md5sum", *place->md5 ? place->md5 : NULL,
+                     "nsamples", (json_int_t)place->count, "filesize", (json_int_t)place->bytes);
+}
+
+enum status wids_format(const char *name, const struct index *index, char **text)
+{
+    json_t *root =
+        json_pack("{s:s, s:i, s:s, s:[]}", "__kind__", KIND, "wids_version", 1, "name", name, "shardlist");
+    json_t *list = json_object_get(root, "shardlist");
+    bool whole = root;
+    for (uint64_t i = 0; whole && i < index->place_count; i++)
+        whole = json_array_append_new(list, shard_of(&index->places[i])) == 0;
+    *text = whole ? json_dumps(root, JSON_INDENT(1)) : NULL;
+    json_decref(root);
+    return *text ? STATUS_OK
+                 : status_set(STATUS_FAILED,
+                              "%s: no wids index can be made: a name is no UTF-8, or memory ran out", name);
+}
+
+#else
+
+enum status wids_parse(const char *text, size_t size, struct wids *wids)
+{
+    (void)text, (void)size;
+    *wids = (struct wids){0};
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build reads no JSON: install jansson (libjansson-dev) and build again");
+}
+
+enum status wids_read(const char *path, struct wids *wids)
+{
+    (void)path;
+    return wids_parse(NULL, 0, wids);
+}
+
+enum status wids_format(const char *name, const struct index *index, char **text)
+{
+    struct wids none;
+    (void)name, (void)index;
+    *text = NULL;
+    return wids_parse(NULL, 0, &none);
+}
+
+#endif
+
+void wids_free(struct wids *wids)
+{
+    for (size_t i = 0; i < wids->count + 1 && wids->shards; i++)
+        free(wids->shards[i].url); /* also of the one that failed */
+    free(wids->shards);
+    free(wids->name);
+    *wids = (struct wids){0};
+}

@@ -1,0 +1,354 @@
+#include "machine/env.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef HAVE_HWLOC
+#include <hwloc.h>
+#endif
+
+#include "core/status.h"
+
+#ifndef FDSL_REVISION
+#define FDSL_REVISION "unknown"
+#endif
+
+#ifdef __clang__
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
+/* The rest of the first line of `path` that begins with `key`, without the blanks and colon between them:
+ * the common shape of files under /proc and of control files. Empty, and false, where there is none. */
+static bool read_field(const char *path, const char *key, char *value, size_t size)
+{
+    char line[PATH_MAX + 64];
+    bool found = false;
+    value[0] = '\0';
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    while (!found && fgets(line, sizeof line, file))
+        found = strncmp(line, key, strlen(key)) == 0;
+    fclose(file);
+    if (!found)
+        return false;
+    const char *text = line + strlen(key);
+    text += strspn(text, " \t:");
+    snprintf(value, size, "%.*s", (int)strcspn(text, "\n"), text);
+    return true;
+}
+
+/* The same as a number, and false where the text is no number ("max" in a control group). */
+static bool read_number(const char *path, const char *key, uint64_t *number)
+{
+    char text[64], *end;
+    if (!read_field(path, key, text, sizeof text))
+        return false;
+    *number = strtoull(text, &end, 10);
+    return end != text;
+}
+
+static uint64_t meminfo_bytes(const char *key)
+{
+    uint64_t kib = 0;
+    return read_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
+}
+
+static bool read_group(const char *directory, const char *file, const char *key, uint64_t *number)
+{
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, file);
+    return length < (int)sizeof path && read_number(path, key, number);
+}
+
+/* Head-room under one group's own limit. The file cache counts as used, but the kernel drops it before it
+ * refuses memory, and a program that has just read a large dataset fills its group with it. */
+static uint64_t group_headroom_bytes(const char *directory)
+{
+    uint64_t limit, used = 0, active = 0, inactive = 0;
+    if (!read_group(directory, "memory.max", "", &limit))
+        return UINT64_MAX;
+    read_group(directory, "memory.current", "", &used);
+    read_group(directory, "memory.stat", "active_file", &active);
+    read_group(directory, "memory.stat", "inactive_file", &inactive);
+    uint64_t cache = active + inactive;
+    used = used > cache ? used - cache : 0;
+    return limit > used ? limit - used : 0;
+}
+
+uint64_t env_cgroup_headroom_bytes(const char *root, const char *group)
+{
+    char directory[PATH_MAX];
+    uint64_t least = UINT64_MAX;
+    if (snprintf(directory, sizeof directory, "%s%s", root, group) >= (int)sizeof directory)
+        return least;
+    for (;;) {
+        uint64_t headroom = group_headroom_bytes(directory);
+        least = headroom < least ? headroom : least;
+        char *last = strrchr(directory + strlen(root), '/');
+        if (!last)
+            return least;
+        *last = '\0';
+    }
+}
+
+static int memory_sharers = 1;
+
+void env_share_memory(int processes)
+{
+    memory_sharers = processes;
+}
+
+uint64_t env_memory_available_bytes(void)
+{
+    char group[PATH_MAX];
+    uint64_t available = meminfo_bytes("MemAvailable:");
+    uint64_t headroom = UINT64_MAX;
+    if (read_field("/proc/self/cgroup", "0::", group, sizeof group))
+        headroom = env_cgroup_headroom_bytes("/sys/fs/cgroup", group);
+    return (headroom < available ? headroom : available) / (uint64_t)memory_sharers;
+}
+
+enum status env_check_memory(uint64_t bytes, const char *what, const char *remedy)
+{
+    uint64_t available = env_memory_available_bytes();
+    if (available == 0 || bytes <= available)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s: %.2f GB of memory needed, %.2f GB available; %s", what,
+                      1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
+}
+
+static void capture_job(char *job_id, size_t size)
+{
+    const char *job = getenv("SLURM_JOB_ID");
+    const char *array = getenv("SLURM_ARRAY_JOB_ID"), *task = getenv("SLURM_ARRAY_TASK_ID");
+    if (array && *array && task && *task)
+        snprintf(job_id, size, "%s_%s", array, task);
+    else
+        snprintf(job_id, size, "%s", job ? job : "");
+}
+
+#ifdef HAVE_HWLOC
+
+static int count_allowed_cores(hwloc_topology_t topology, hwloc_const_bitmap_t allowed)
+{
+    int count = 0;
+    hwloc_obj_t core = NULL;
+    while ((core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)))
+        count += hwloc_bitmap_intersects(core->cpuset, allowed);
+    return count;
+}
+
+static void capture_processors(struct env *env)
+{
+    hwloc_topology_t topology;
+    /* Where there is no /sys, as in some containers, hwloc would say so on stderr; cores are counted all the
+     * same. */
+    (void)setenv("HWLOC_HIDE_ERRORS", "2", 0);
+    if (hwloc_topology_init(&topology) != 0)
+        return;
+    /* Without this flag the counts would be those of the job's control group, not of the machine. */
+    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
+    if (allowed && hwloc_topology_load(topology) == 0) {
+        env->cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
+        env->threads = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
+        if (hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) == 0) {
+            env->allowed_threads = hwloc_bitmap_weight(allowed);
+            env->allowed_cores = count_allowed_cores(topology, allowed);
+            hwloc_bitmap_list_snprintf(env->affinity, sizeof env->affinity, allowed);
+        }
+    }
+    hwloc_bitmap_free(allowed);
+    hwloc_topology_destroy(topology);
+}
+
+#else
+
+enum { CPUS_MAX = 8192 }; /* the most that Linux can be configured for on x86-64 */
+
+static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, size_t size)
+{
+    size_t used = 0;
+    for (int first = 0; first < CPUS_MAX && used < size; first++) {
+        if (!CPU_ISSET_S(first, set_bytes, set))
+            continue;
+        int last = first;
+        while (last + 1 < CPUS_MAX && CPU_ISSET_S(last + 1, set_bytes, set))
+            last++;
+        used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", first);
+        if (last > first && used < size)
+            used += (size_t)snprintf(text + used, size - used, "-%d", last);
+        first = last;
+    }
+}
+
+/* The first hardware thread of the core that has this one; -1 where unknown. */
+static int first_sibling_of(int cpu)
+{
+    char path[96];
+    uint64_t first_sibling;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    return read_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
+}
+
+/* A core is counted at the first of its hardware threads. */
+static int count_cores(void)
+{
+    int cores = 0;
+    for (int cpu = 0; cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++)
+        cores += first_sibling_of(cpu) == cpu;
+    return cores;
+}
+
+static int count_allowed_cores(const cpu_set_t *allowed, size_t set_bytes)
+{
+    bool counted[CPUS_MAX] = {false};
+    int cores = 0;
+    for (int cpu = 0; cpu < CPUS_MAX; cpu++) {
+        int core = CPU_ISSET_S(cpu, set_bytes, allowed) ? first_sibling_of(cpu) : -1;
+        cores += core >= 0 && !counted[core];
+        if (core >= 0)
+            counted[core] = true;
+    }
+    return cores;
+}
+
+static void capture_processors(struct env *env)
+{
+    long threads = sysconf(_SC_NPROCESSORS_ONLN);
+    env->threads = threads > 0 ? (int)threads : 0;
+    env->cores = count_cores();
+
+    size_t set_bytes = CPU_ALLOC_SIZE(CPUS_MAX);
+    cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
+    if (set && sched_getaffinity(0, set_bytes, set) == 0) {
+        env->allowed_threads = CPU_COUNT_S(set_bytes, set);
+        env->allowed_cores = count_allowed_cores(set, set_bytes);
+        write_cpu_list(set, set_bytes, env->affinity, sizeof env->affinity);
+    }
+    CPU_FREE(set);
+}
+
+#endif
+
+/* A list that filled its buffer was cut, perhaps within a number: ends it at a comma, with dots. */
+static void mark_cut_list(char *list, size_t size)
+{
+    if (strlen(list) + 1 < size)
+        return;
+    list[size - 4] = '\0';
+    char *comma = strrchr(list, ',');
+    strcpy(comma ? comma + 1 : list, "...");
+}
+
+static const char *widest_simd(void)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f"))
+        return "avx512";
+    return __builtin_cpu_supports("avx2") ? "avx2" : "sse2";
+#else
+    return "";
+#endif
+}
+
+/* The first of the comma-separated numbers in `text`; 0 if one of them is not a number of threads. */
+static uint64_t first_of_list(const char *text)
+{
+    uint64_t first = 0;
+    for (;; text++) {
+        text += strspn(text, " \t");
+        char *end;
+        unsigned long value = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
+        if (value < 1 || value > ENV_THREADS_MAX)
+            return 0;
+        first = first ? first : value;
+        text = end + strspn(end, " \t");
+        if (*text != ',')
+            return *text ? 0 : first;
+    }
+}
+
+uint64_t env_openmp_threads(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (!text || !*text)
+        return 0;
+    uint64_t threads = first_of_list(text);
+    if (threads == 0)
+        status_warn("OMP_NUM_THREADS='%s' is ignored: it is not a number from 1 to %d; correct it, or say "
+                    "--threads N",
+                    text, ENV_THREADS_MAX);
+    return threads;
+}
+
+/* Drivers whose cpuinfo_max_freq includes boost. */
+static bool tells_boost(const char *driver)
+{
+    static const char *const drivers[] = {"intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp"};
+    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
+        if (strcmp(driver, drivers[i]) == 0)
+            return true;
+    return false;
+}
+
+double env_max_clock_hz(const char *root)
+{
+    double highest_hz = 0;
+    for (int cpu = 0;; cpu++) {
+        char folder[PATH_MAX], path[PATH_MAX + 64], driver[64];
+        uint64_t khz;
+        snprintf(folder, sizeof folder, "%s/cpu%d", root, cpu);
+        if (access(folder, F_OK) != 0)
+            return highest_hz;
+        snprintf(path, sizeof path, "%s/cpufreq/scaling_driver", folder);
+        if (!read_field(path, "", driver, sizeof driver) || !tells_boost(driver))
+            return 0;
+        snprintf(path, sizeof path, "%s/cpufreq/cpuinfo_max_freq", folder);
+        if (!read_number(path, "", &khz))
+            return 0;
+        highest_hz = 1e3 * (double)khz > highest_hz ? 1e3 * (double)khz : highest_hz;
+    }
+}
+
+void env_time(char text[ENV_TIME_MAX])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+    *text = '\0';
+    if (gmtime_r(&now, &utc))
+        strftime(text, ENV_TIME_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
+void env_capture(struct env *env)
+{
+    memset(env, 0, sizeof *env);
+
+    env_time(env->time_utc);
+    struct utsname system;
+    if (uname(&system) == 0) {
+        snprintf(env->host, sizeof env->host, "%s", system.nodename);
+        snprintf(env->kernel, sizeof env->kernel, "%.60s %.60s", system.sysname, system.release);
+    }
+    snprintf(env->revision, sizeof env->revision, "%s", FDSL_REVISION);
+    snprintf(env->compiler, sizeof env->compiler, "%s", COMPILER);
+    capture_job(env->job_id, sizeof env->job_id);
+
+    read_field("/proc/cpuinfo", "model name", env->cpu_model, sizeof env->cpu_model);
+    snprintf(env->simd, sizeof env->simd, "%s", widest_simd());
+    capture_processors(env);
+    env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");
+    mark_cut_list(env->affinity, sizeof env->affinity);
+    env->memory_bytes = meminfo_bytes("MemTotal:");
+    env->memory_available_bytes = env_memory_available_bytes();
+}

@@ -1,0 +1,148 @@
+#include "machine/gpu_watch.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core/phase.h"
+#include "core/timer.h"
+#include "machine/nvml.h"
+
+#define PERIOD_S      0.05
+#define CLOCKS_MAX    8192 /* MHz; a higher one counts as this */
+#define ENERGY_SPAN_S 0.8  /* shorter than this, the energy of 100 ms more or less would be over an eighth */
+
+/* How often each clock was seen, so that the median needs no list. */
+struct clocks {
+    uint32_t seen[CLOCKS_MAX + 1];
+    uint32_t total;
+};
+
+struct gpu_watch {
+    char pci_bus_id[32];
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* when it is time to stop */
+    bool stopping;
+
+    /* The thread's, and after it has ended gpu_watch_end()'s */
+    struct clocks sm, mem;
+    uint64_t throttle_reasons;
+    double begin_s, begin_j; /* the first reading of the energy, and its time; NaN before */
+};
+
+static void note_clock(struct clocks *clocks, int mhz)
+{
+    if (mhz < 0)
+        return;
+    clocks->seen[mhz < CLOCKS_MAX ? mhz : CLOCKS_MAX]++;
+    clocks->total++;
+}
+
+/* The lower of the middle two of an even number; -1 where none was seen. */
+static int median_clock(const struct clocks *clocks)
+{
+    uint32_t passed = 0;
+    for (int mhz = 0; mhz <= CLOCKS_MAX; mhz++) {
+        passed += clocks->seen[mhz];
+        if (passed > 0 && 2 * (uint64_t)passed >= clocks->total)
+            return mhz;
+    }
+    return -1;
+}
+
+static void look(struct gpu_watch *watch)
+{
+    struct gpu_clocks clocks;
+    if (phase_now() != PHASE_TIMED || nvml_gpu_clocks(watch->pci_bus_id, &clocks) != STATUS_OK)
+        return;
+    note_clock(&watch->sm, clocks.sm_clock_mhz);
+    note_clock(&watch->mem, clocks.memory_clock_mhz);
+    watch->throttle_reasons |= clocks.throttle_reasons;
+    if (isnan(watch->begin_s)) { /* once: it takes 4 ms on an H200 */
+        watch->begin_j = nvml_gpu_energy_j(watch->pci_bus_id);
+        watch->begin_s = timer_now_s();
+    }
+}
+
+static void *watch_gpu(void *context)
+{
+    struct gpu_watch *watch = context;
+    struct timespec next;
+    clock_gettime(CLOCK_MONOTONIC, &next);
+    pthread_mutex_lock(&watch->lock);
+    while (!watch->stopping) {
+        pthread_mutex_unlock(&watch->lock);
+        look(watch);
+        pthread_mutex_lock(&watch->lock);
+        next.tv_nsec += (long)(1e9 * PERIOD_S);
+        next.tv_sec += next.tv_nsec / 1000000000;
+        next.tv_nsec %= 1000000000;
+        while (!watch->stopping && pthread_cond_timedwait(&watch->wake, &watch->lock, &next) == 0)
+            ;
+    }
+    pthread_mutex_unlock(&watch->lock);
+    return NULL;
+}
+
+static void free_watch(struct gpu_watch *watch)
+{
+    pthread_cond_destroy(&watch->wake);
+    pthread_mutex_destroy(&watch->lock);
+    free(watch);
+}
+
+enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch)
+{
+    struct gpu_clocks unused;
+    pthread_condattr_t attributes;
+    *watch = NULL;
+    if (!*pci_bus_id || nvml_gpu_clocks(pci_bus_id, &unused) != STATUS_OK)
+        return STATUS_OK;
+    struct gpu_watch *self = calloc(1, sizeof *self);
+    if (!self)
+        return status_set(STATUS_FAILED, "out of memory");
+    snprintf(self->pci_bus_id, sizeof self->pci_bus_id, "%s", pci_bus_id);
+    self->begin_s = self->begin_j = NAN;
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&self->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (pthread_create(&self->thread, NULL, watch_gpu, self) != 0) {
+        free_watch(self);
+        return status_set(STATUS_FAILED, "cannot start a thread that watches the GPU; raise ulimit -u");
+    }
+    *watch = self;
+    return STATUS_OK;
+}
+
+/* The mean power from the first look until now. */
+static double mean_power_w(const struct gpu_watch *watch)
+{
+    double span_s = timer_now_s() - watch->begin_s;
+    if (!(span_s >= ENERGY_SPAN_S) || isnan(watch->begin_j))
+        return NAN;
+    return (nvml_gpu_energy_j(watch->pci_bus_id) - watch->begin_j) / span_s;
+}
+
+void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
+{
+    *watched = (struct gpu_watched){.sm_clock_mhz = -1, .mem_clock_mhz = -1, .power_w = NAN};
+    if (!watch)
+        return;
+    pthread_mutex_lock(&watch->lock);
+    watch->stopping = true;
+    pthread_cond_signal(&watch->wake);
+    pthread_mutex_unlock(&watch->lock);
+    pthread_join(watch->thread, NULL);
+    watched->power_w = mean_power_w(watch);
+    look(watch); /* the runs may have been shorter than a period: clocks do not fall so soon */
+    watched->sm_clock_mhz = median_clock(&watch->sm);
+    watched->mem_clock_mhz = median_clock(&watch->mem);
+    watched->throttle_reasons = watch->throttle_reasons;
+    free_watch(watch);
+}

@@ -1,0 +1,244 @@
+/* The few NVML calls that a benchmark needs, by dlopen: the program must start where there is no driver, and
+ * build where there is no nvml.h. The numbers below are NVML's binary interface,
+ * which NVIDIA keeps stable. */
+#include "machine/nvml.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct nvml_device *nvml_device; /* opaque */
+
+enum { NVML_SUCCESS = 0 };
+enum { NVML_CLOCK_SM = 1, NVML_CLOCK_MEMORY = 2 };
+enum { NVML_TEMPERATURE_GPU = 0 };
+enum { NVML_PCIE_TX = 0, NVML_PCIE_RX = 1 };
+
+struct nvml_utilisation {
+    unsigned gpu_percent, memory_percent;
+};
+
+struct nvml_memory {
+    unsigned long long total_bytes, free_bytes, used_bytes;
+};
+
+static struct {
+    int (*init)(void);
+    const char *(*error_string)(int result);
+    int (*device_by_pci_bus_id)(const char *pci_bus_id, nvml_device *device);
+    int (*driver_version)(char *text, unsigned length);
+    int (*clock_mhz)(nvml_device device, int clock, unsigned *mhz);
+    int (*clock_max_mhz)(nvml_device device, int clock, unsigned *mhz);
+    int (*temperature_c)(nvml_device device, int sensor, unsigned *celsius);
+    int (*power_mw)(nvml_device device, unsigned *milliwatts);
+    int (*throttle_reasons)(nvml_device device, unsigned long long *reasons);
+    int (*utilisation)(nvml_device device, struct nvml_utilisation *utilisation);
+    int (*memory)(nvml_device device, struct nvml_memory *memory);
+    int (*pcie_kb_per_s)(nvml_device device, int direction, unsigned *kilobytes);
+    int (*pcie_generation)(nvml_device device, unsigned *generation);
+    int (*pcie_lanes)(nvml_device device, unsigned *lanes);
+    int (*energy_mj)(nvml_device device, unsigned long long *millijoules);
+} nvml;
+
+static const struct {
+    const char *name, *older_name;
+    void *function; /* the address of a member of `nvml` */
+    bool required;
+} symbols[] = {
+    {"nvmlInit_v2", NULL, &nvml.init, true},
+    {"nvmlErrorString", NULL, &nvml.error_string, true},
+    {"nvmlDeviceGetHandleByPciBusId_v2", NULL, &nvml.device_by_pci_bus_id, true},
+    {"nvmlSystemGetDriverVersion", NULL, &nvml.driver_version, true},
+    {"nvmlDeviceGetClockInfo", NULL, &nvml.clock_mhz, false},
+    {"nvmlDeviceGetMaxClockInfo", NULL, &nvml.clock_max_mhz, false},
+    {"nvmlDeviceGetTemperature", NULL, &nvml.temperature_c, false},
+    {"nvmlDeviceGetPowerUsage", NULL, &nvml.power_mw, false},
+    {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
+     &nvml.throttle_reasons, false},
+    {"nvmlDeviceGetUtilizationRates", NULL, &nvml.utilisation, false},
+    {"nvmlDeviceGetMemoryInfo", NULL, &nvml.memory, false},
+    {"nvmlDeviceGetPcieThroughput", NULL, &nvml.pcie_kb_per_s, false},
+    {"nvmlDeviceGetGpuMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", &nvml.pcie_generation,
+     false},
+    {"nvmlDeviceGetMaxPcieLinkWidth", NULL, &nvml.pcie_lanes, false},
+    {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
+};
+
+/* Why NVML cannot be used; empty once it can. Written under open_once alone. */
+static char obstacle[256];
+static pthread_once_t open_once = PTHREAD_ONCE_INIT;
+
+static void open_nvml(void)
+{
+    /* Never closed: NVML stays in use until the program ends. */
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(obstacle, sizeof obstacle, "%s; it comes with the NVIDIA driver", dlerror());
+        return;
+    }
+    for (size_t i = 0; i < COUNT_OF(symbols); i++) {
+        void *address = dlsym(library, symbols[i].name);
+        if (!address && symbols[i].older_name)
+            address = dlsym(library, symbols[i].older_name);
+        if (!address && symbols[i].required) {
+            snprintf(obstacle, sizeof obstacle, "libnvidia-ml.so.1 lacks %s; update the NVIDIA driver",
+                     symbols[i].name);
+            return;
+        }
+        memcpy(symbols[i].function, &address, sizeof address);
+    }
+    int result = nvml.init();
+    if (result != NVML_SUCCESS)
+        snprintf(obstacle, sizeof obstacle, "nvmlInit_v2: %s; does nvidia-smi work?",
+                 nvml.error_string(result));
+}
+
+static enum status require_nvml(void)
+{
+    pthread_once(&open_once, open_nvml);
+    return obstacle[0] ? status_set(STATUS_UNAVAILABLE, "no NVML: %s", obstacle) : STATUS_OK;
+}
+
+/* NVML's handle of the device. Each thread keeps its latest, as finding one costs more than a reading. */
+static enum status find_device(const char *pci_bus_id, nvml_device *device)
+{
+    static _Thread_local struct {
+        char pci_bus_id[32];
+        nvml_device device;
+    } latest;
+    TRY(require_nvml());
+    if (!latest.device || strcmp(latest.pci_bus_id, pci_bus_id) != 0) {
+        int result = nvml.device_by_pci_bus_id(pci_bus_id, device);
+        if (result != NVML_SUCCESS)
+            return status_set(STATUS_UNAVAILABLE, "NVML does not know the GPU at PCI bus id '%s': %s",
+                              pci_bus_id, nvml.error_string(result));
+        snprintf(latest.pci_bus_id, sizeof latest.pci_bus_id, "%s", pci_bus_id);
+        latest.device = *device;
+    }
+    *device = latest.device;
+    return STATUS_OK;
+}
+
+/* A reading, or -1 where this driver or device does not give it. */
+static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_device device, int clock)
+{
+    unsigned mhz;
+    return query && query(device, clock, &mhz) == NVML_SUCCESS ? (int)mhz : -1;
+}
+
+static uint64_t read_throttle_reasons(nvml_device device)
+{
+    unsigned long long reasons;
+    return nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS ? reasons : 0;
+}
+
+enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks)
+{
+    nvml_device device;
+    *clocks = (struct gpu_clocks){-1, -1, 0};
+    TRY(find_device(pci_bus_id, &device));
+    clocks->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
+    clocks->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
+    clocks->throttle_reasons = read_throttle_reasons(device);
+    return STATUS_OK;
+}
+
+double nvml_gpu_energy_j(const char *pci_bus_id)
+{
+    nvml_device device;
+    unsigned long long millijoules;
+    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.energy_mj ||
+        nvml.energy_mj(device, &millijoules) != NVML_SUCCESS)
+        return NAN;
+    return 1e-3 * (double)millijoules;
+}
+
+enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
+{
+    nvml_device device;
+    unsigned value;
+    struct nvml_utilisation utilisation;
+    struct nvml_memory memory;
+
+    *state = (struct gpu_state){-1, -1, -1, -1, -1.0, -1, -1, -1, 0};
+    TRY(find_device(pci_bus_id, &device));
+    state->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
+    state->sm_clock_max_mhz = read_clock_mhz(nvml.clock_max_mhz, device, NVML_CLOCK_SM);
+    state->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
+    if (nvml.temperature_c && nvml.temperature_c(device, NVML_TEMPERATURE_GPU, &value) == NVML_SUCCESS)
+        state->temperature_c = (int)value;
+    if (nvml.power_mw && nvml.power_mw(device, &value) == NVML_SUCCESS)
+        state->power_w = 1e-3 * value;
+    if (nvml.utilisation && nvml.utilisation(device, &utilisation) == NVML_SUCCESS)
+        state->utilisation_percent = (int)utilisation.gpu_percent;
+    if (nvml.memory && nvml.memory(device, &memory) == NVML_SUCCESS) {
+        state->memory_used_bytes = (int64_t)memory.used_bytes;
+        state->memory_free_bytes = (int64_t)memory.free_bytes;
+    }
+    state->throttle_reasons = read_throttle_reasons(device);
+    return STATUS_OK;
+}
+
+static double read_pcie_bytes_per_s(nvml_device device, int direction)
+{
+    unsigned kilobytes;
+    bool known = nvml.pcie_kb_per_s && nvml.pcie_kb_per_s(device, direction, &kilobytes) == NVML_SUCCESS;
+    return known ? 1e3 * kilobytes : -1;
+}
+
+enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic)
+{
+    nvml_device device;
+    *traffic = (struct gpu_traffic){-1, -1};
+    TRY(find_device(pci_bus_id, &device));
+    traffic->rx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_RX);
+    traffic->tx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_TX);
+    return STATUS_OK;
+}
+
+double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
+{
+    /* A lane's transfers per second times the share of bits that carry data, over 8 bits; by PCI-SIG's
+     * generations 1 to 6 (8b/10b, then 128b/130b, then flits of 256 bytes with 242 of data). */
+    static const double lane_bytes_per_s[] = {0,
+                                              2.5e9 * 8 / 10 / 8,
+                                              5e9 * 8 / 10 / 8,
+                                              8e9 * 128 / 130 / 8,
+                                              16e9 * 128 / 130 / 8,
+                                              32e9 * 128 / 130 / 8,
+                                              64e9 * 242 / 256 / 8};
+    nvml_device device;
+    unsigned generation, lanes;
+    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.pcie_generation || !nvml.pcie_lanes ||
+        nvml.pcie_generation(device, &generation) != NVML_SUCCESS ||
+        nvml.pcie_lanes(device, &lanes) != NVML_SUCCESS || generation >= COUNT_OF(lane_bytes_per_s))
+        return 0;
+    return lanes * lane_bytes_per_s[generation];
+}
+
+void nvml_driver_version(char *text, size_t size)
+{
+    if (require_nvml() != STATUS_OK || nvml.driver_version(text, (unsigned)size) != NVML_SUCCESS)
+        text[0] = '\0';
+}
+
+const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
+{
+    /* Left out: idle (0x1), clocks set by the user (0x2) and clocks held for a display (0x100). */
+    static const struct {
+        uint64_t bits;
+        const char *word;
+    } reasons[] = {
+        {0x04, "power cap"}, {0x08, "hardware slowdown"}, {0x10, "sync boost"},
+        {0x60, "thermal"},   {0x80, "power brake"},
+    };
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < COUNT_OF(reasons) && used < size; i++)
+        if (bits & reasons[i].bits)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", reasons[i].word);
+    return text;
+}

@@ -1,0 +1,182 @@
+#include "run/consumed.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/phase.h"
+
+#define STATES_MAX 2
+
+struct consumed {
+    struct consumed_job job;
+    int state_count, latest;
+    void *states[STATES_MAX];
+    void *done[STATES_MAX];    /* the event behind the step on each state's batch; NULL: none to wait for */
+    bool timed;                /* a timed run has begun */
+    struct consumer_times sum; /* over spans, one a run or one over all runs: first_wait_s is that of the
+                                * first, those of later ones are in wait_s; loss is that of the last */
+};
+
+void *consumed_latest(void *state)
+{
+    const struct consumed *self = state;
+    return self->states[self->latest];
+}
+
+/* Whether the variant hands its batches over itself. */
+static bool delivers_many(const struct consumed *self)
+{
+    return self->job.workload->batches.set_consumer;
+}
+
+static void set_consumer(const struct consumed *self, struct consumer *consumer)
+{
+    if (delivers_many(self))
+        self->job.workload->batches.set_consumer(self->job.input, consumer);
+}
+
+static void consumed_teardown(void *state)
+{
+    struct consumed *self = state;
+    struct consumer_times unused;
+    /* Nothing depends on an error of steps that nobody will ask for. */
+    (void)consumer_finish(self->job.consumer, &unused);
+    set_consumer(self, NULL);
+    for (int i = 0; i < self->state_count; i++)
+        if (self->states[i])
+            self->job.variant->teardown(self->states[i]);
+    free(self);
+}
+
+static enum status consumed_setup(const struct resources *resources, const void *input, void **state)
+{
+    const struct consumed_job *job = input;
+    struct consumed *self = calloc(1, sizeof *self);
+    if (!self)
+        return status_set(STATUS_FAILED, "out of memory");
+    self->job = *job;
+    bool on_device = strcmp(job->variant->platform, "cuda") == 0;
+    self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
+    enum status status = consumer_renew(job->consumer);
+    if (status == STATUS_OK)
+        status = consumer_begin(job->consumer);
+    set_consumer(self, job->consumer); /* before: more room may be wanted beside one */
+    for (int i = 0; status == STATUS_OK && i < self->state_count; i++)
+        status = job->variant->setup(resources, job->input, &self->states[i]);
+    if (status != STATUS_OK) {
+        consumed_teardown(self);
+        return status;
+    }
+    *state = self;
+    return STATUS_OK;
+}
+
+static enum status consumed_ready(void *state, uint64_t number)
+{
+    const struct consumed *self = state;
+    const struct variant *variant = self->job.variant;
+    return variant->ready ? variant->ready(self->states[(self->latest + 1) % self->state_count], number)
+                          : STATUS_OK;
+}
+
+/* Ends a span, and adds it to those before. A training loop begins once: only the first step of all stands
+ * apart, and whoever makes the accelerator wait at the begin of each epoch has made it wait. */
+static enum status add_span(struct consumed *self)
+{
+    struct consumer_times times, *sum = &self->sum;
+    TRY(consumer_finish(self->job.consumer, &times));
+    *(sum->steps == 0 ? &sum->first_wait_s : &sum->wait_s) += times.first_wait_s;
+    sum->steps += times.steps;
+    sum->wait_s += times.wait_s;
+    sum->busy_s += times.busy_s;
+    sum->whole_steps += times.whole_steps;
+    sum->whole_s += times.whole_s;
+    sum->span_s += times.span_s;
+    sum->loss = times.loss;
+    return STATUS_OK;
+}
+
+/* One batch, while the step on the last one runs. */
+static enum status run_one(struct consumed *self, uint64_t number)
+{
+    const struct consumed_job *job = &self->job;
+    int turn = (self->latest + 1) % self->state_count;
+    struct run_time unused;
+    if (self->done[turn])
+        TRY(consumer_wait(job->consumer, self->done[turn]));
+    self->done[turn] = NULL;
+    self->latest = turn;
+    TRY(job->variant->run(self->states[turn], number, &unused));
+    return job->workload->batches.hand_over(job->input, job->variant, self->states[turn], number,
+                                            job->consumer, &self->done[turn]);
+}
+
+/* Many batches, and all their steps. */
+static enum status run_many(struct consumed *self, uint64_t number, bool timed)
+{
+    struct run_time unused;
+    struct consumer_times times;
+    TRY(consumer_begin(self->job.consumer));
+    TRY(self->job.variant->run(self->states[0], number, &unused));
+    return timed ? add_span(self) : consumer_finish(self->job.consumer, &times);
+}
+
+static enum status consumed_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct consumed *self = state;
+    bool timed = phase_now() == PHASE_TIMED;
+    time->device_s = -1;
+    if (delivers_many(self))
+        return run_many(self, number, timed);
+    if (timed && !self->timed) /* one span over all timed runs: the steps before it do not count */
+        TRY(consumer_begin(self->job.consumer));
+    self->timed = timed;
+    return run_one(self, number);
+}
+
+static enum status consumed_fetch(void *state, void *result)
+{
+    const struct consumed *self = state;
+    return self->job.variant->fetch(consumed_latest(state), result);
+}
+
+enum status consumed_end(void *state, struct measures *measures, double *wait_share)
+{
+    struct consumed *self = state;
+    const struct consumer_times *sum = &self->sum;
+    const struct consumer_facts *facts = &self->job.consumer->facts;
+    if (!delivers_many(self))
+        TRY(add_span(self));
+    if (sum->steps == 0)
+        return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
+    double step_s = sum->whole_steps ? sum->whole_s / (double)sum->whole_steps : NAN;
+    double after_first_s = sum->span_s - sum->first_wait_s;
+    *wait_share = sum->wait_s / after_first_s;
+    measures_real(measures, "compute_ms", 1e3 * facts->length_s, 9);
+    measures_put(measures, "steps", "%llu", (unsigned long long)sum->steps);
+    measures_real(measures, "wait_share", *wait_share, 6);
+    measures_real(measures, "first_wait_s", sum->first_wait_s, 9);
+    measures_real(measures, "step_s", step_s, 9);
+    measures_real(measures, "utilisation", sum->busy_s / sum->span_s, 6);
+    measures_real(measures, "slowdown", step_s / facts->alone_s, 6);
+    measures_real(measures, "bus_share", facts->bus_share, 6);
+    measures_real(measures, "bus_slowdown", facts->bus_slowdown, 6);
+    measures_real(measures, "loss", sum->loss, 6);
+    return STATUS_OK;
+}
+
+void consumed_detach(void *state)
+{
+    set_consumer(state, NULL);
+}
+
+const struct variant consumed_variant = {
+    .platform = "cuda",
+    .setup = consumed_setup,
+    .ready = consumed_ready,
+    .run = consumed_run,
+    .fetch = consumed_fetch,
+    .teardown = consumed_teardown,
+};

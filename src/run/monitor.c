@@ -1,0 +1,428 @@
+#include "run/monitor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/phase.h"
+#include "core/timer.h"
+#include "machine/nvml.h"
+#include "run/record.h"
+
+#define COST_MAX          0.01  /* of a core */
+#define MISSED_MAX        0.1   /* of the samples */
+#define TRAFFIC_PERIOD_MS 50    /* NVML counts for 20 ms each way: a shorter period has no room for both */
+#define WRITE_ROWS        16384 /* a row is some 2 KiB while it is written, and a long run has many */
+
+/* The column that is no number stands before this value. */
+#define THROTTLED_BEFORE MONITOR_CPU_CORES
+
+static const char *const columns[MONITOR_VALUES] = {
+    [MONITOR_GPU_UTILISATION_PERCENT] = "gpu_utilisation_percent",
+    [MONITOR_GPU_MEMORY_BYTES] = "gpu_memory_bytes",
+    [MONITOR_TEMPERATURE_C] = "temperature_c",
+    [MONITOR_POWER_W] = "power_w",
+    [MONITOR_SM_CLOCK_MHZ] = "sm_clock_mhz",
+    [MONITOR_MEMORY_CLOCK_MHZ] = "memory_clock_mhz",
+    [MONITOR_PCIE_RX_BYTES_PER_S] = "pcie_rx_bytes_per_s",
+    [MONITOR_PCIE_TX_BYTES_PER_S] = "pcie_tx_bytes_per_s",
+    [MONITOR_CPU_CORES] = "cpu_cores",
+    [MONITOR_RSS_BYTES] = "rss_bytes",
+};
+
+struct monitor_sample {
+    double time_s;
+    size_t variant; /* which summary it belongs to, counted from 1; 0: none */
+    enum phase phase;
+    uint64_t throttle_reasons;
+    double values[MONITOR_VALUES]; /* negative where not known */
+};
+
+struct monitor {
+    const char *path;
+    double period_s;
+    struct monitor_subject subject;
+    pthread_t thread;
+    double begin_s; /* by timer_now_s() */
+    int statm;      /* /proc/self/statm, open; -1 where there is none */
+    bool traffic;   /* asked for at this period */
+
+    /* The thread's own */
+    double looked_s,
+        process_s; /* when the process was last looked at, and its CPU time then; below 0: never */
+
+    /* Shared, under the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* when it is time to stop */
+    bool stopping;
+    size_t variant; /* see above */
+    struct monitor_sample *samples;
+    size_t count, capacity;            /* of the samples that are not yet written */
+    size_t taken, missed;              /* since the beginning; missed are also those that found no memory */
+    double cpu_s;                      /* what the thread has used */
+    struct monitor_summary *summaries; /* a variant each */
+    size_t summary_count;
+};
+
+/* ---- What is seen ---- */
+
+static double clock_s(clockid_t clock)
+{
+    struct timespec time;
+    return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
+}
+
+/* The second number of statm is the resident pages. */
+static double resident_bytes(const struct monitor *monitor)
+{
+    char text[128], *end;
+    ssize_t bytes = pread(monitor->statm, text, sizeof text - 1, 0);
+    if (bytes <= 0)
+        return -1;
+    text[bytes] = '\0';
+    strtoull(text, &end, 10);
+    return (double)strtoull(end, NULL, 10) * (double)sysconf(_SC_PAGESIZE);
+}
+
+/* The two clocks are read side by side: whatever stands between them is an error of the quotient. */
+static void look_at_process(struct monitor *monitor, struct monitor_sample *sample)
+{
+    double now_s = timer_now_s(), process_s = clock_s(CLOCK_PROCESS_CPUTIME_ID);
+    if (monitor->process_s >= 0 && process_s >= 0)
+        sample->values[MONITOR_CPU_CORES] = (process_s - monitor->process_s) / (now_s - monitor->looked_s);
+    monitor->process_s = process_s;
+    monitor->looked_s = now_s;
+    sample->values[MONITOR_RSS_BYTES] = resident_bytes(monitor);
+}
+
+static void look_at_gpu(const struct monitor *monitor, struct monitor_sample *sample)
+{
+    struct gpu_state state;
+    struct gpu_traffic traffic;
+    double *values = sample->values;
+    const char *pci_bus_id = monitor->subject.pci_bus_id;
+    if (!*pci_bus_id || nvml_gpu_state(pci_bus_id, &state) != STATUS_OK)
+        return;
+    values[MONITOR_GPU_UTILISATION_PERCENT] = state.utilisation_percent;
+    values[MONITOR_GPU_MEMORY_BYTES] = (double)state.memory_used_bytes;
+    values[MONITOR_TEMPERATURE_C] = state.temperature_c;
+    values[MONITOR_POWER_W] = state.power_w;
+    values[MONITOR_SM_CLOCK_MHZ] = state.sm_clock_mhz;
+    values[MONITOR_MEMORY_CLOCK_MHZ] = state.memory_clock_mhz;
+    sample->throttle_reasons = state.throttle_reasons;
+    if (monitor->traffic && nvml_gpu_traffic(pci_bus_id, &traffic) == STATUS_OK) {
+        values[MONITOR_PCIE_RX_BYTES_PER_S] = traffic.rx_bytes_per_s;
+        values[MONITOR_PCIE_TX_BYTES_PER_S] = traffic.tx_bytes_per_s;
+    }
+}
+
+/* ---- Keeping it ---- */
+
+static void summarise(struct monitor_summary *summary, const struct monitor_sample *sample)
+{
+    summary->samples++;
+    for (size_t i = 0; i < MONITOR_VALUES; i++) {
+        double value = sample->values[i];
+        if (value < 0)
+            continue;
+        summary->of[i].sum += value;
+        summary->of[i].max = summary->of[i].count++ ? fmax(summary->of[i].max, value) : value;
+    }
+}
+
+/* Under the lock. */
+static void keep(struct monitor *monitor, const struct monitor_sample *sample)
+{
+    if (monitor->count == monitor->capacity) {
+        size_t capacity = monitor->capacity ? 2 * monitor->capacity : 256;
+        struct monitor_sample *samples = reallocarray(monitor->samples, capacity, sizeof *samples);
+        if (!samples) {
+            monitor->missed++;
+            return;
+        }
+        monitor->samples = samples;
+        monitor->capacity = capacity;
+    }
+    monitor->samples[monitor->count++] = *sample;
+    monitor->taken++;
+    if (sample->variant && sample->phase == PHASE_TIMED)
+        summarise(&monitor->summaries[sample->variant - 1], sample);
+}
+
+/* The lock is free while NVML is asked, so that the main thread never waits for it. */
+static void take_sample(struct monitor *monitor)
+{
+    struct monitor_sample sample = {.time_s = timer_now_s() - monitor->begin_s, .phase = phase_now()};
+    pthread_mutex_lock(&monitor->lock);
+    sample.variant = monitor->variant;
+    pthread_mutex_unlock(&monitor->lock);
+    for (size_t i = 0; i < MONITOR_VALUES; i++)
+        sample.values[i] = -1;
+    look_at_process(monitor, &sample);
+    look_at_gpu(monitor, &sample);
+    pthread_mutex_lock(&monitor->lock);
+    keep(monitor, &sample);
+    monitor->cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID);
+    pthread_mutex_unlock(&monitor->lock);
+}
+
+/* Sleeps to the next multiple of the period that is still to come. False when it is time to stop. */
+static bool wait_for_next(struct monitor *monitor, double *tick)
+{
+    double next = fmax(*tick + 1, floor((timer_now_s() - monitor->begin_s) / monitor->period_s) + 1);
+    double at_s = monitor->begin_s + next * monitor->period_s, whole_s;
+    double part_s = modf(at_s, &whole_s);
+    struct timespec at = {(time_t)whole_s, (long)(1e9 * part_s)};
+    int waited = 0;
+    pthread_mutex_lock(&monitor->lock);
+    monitor->missed += (size_t)(next - *tick - 1);
+    while (!monitor->stopping && waited != ETIMEDOUT)
+        waited = pthread_cond_timedwait(&monitor->wake, &monitor->lock, &at);
+    bool stopping = monitor->stopping;
+    pthread_mutex_unlock(&monitor->lock);
+    *tick = next;
+    return !stopping;
+}
+
+static void *watch(void *argument)
+{
+    struct monitor *monitor = argument;
+    double tick = 0;
+    do
+        take_sample(monitor);
+    while (wait_for_next(monitor, &tick));
+    return NULL;
+}
+
+/* ---- Rows ---- */
+
+/* Bytes are whole numbers, and longer than row_real() keeps. */
+static void value_field(struct row *row, enum monitor_value value, double number)
+{
+    if (number >= 0 && number == floor(number))
+        row_count(row, columns[value], (unsigned long long)number);
+    else
+        row_real(row, columns[value], number < 0 ? NAN : number);
+}
+
+static enum status make_row(const struct monitor_subject *subject, const char *variant,
+                            const struct monitor_sample *sample, struct row *row)
+{
+    char throttled[128];
+    row_text(row, "schema", "monitor/1");
+    row_text(row, "time_utc", subject->env->time_utc);
+    row_text(row, "host", subject->env->host);
+    row_text(row, "job_id", subject->env->job_id);
+    row_text(row, "revision", subject->env->revision);
+    row_count(row, "rank", subject->rank);
+    row_text(row, "device", subject->device);
+    row_text(row, "variant", variant);
+    row_text(row, "phase", phase_name(sample->phase));
+    row_real(row, "time_s", sample->time_s);
+    for (enum monitor_value i = 0; i < MONITOR_VALUES; i++) {
+        if (i == THROTTLED_BEFORE)
+            row_text(row, "throttled",
+                     nvml_throttle_words(sample->throttle_reasons, throttled, sizeof throttled));
+        value_field(row, i, sample->values[i]);
+    }
+    return row_check(row);
+}
+
+static enum status write_rows(const struct monitor *monitor, const struct monitor_sample *samples,
+                              size_t count)
+{
+    struct row *rows = calloc(count, sizeof *rows);
+    if (!rows)
+        return status_set(STATUS_FAILED, "--monitor: out of memory for %zu rows", count);
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < count; i++) {
+        size_t variant = samples[i].variant;
+        status = make_row(&monitor->subject, variant ? monitor->summaries[variant - 1].variant : "",
+                          &samples[i], &rows[i]);
+    }
+    if (status == STATUS_OK)
+        status = csv_append(monitor->path, rows, count);
+    for (size_t i = 0; i < count; i++)
+        row_free(&rows[i]);
+    free(rows);
+    return status;
+}
+
+/* Writes what there is. The thread goes on meanwhile, with an empty list. */
+static enum status flush(struct monitor *monitor)
+{
+    pthread_mutex_lock(&monitor->lock);
+    struct monitor_sample *samples = monitor->samples;
+    size_t count = monitor->count;
+    monitor->samples = NULL;
+    monitor->count = monitor->capacity = 0;
+    pthread_mutex_unlock(&monitor->lock);
+
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < count; i += WRITE_ROWS)
+        status = write_rows(monitor, samples + i, count - i < WRITE_ROWS ? count - i : WRITE_ROWS);
+    free(samples);
+    return status;
+}
+
+enum status monitor_check(const char *path)
+{
+    const struct env nowhere = {0};
+    const struct monitor_subject nobody = {.env = &nowhere, .device = "", .pci_bus_id = ""};
+    const struct monitor_sample nothing = {0};
+    struct row row = {0};
+    enum status status = make_row(&nobody, "", &nothing, &row);
+    if (status == STATUS_OK)
+        status = csv_check(path, &row);
+    row_free(&row);
+    return status;
+}
+
+/* ---- Its life ---- */
+
+/* Signals are for the main thread: none of them interrupts a reading. */
+static int start_thread(struct monitor *monitor)
+{
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, &before);
+    int error = pthread_create(&monitor->thread, NULL, watch, monitor);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+/* The lock, and a condition that waits by the clock of timer_now_s(). */
+static int make_lock(struct monitor *monitor)
+{
+    pthread_condattr_t attributes;
+    int error = pthread_condattr_init(&attributes);
+    if (!error) {
+        error = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        if (!error)
+            error = pthread_cond_init(&monitor->wake, &attributes);
+        pthread_condattr_destroy(&attributes);
+    }
+    return error ? error : pthread_mutex_init(&monitor->lock, NULL);
+}
+
+enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
+                         struct monitor **monitor)
+{
+    struct gpu_state unused;
+    struct monitor *new = malloc(sizeof *new);
+    if (!new)
+        return status_set(STATUS_FAILED, "--monitor: out of memory");
+    *new = (struct monitor){.path = path,
+                            .period_s = 1e-3 * (double)period_ms,
+                            .subject = *subject,
+                            .begin_s = timer_now_s(),
+                            .statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC),
+                            .traffic = period_ms >= TRAFFIC_PERIOD_MS,
+                            .process_s = -1};
+    if (*subject->pci_bus_id && nvml_gpu_state(subject->pci_bus_id, &unused) != STATUS_OK)
+        status_warn("--monitor: the GPU's columns stay empty: %s", status_text());
+    int error = make_lock(new);
+    if (!error)
+        error = start_thread(new);
+    if (error) {
+        if (new->statm >= 0)
+            close(new->statm);
+        free(new);
+        return status_set(STATUS_FAILED, "--monitor: its thread cannot be started: %s", strerror(error));
+    }
+    *monitor = new;
+    return STATUS_OK;
+}
+
+enum status monitor_begin(struct monitor *monitor, const char *variant)
+{
+    if (!monitor)
+        return STATUS_OK;
+    pthread_mutex_lock(&monitor->lock);
+    struct monitor_summary *summaries =
+        reallocarray(monitor->summaries, monitor->summary_count + 1, sizeof *summaries);
+    if (summaries) {
+        monitor->summaries = summaries;
+        summaries[monitor->summary_count] = (struct monitor_summary){.variant = variant};
+        monitor->variant = ++monitor->summary_count;
+    }
+    pthread_mutex_unlock(&monitor->lock);
+    return summaries ? STATUS_OK : status_set(STATUS_FAILED, "--monitor: out of memory");
+}
+
+size_t monitor_timed_samples(struct monitor *monitor)
+{
+    if (!monitor)
+        return 0;
+    pthread_mutex_lock(&monitor->lock);
+    size_t samples = monitor->variant ? monitor->summaries[monitor->variant - 1].samples : 0;
+    pthread_mutex_unlock(&monitor->lock);
+    return samples;
+}
+
+enum status monitor_end(struct monitor *monitor)
+{
+    if (!monitor)
+        return STATUS_OK;
+    pthread_mutex_lock(&monitor->lock);
+    monitor->variant = 0;
+    pthread_mutex_unlock(&monitor->lock);
+    return flush(monitor);
+}
+
+/* A few samples tell nothing: the first one's cost is that of a beginning. */
+static void warn_about_itself(const struct monitor *monitor)
+{
+    double cost = monitor->cpu_s / (timer_now_s() - monitor->begin_s);
+    size_t due = monitor->taken + monitor->missed;
+    if (due < MONITOR_SAMPLES_MIN)
+        return;
+    if (cost > COST_MAX)
+        status_warn_own("--monitor took %.1f %% of a core, which the timed runs may feel; give it a longer "
+                        "period than %.0f ms",
+                        100 * cost, 1e3 * monitor->period_s);
+    if ((double)monitor->missed > MISSED_MAX * (double)due)
+        status_warn_own(
+            "--monitor came too late for %zu of %zu samples; give it a longer period than %.0f ms, "
+            "or quiet the machine",
+            monitor->missed, due, 1e3 * monitor->period_s);
+}
+
+enum status monitor_stop(struct monitor *monitor)
+{
+    if (!monitor)
+        return STATUS_OK;
+    pthread_mutex_lock(&monitor->lock);
+    monitor->stopping = true;
+    pthread_cond_signal(&monitor->wake);
+    pthread_mutex_unlock(&monitor->lock);
+    pthread_join(monitor->thread, NULL);
+    warn_about_itself(monitor);
+    return flush(monitor);
+}
+
+size_t monitor_summaries(const struct monitor *monitor, const struct monitor_summary **summaries)
+{
+    *summaries = monitor ? monitor->summaries : NULL;
+    return monitor ? monitor->summary_count : 0;
+}
+
+void monitor_free(struct monitor *monitor)
+{
+    if (!monitor)
+        return;
+    if (monitor->statm >= 0)
+        close(monitor->statm);
+    pthread_cond_destroy(&monitor->wake);
+    pthread_mutex_destroy(&monitor->lock);
+    free(monitor->samples);
+    free(monitor->summaries);
+    free(monitor);
+}

@@ -1,0 +1,490 @@
+#include "run/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "core/lock.h"
+#include "core/text.h"
+
+#define ROW_FIELDS_FIRST 64
+#define CELL_SHOWN       40 /* bytes of a foreign cell in a message */
+
+/* ---- Rows ---- */
+
+void row_add(struct row *row, const char *column, const char *text, enum field_kind kind)
+{
+    if (row->count == row->capacity) {
+        size_t capacity = row->capacity ? 2 * row->capacity : ROW_FIELDS_FIRST;
+        struct field *fields = reallocarray(row->fields, capacity, sizeof *fields);
+        if (!fields) {
+            row->failed = true;
+            return;
+        }
+        row->fields = fields;
+        row->capacity = capacity;
+    }
+    struct field field = {strdup(column), strdup(text ? text : ""), kind};
+    if (!field.column || !field.text) {
+        free(field.column);
+        free(field.text);
+        row->failed = true;
+        return;
+    }
+    row->fields[row->count++] = field;
+}
+
+void row_text(struct row *row, const char *column, const char *text)
+{
+    row_add(row, column, text, FIELD_TEXT);
+}
+
+void row_number(struct row *row, const char *column, const char *text)
+{
+    row_add(row, column, text, FIELD_NUMBER);
+}
+
+void row_count(struct row *row, const char *column, unsigned long long value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", value);
+    row_add(row, column, text, FIELD_NUMBER);
+}
+
+void row_real(struct row *row, const char *column, double value)
+{
+    char text[32] = "";
+    if (isfinite(value))
+        snprintf(text, sizeof text, "%.9g", value);
+    row_add(row, column, text, FIELD_NUMBER);
+}
+
+enum status row_check(const struct row *row)
+{
+    if (row->failed)
+        return status_set(STATUS_FAILED, "out of memory for a row of results");
+    return STATUS_OK;
+}
+
+void row_free(struct row *row)
+{
+    for (size_t i = 0; i < row->count; i++) {
+        free(row->fields[i].column);
+        free(row->fields[i].text);
+    }
+    free(row->fields);
+    *row = (struct row){0};
+}
+
+void row_set(struct row *row, const char *column, const char *text)
+{
+    char *copy = strdup(text);
+    for (size_t i = 0; copy && i < row->count; i++)
+        if (strcmp(row->fields[i].column, column) == 0) {
+            free(row->fields[i].text);
+            row->fields[i].text = copy;
+            return;
+        }
+    free(copy);
+    row->failed = true;
+}
+
+const char *row_get(const struct row *row, const char *column)
+{
+    for (size_t i = 0; i < row->count; i++)
+        if (strcmp(row->fields[i].column, column) == 0)
+            return row->fields[i].text;
+    return NULL;
+}
+
+/* ---- CSV lines ---- */
+
+static void write_line(FILE *stream, const struct row *row, bool header)
+{
+    for (size_t i = 0; i < row->count; i++) {
+        const char *text = header ? row->fields[i].column : row->fields[i].text;
+        if (i > 0)
+            fputc(',', stream);
+        if (row->count == 1 && !*text)
+            fputs("\"\"", stream); /* a bare empty line would read as no row at all */
+        else
+            text_csv_field(stream, text);
+    }
+    fputc('\n', stream);
+}
+
+void csv_write_header(FILE *stream, const struct row *row)
+{
+    write_line(stream, row, true);
+}
+
+void csv_write_row(FILE *stream, const struct row *row)
+{
+    write_line(stream, row, false);
+}
+
+/* The header and the rows as they stand in a file. */
+struct csv_lines {
+    char *text; /* owned */
+    size_t header_bytes, bytes;
+};
+
+static enum status csv_format(const struct row *rows, size_t count, struct csv_lines *lines)
+{
+    for (size_t i = 0; i < count; i++)
+        TRY(row_check(&rows[i]));
+    *lines = (struct csv_lines){0};
+    FILE *stream = open_memstream(&lines->text, &lines->bytes);
+    if (stream) {
+        csv_write_header(stream, rows);
+        long header_bytes = ftell(stream);
+        for (size_t i = 0; i < count; i++)
+            csv_write_row(stream, &rows[i]);
+        bool bad = header_bytes < 0 || ferror(stream);
+        if (fclose(stream) == 0 && !bad) {
+            lines->header_bytes = (size_t)header_bytes;
+            return STATUS_OK;
+        }
+        free(lines->text);
+    }
+    return status_set(STATUS_FAILED, "out of memory for a row of results");
+}
+
+/* ---- What a file holds ---- */
+
+/* A record: one line, or several where quotes hold line ends. */
+struct csv_record {
+    size_t bytes, fields, line_ends;
+    bool whole; /* ends with a line end outside of quotes */
+};
+
+static struct csv_record record_at(const char *at, const char *end)
+{
+    struct csv_record record = {.fields = 1};
+    bool quoted = false;
+    for (const char *c = at; c < end && !record.whole; c++) {
+        quoted ^= *c == '"'; /* a doubled quote toggles twice */
+        record.fields += *c == ',' && !quoted;
+        record.line_ends += *c == '\n';
+        record.whole = *c == '\n' && !quoted;
+        record.bytes++;
+    }
+    return record;
+}
+
+static size_t cell_bytes(const char *at, const char *end)
+{
+    size_t bytes = 0;
+    while (at + bytes < end && !strchr(",\r\n", at[bytes]))
+        bytes++;
+    return bytes;
+}
+
+/* Names the first column in which a file's first line differs from our header. */
+static enum status refuse_header(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
+                                 size_t ours_bytes)
+{
+    const char *theirs_end = theirs + theirs_bytes, *ours_end = ours + ours_bytes;
+    for (size_t column = 1;; column++) {
+        size_t t = cell_bytes(theirs, theirs_end), o = cell_bytes(ours, ours_end);
+        if (t != o || memcmp(theirs, ours, t) != 0)
+            return status_set(STATUS_USAGE,
+                              "%s holds other columns (column %zu is '%.*s', not '%.*s'); name another file",
+                              path, column, (int)(t < CELL_SHOWN ? t : CELL_SHOWN), theirs,
+                              (int)(o < CELL_SHOWN ? o : CELL_SHOWN), ours);
+        theirs += t;
+        ours += o;
+        if (theirs == theirs_end || ours == ours_end || *theirs != ',' || *ours != ',')
+            return status_set(STATUS_USAGE, "%s has %s columns than these rows; name another file", path,
+                              theirs < theirs_end && *theirs == ',' ? "more" : "fewer");
+        theirs++;
+        ours++;
+    }
+}
+
+/* How far a file holds whole rows of our schema. */
+struct csv_extent {
+    size_t whole_bytes;
+    size_t torn_line; /* the number of a torn line after them that may be cut off; 0: none */
+};
+
+/* Judges a file's last record, which has no line end. It can be cut off when it cannot be a whole row: when
+ * it is the beginning of our header, or one line with fields missing. */
+static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
+                              const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
+{
+    extent->torn_line = line;
+    if (extent->whole_bytes == 0) {
+        if (record->bytes < lines->header_bytes && memcmp(at, lines->text, record->bytes) == 0)
+            return STATUS_OK;
+        return refuse_header(path, at, record->bytes, lines->text, lines->header_bytes);
+    }
+    if (record->line_ends == 0 && record->fields < row->count)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s, line %zu: this last row has no end and may be torn; end or delete it", path, line);
+}
+
+static enum status csv_examine(const char *path, const char *text, size_t bytes, const struct row *row,
+                               const struct csv_lines *lines, struct csv_extent *extent)
+{
+    *extent = (struct csv_extent){0};
+    size_t line = 1;
+    for (const char *at = text, *end = text + bytes; at < end;) {
+        struct csv_record record = record_at(at, end);
+        if (!record.whole)
+            return judge_tail(path, &record, at, line, row, lines, extent);
+
+        size_t content = record.bytes - 1; /* without its line end, "\n" or "\r\n" */
+        content -= content > 0 && at[content - 1] == '\r';
+        if (at == text) {
+            if (content != lines->header_bytes - 1 || memcmp(at, lines->text, content) != 0)
+                return refuse_header(path, at, record.bytes, lines->text, lines->header_bytes);
+        } else if (content > 0 && record.fields != row->count) {
+            return status_set(STATUS_USAGE,
+                              "%s, line %zu: %zu fields where the header has %zu; repair or delete this row",
+                              path, line, record.fields, row->count);
+        }
+        line += record.line_ends;
+        at += record.bytes;
+        extent->whole_bytes += record.bytes;
+    }
+    return STATUS_OK;
+}
+
+static enum status read_all(int fd, const char *path, char **text, size_t *bytes)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    size_t capacity = (size_t)info.st_size;
+    *text = malloc(capacity + 1);
+    if (!*text)
+        return status_set(STATUS_FAILED, "%s: out of memory for its %zu bytes", path, capacity);
+    for (*bytes = 0; *bytes < capacity;) {
+        ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            int cause = errno;
+            free(*text);
+            return status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(cause));
+        }
+        if (got == 0)
+            break;
+        *bytes += (size_t)got;
+    }
+    return STATUS_OK;
+}
+
+static enum status lock_and_examine(int fd, const char *path, int operation, const struct row *row,
+                                    const struct csv_lines *lines, struct csv_extent *extent, bool *locked)
+{
+    char *text;
+    size_t bytes;
+    TRY(lock_take(fd, path, operation, locked));
+    TRY(read_all(fd, path, &text, &bytes));
+    enum status status = csv_examine(path, text, bytes, row, lines, extent);
+    free(text);
+    return status;
+}
+
+/* ---- Checking ---- */
+
+static enum status check_old_file(const char *path, const struct row *row)
+{
+    if (access(path, R_OK | W_OK) != 0)
+        return status_set(STATUS_USAGE, "%s cannot be read and written (%s); name another file", path,
+                          strerror(errno));
+    struct csv_lines lines;
+    TRY(csv_format(row, 1, &lines));
+    enum status status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        status = status_set(STATUS_USAGE, "%s cannot be opened: %s", path, strerror(errno));
+    } else {
+        /* Shared lock: a row that another process is writing just now is not a torn one. */
+        struct csv_extent extent;
+        bool locked;
+        status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
+        close(fd);
+    }
+    free(lines.text);
+    return status;
+}
+
+/* Devices and pipes cannot be read back, so what they hold cannot be checked. */
+static enum status refuse_irregular(const char *path, bool folder)
+{
+    return status_set(STATUS_USAGE, "%s is %s; name a regular file, or write CSV to stdout with --format csv",
+                      path, folder ? "a folder" : "a device or pipe");
+}
+
+enum status csv_check(const char *path, const struct row *row)
+{
+    struct stat info;
+    TRY(row_check(row));
+    if (stat(path, &info) == 0) {
+        if (!S_ISREG(info.st_mode))
+            return refuse_irregular(path, S_ISDIR(info.st_mode));
+        return check_old_file(path, row);
+    }
+    if (errno == ENOENT)
+        return file_check_new(path);
+    return status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
+}
+
+/* ---- Writing ---- */
+
+/* Cuts off a torn last line. Without a lock it may be another process's row, half-way written. */
+static enum status cut_torn_line(int fd, const char *path, const struct csv_extent *extent, bool locked)
+{
+    if (!locked)
+        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn; delete it", path,
+                          extent->torn_line);
+    if (ftruncate(fd, (off_t)extent->whole_bytes) != 0)
+        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn and cannot be cut off: %s",
+                          path, extent->torn_line, strerror(errno));
+    status_warn("%s, line %zu: cut off a torn line, which a killed run had left", path, extent->torn_line);
+    return STATUS_OK;
+}
+
+/* Takes away what failed: a file that has nothing in it. Its lock tells others that this one is gone. */
+static enum status take_back(int fd, const char *path, const struct csv_extent *extent, bool locked,
+                             int cause)
+{
+    if (!locked || ftruncate(fd, (off_t)extent->whole_bytes) != 0)
+        return status_set(STATUS_FAILED,
+                          "%s: a row could not be written (%s) and may be torn; delete its last line", path,
+                          strerror(cause));
+    struct stat info;
+    if (extent->whole_bytes == 0 && lstat(path, &info) == 0 && S_ISREG(info.st_mode))
+        (void)unlink(path);
+    return status_set(STATUS_FAILED, "%s: a row could not be written (%s)%s", path, strerror(cause),
+                      extent->whole_bytes ? "; the rows before it are whole" : "");
+}
+
+/* Whether the file that is open no longer has this name. */
+static bool is_gone(int fd, const char *path)
+{
+    struct stat open_one, named;
+    return fstat(fd, &open_one) == 0 &&
+           (stat(path, &named) != 0 || open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
+}
+
+/* `*gone` becomes true, and nothing was done, where another process took the file away before this one had
+ * its lock. */
+static enum status append_lines(int fd, const char *path, const struct row *row,
+                                const struct csv_lines *lines, bool *gone)
+{
+    static bool warned;
+    struct csv_extent extent;
+    bool locked;
+    TRY(lock_and_examine(fd, path, LOCK_EX, row, lines, &extent, &locked));
+    *gone = locked && is_gone(fd, path);
+    if (*gone)
+        return STATUS_OK;
+    if (!locked && !warned) {
+        warned = true;
+        status_warn("%s: this file system has no locks; give each process a file of its own", path);
+    }
+    if (extent.torn_line)
+        TRY(cut_torn_line(fd, path, &extent, locked));
+
+    size_t skipped = extent.whole_bytes > 0 ? lines->header_bytes : 0;
+    /* A full disk or quota may show up as late as in fsync(). */
+    if (file_write_all(fd, lines->text + skipped, lines->bytes - skipped) && fsync(fd) == 0) {
+        if (!skipped)
+            file_sync_folder(path);
+        return STATUS_OK;
+    }
+    return take_back(fd, path, &extent, locked, errno);
+}
+
+static enum status open_and_append(const char *path, const struct row *row, const struct csv_lines *lines,
+                                   bool *gone)
+{
+    struct stat info;
+    enum status status;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    *gone = false;
+    if (fd < 0)
+        return status_set(STATUS_FAILED, "%s cannot be opened: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0)
+        status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = refuse_irregular(path, false);
+    else
+        status = append_lines(fd, path, row, lines, gone);
+    close(fd); /* also unlocks; fsync() has told of every error */
+    return status;
+}
+
+static enum status append_at_last(const char *path, const struct row *row, const struct csv_lines *lines)
+{
+    bool gone = true;
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && gone)
+        status = open_and_append(path, row, lines, &gone);
+    return status;
+}
+
+enum status csv_append(const char *path, const struct row *rows, size_t count)
+{
+    struct csv_lines lines;
+    TRY(csv_format(rows, count, &lines));
+    enum status status = append_at_last(path, rows, &lines);
+    free(lines.text);
+    return status;
+}
+
+/* ---- A row that must be there ---- */
+
+enum status csv_text(const struct row *row, char **text)
+{
+    struct csv_lines lines;
+    TRY(csv_format(row, 1, &lines));
+    *text = lines.text;
+    return STATUS_OK;
+}
+
+/* Whether the file has this text, which begins a line and ends one. */
+static enum status holds(const char *path, const char *text, bool *found)
+{
+    char *bytes;
+    size_t size;
+    *found = false;
+    if (access(path, F_OK) != 0)
+        return STATUS_OK;
+    TRY(file_read(path, &bytes, &size));
+    for (const char *at = bytes; !*found && (at = strstr(at, text)); at++)
+        *found = at == bytes || at[-1] == '\n';
+    free(bytes);
+    return STATUS_OK;
+}
+
+enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added)
+{
+    bool found;
+    struct csv_lines lines;
+    *added = false;
+    TRY(csv_format(like, 1, &lines));
+    size_t header_bytes = lines.header_bytes;
+    bool same = strncmp(lines.text, text, header_bytes) == 0;
+    free(lines.text);
+    if (!same)
+        return status_set(STATUS_USAGE, "its columns are not those of this program");
+    TRY(holds(path, text + header_bytes, &found));
+    *added = !found;
+    if (found)
+        return STATUS_OK;
+    lines = (struct csv_lines){(char *)(uintptr_t)text, header_bytes, strlen(text)}; /* only read */
+    return append_at_last(path, like, &lines);
+}

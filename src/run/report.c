@@ -1,0 +1,505 @@
+#include "run/report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef HAVE_JANSSON
+#include <jansson.h>
+#endif
+
+#include "core/text.h"
+#include "machine/comm.h"
+#include "machine/env.h"
+#include "machine/nvml.h"
+
+struct report {
+    const struct settings *settings;
+    size_t lines;         /* printed so far */
+    const char *baseline; /* the variant that speed-ups are over; NULL: none */
+    bool unsettled;       /* a line has the mark of a median that did not settle */
+    bool coloured;
+#ifdef HAVE_JANSSON
+    json_t *rows; /* an array, for JSON */
+#endif
+};
+
+/* What a run found out must not get lost in silence. */
+static enum status flush_stdout(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "stdout could not be written: %s", strerror(errno));
+}
+
+/* ---- JSON ---- */
+
+#ifdef HAVE_JANSSON
+/* A text as JSON, which holds UTF-8 alone: other bytes, as names of files may have, are escaped. */
+static json_t *json_text(const char *text)
+{
+    char printable[4096];
+    json_t *string = json_string(text);
+    return string ? string : json_string(text_printable(text, printable, sizeof printable));
+}
+
+/* A field as JSON: null where the value does not apply. */
+static json_t *json_field(const struct field *field)
+{
+    if (*field->text == '\0')
+        return json_null();
+    if (field->kind == FIELD_FLAG)
+        return json_boolean(strcmp(field->text, "0") != 0 && strcmp(field->text, "no") != 0);
+    if (field->kind == FIELD_TEXT)
+        return json_text(field->text);
+    char *end;
+    errno = 0;
+    long long whole = strtoll(field->text, &end, 10);
+    if (*end == '\0') /* a count beyond 63 bits stays exact as a string */
+        return errno == 0 ? json_integer(whole) : json_string(field->text);
+    double real = strtod(field->text, &end); /* rank "all" is no number */
+    return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);
+}
+
+static enum status print_json(json_t *document)
+{
+    int printed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(document);
+    putchar('\n');
+    return printed == 0 ? STATUS_OK
+                        : status_set(STATUS_FAILED, "stdout: the JSON document could not be written");
+}
+
+static json_t *json_row(const struct row *row)
+{
+    json_t *object = json_object();
+    for (size_t i = 0; i < row->count; i++)
+        json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
+    return object;
+}
+#endif
+
+/* ---- The environment ---- */
+
+/* A reading of NVML: empty where it is negative. */
+static void row_known(struct row *row, const char *column, double value)
+{
+    row_real(row, column, value < 0 ? NAN : value);
+}
+
+static void gpu_peak_fields(const struct machine_peaks *peaks, struct row *row)
+{
+    const struct {
+        const char *column;
+        double value;
+    } fields[] = {{"gpu_peak_bytes_per_s", peaks->memory_bytes_per_s},
+                  {"gpu_peak_fp32_flops", peaks->flops_per_s[UNIT_FP32]},
+                  {"gpu_peak_tf32_flops", peaks->flops_per_s[UNIT_TF32]},
+                  {"gpu_peak_half_flops", peaks->flops_per_s[UNIT_HALF]},
+                  {"gpu_peak_bus_bytes_per_s", peaks->bus_bytes_per_s},
+                  {"gpu_cache_bytes", peaks->cache_bytes},
+                  {"gpu_chip_bytes", peaks->chip_bytes}};
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        row_known(row, fields[i].column, fields[i].value > 0 ? fields[i].value : -1);
+}
+
+static void gpu_fields(struct row *row, int number)
+{
+    struct device_info device;
+    struct gpu_state state;
+    char text[128];
+    nvml_driver_version(text, sizeof text);
+    row_text(row, "driver", text);
+    if (device_describe(number, &device) != STATUS_OK) {
+        row_text(row, "gpu", "");
+        row_text(row, "gpu_unavailable", status_text());
+        return;
+    }
+    row_text(row, "gpu", device.name);
+    row_text(row, "gpu_pci_bus_id", device.pci_bus_id);
+    row_text(row, "gpu_architecture", device.architecture);
+    row_count(row, "gpu_multiprocessors", (unsigned long long)device.multiprocessors);
+    row_count(row, "gpu_memory_bytes", device.memory_bytes);
+    row_count(row, "gpu_memory_free_bytes", device.memory_free_bytes);
+    gpu_peak_fields(&device.peaks, row);
+    row_text(row, "cuda", device.runtime);
+    row_text(row, "driver_cuda", device.driver_cuda);
+    if (nvml_gpu_state(device.pci_bus_id, &state) != STATUS_OK)
+        return;
+    row_known(row, "gpu_sm_clock_mhz", state.sm_clock_mhz);
+    row_known(row, "gpu_sm_clock_max_mhz", state.sm_clock_max_mhz);
+    row_known(row, "gpu_memory_clock_mhz", state.memory_clock_mhz);
+    row_known(row, "gpu_temperature_c", state.temperature_c);
+    row_known(row, "gpu_power_w", state.power_w);
+    row_known(row, "gpu_utilisation_percent", state.utilisation_percent);
+    row_text(row, "gpu_throttled", nvml_throttle_words(state.throttle_reasons, text, sizeof text));
+}
+
+static enum status env_row(int device, struct row *row)
+{
+    struct env env;
+    env_capture(&env);
+    row_text(row, "time_utc", env.time_utc);
+    row_text(row, "host", env.host);
+    row_text(row, "job_id", env.job_id);
+    row_text(row, "revision", env.revision);
+    row_text(row, "compiler", env.compiler);
+    row_text(row, "kernel", env.kernel);
+    row_text(row, "cpu", env.cpu_model);
+    row_text(row, "simd", env.simd);
+    row_count(row, "cores", (unsigned long long)env.cores);
+    row_count(row, "hardware_threads", (unsigned long long)env.threads);
+    row_count(row, "allowed_threads", (unsigned long long)env.allowed_threads);
+    row_count(row, "allowed_cores", (unsigned long long)env.allowed_cores);
+    row_known(row, "max_clock_hz", env.max_clock_hz > 0 ? env.max_clock_hz : -1);
+    row_text(row, "affinity", env.affinity);
+    row_count(row, "memory_bytes", env.memory_bytes);
+    row_count(row, "memory_available_bytes", env.memory_available_bytes);
+    gpu_fields(row, device);
+    return row_check(row);
+}
+
+enum status report_env(int device, int format)
+{
+    struct row row = {0};
+    enum status status = env_row(device, &row);
+    if (status == STATUS_OK && format == FORMAT_CSV) {
+        csv_write_header(stdout, &row);
+        csv_write_row(stdout, &row);
+    } else if (status == STATUS_OK && format == FORMAT_JSON) {
+#ifdef HAVE_JANSSON
+        status = print_json(json_row(&row));
+#else
+        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+#endif
+    } else if (status == STATUS_OK) {
+        for (size_t i = 0; i < row.count; i++)
+            if (*row.fields[i].text) {
+                printf("%-26s ", row.fields[i].column);
+                text_print(stdout, row.fields[i].text);
+                putchar('\n');
+            }
+    }
+    row_free(&row);
+    return status;
+}
+
+/* ---- The list of variants ---- */
+
+/* The names of the variants that want code for the device's own architecture. */
+static void names_of_own_architecture(char *names, size_t size)
+{
+    size_t used = 0;
+    names[0] = '\0';
+    for (size_t i = 0; i < variant_count && used < size; i++) {
+        const struct variant *variant = variant_table[i].variant;
+        if (variant && variant->wants_own_architecture)
+            used +=
+                (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", variant_table[i].name);
+    }
+}
+
+void report_compiled_at_load(const struct device_info *device)
+{
+    char names[256];
+    if (!device->compiled_at_load)
+        return;
+    names_of_own_architecture(names, sizeof names);
+    status_warn(
+        "this build has no code for %s (%s): the driver compiles its kernels when they are loaded, which "
+        "delays their first run%s%s%s; build for this GPU with: make CUDA_ARCHS=%s",
+        device->name, device->architecture, *names ? ", and " : "", names, *names ? " stay slower" : "",
+        device->architecture + strlen("sm_"));
+}
+
+enum status report_list(const struct resources *resources, const char *only, bool verbose, int format)
+{
+    const char *workload = "";
+    if (format != FORMAT_TABLE)
+        return status_set(STATUS_USAGE, "--list is for people; --format %s does not apply",
+                          format == FORMAT_CSV ? "csv" : "json");
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        if (only && strcmp(only, entry->workload) != 0)
+            continue;
+        if (strcmp(workload, entry->workload) != 0) {
+            workload = entry->workload;
+            printf("%s: %s\n", workload, workload_find(workload)->summary);
+        }
+        bool available = variant_available(entry, resources) == STATUS_OK;
+        printf("  %-18s %s%s\n", entry->name,
+               available ? "available" : "unavailable: ", available ? "" : status_text());
+        if (verbose)
+            printf("  %-18s %s\n", "", entry->summary);
+    }
+    struct device_info device;
+    if (device_describe(resources->device, &device) == STATUS_OK)
+        report_compiled_at_load(&device);
+    return STATUS_OK;
+}
+
+/* ---- The table ---- */
+
+/* A time in the unit that leaves 1 to 999 before the point. */
+static const char *time_text(double time_s, char *text, size_t size)
+{
+    static const struct {
+        double scale;
+        const char *unit;
+    } units[] = {{1, "s"}, {1e3, "ms"}, {1e6, "us"}, {1e9, "ns"}};
+    size_t i = 0;
+    while (i + 1 < COUNT_OF(units) && time_s * units[i].scale < 1)
+        i++;
+    double value = time_s * units[i].scale;
+    snprintf(text, size, "%.*f %s", value < 10 ? 3 : value < 100 ? 2 : 1, value, units[i].unit);
+    return text;
+}
+
+/* Whether lines end with what the accelerator waited; of several ranks the rows tell. */
+static bool shows_wait(const struct settings *settings)
+{
+    return comm_size() == 1 && settings_compute(settings);
+}
+
+/* Names every variant that speed-ups could be over: which of them can run depends on the data. */
+static void print_missing_baseline(const struct workload *workload)
+{
+    printf("; speed-up is unknown without ");
+    for (size_t i = 0; workload->baselines[i]; i++)
+        printf("%s%s", i ? " or " : "", workload->baselines[i]);
+}
+
+/* The parameters in one line, so that the table can be read without the command. */
+static void print_caption(const struct report *report, const struct result *result)
+{
+    const struct settings *settings = report->settings;
+    const struct workload *workload = settings->workload;
+    printf("%s:", workload->name);
+    for (size_t i = 0; i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        char text[4096];
+        options_text(spec, settings->parameters, text, sizeof text);
+        bool shown = i < 5 || options_given(&settings->options, spec->name);
+        bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
+        if (spec->column && shown && applies && *text) {
+            printf(" %s ", spec->name);
+            text_print(stdout, text);
+        }
+    }
+    if (result->cache)
+        printf(" cache %s", result->cache);
+    if (comm_size() > 1)
+        printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
+               result->work.items, workload->item);
+    if (report->baseline)
+        printf("; speed-up over %s", report->baseline);
+    else
+        print_missing_baseline(workload);
+    printf("\n\n%-18s %12s %8s %14s %9s %15s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
+           "roofline", "samples", "#wrong");
+    for (size_t i = 0; workload->shown && workload->shown[i]; i++)
+        printf(" %10s", workload->shown[i]);
+    if (comm_size() > 1)
+        printf(" %10s %10s", "imbalance", "efficiency");
+    if (shows_wait(settings))
+        printf(" %9s", "wait");
+    putchar('\n');
+}
+
+/* How well the ranks did together. */
+static void print_together(const struct result *result)
+{
+    char imbalance[32] = "-", efficiency[32] = "-";
+    if (result->imbalance > 0)
+        snprintf(imbalance, sizeof imbalance, "%.3f", result->imbalance);
+    if (result->efficiency > 0)
+        snprintf(efficiency, sizeof efficiency, "%.3f", result->efficiency);
+    printf(" %10s %10s", imbalance, efficiency);
+}
+
+/* A column of the workload's own: of all ranks, whose row is the last. */
+static void print_shown(const char *column, const struct result *result)
+{
+    const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
+    printf(" %10s", text && *text ? text : "-");
+}
+
+static void print_wait(const struct result *result)
+{
+    char wait[32] = "-";
+    if (result->wait_share >= 0)
+        snprintf(wait, sizeof wait, "%.2f%%", 100 * result->wait_share);
+    printf(" %9s", wait);
+}
+
+/* How well the median is known, with a mark where it did not settle. A run that is not repeated has neither.
+ */
+static void error_text(struct report *report, const struct result *result, char *text, size_t size)
+{
+    double error = result->bench.time.median_error;
+    bool unsettled = !report->settings->workload->epochs.more && !result->bench.settled;
+    const char *mark = unsettled ? "*" : "";
+    report->unsettled |= unsettled;
+    if (isfinite(error))
+        snprintf(text, size, "%.*f%%%s", error < 1 ? 2 : 0, 100 * error, mark);
+    else
+        snprintf(text, size, "-%s", mark);
+}
+
+/* A line without a time for a variant whose results are wrong. */
+static void print_line(struct report *report, const struct result *result)
+{
+    char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
+         wrong[32] = "-";
+    if (result->row_count) {
+        const struct stats *stats = &result->bench.time;
+        double item_s = stats->median / result->work.items;
+        time_text(item_s, time, sizeof time);
+        error_text(report, result, error, sizeof error);
+        snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
+        if (result->speedup > 0)
+            snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
+        if (result->roofline.floor_s > 0)
+            snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline.floor_s / stats->median,
+                     roofline_bound_name(result->roofline.bound));
+    }
+    const struct workload *workload = report->settings->workload;
+    bool checked = result->verified || (result->row_count && workload->checks.every_run);
+    if (checked)
+        snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
+    const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
+    printf("%-18s %12s %8s %14s %9s %15s %8zu %s%8s%s", result->variant, time, error, rate, speed_up,
+           roofline, result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    for (size_t i = 0; workload->shown && workload->shown[i]; i++)
+        print_shown(workload->shown[i], result);
+    if (comm_size() > 1)
+        print_together(result);
+    if (shows_wait(report->settings))
+        print_wait(result);
+    putchar('\n');
+    fflush(stdout); /* an epoch may take long, and somebody may be looking on */
+}
+
+/* ---- What the monitor saw ---- */
+
+static const struct {
+    const char *name;
+    double unit;
+    int decimals;
+} monitored[MONITOR_VALUES] = {
+    [MONITOR_GPU_UTILISATION_PERCENT] = {"GPU %", 1, 0}, [MONITOR_GPU_MEMORY_BYTES] = {"GPU GB", 1e9, 2},
+    [MONITOR_TEMPERATURE_C] = {"deg C", 1, 0},           [MONITOR_POWER_W] = {"W", 1, 0},
+    [MONITOR_SM_CLOCK_MHZ] = {"SM MHz", 1, 0},           [MONITOR_MEMORY_CLOCK_MHZ] = {"mem MHz", 1, 0},
+    [MONITOR_PCIE_RX_BYTES_PER_S] = {"rx GB/s", 1e9, 2}, [MONITOR_PCIE_TX_BYTES_PER_S] = {"tx GB/s", 1e9, 2},
+    [MONITOR_CPU_CORES] = {"CPU cores", 1, 2},           [MONITOR_RSS_BYTES] = {"RSS GB", 1e9, 3},
+};
+
+/* A line of means, or of maxima; a column that no variant knows is left out. */
+static void print_monitored(const struct monitor_summary *summary, const bool shown[], bool maxima)
+{
+    printf("%-18s %8s", maxima ? "" : summary->variant, maxima ? "max" : "mean");
+    for (size_t i = 0; i < MONITOR_VALUES; i++) {
+        char text[32] = "-";
+        if (!shown[i])
+            continue;
+        if (summary->of[i].count) {
+            double value = maxima ? summary->of[i].max : summary->of[i].sum / (double)summary->of[i].count;
+            snprintf(text, sizeof text, "%.*f", monitored[i].decimals, value / monitored[i].unit);
+        }
+        printf(" %9s", text);
+    }
+    if (maxima)
+        printf("\n");
+    else
+        printf(" %8zu\n", summary->samples);
+}
+
+enum status report_monitor(const struct monitor *monitor)
+{
+    const struct monitor_summary *summaries;
+    size_t count = monitor_summaries(monitor, &summaries), samples = 0;
+    bool shown[MONITOR_VALUES] = {false};
+    for (size_t v = 0; v < count; v++) {
+        samples += summaries[v].samples;
+        for (size_t i = 0; i < MONITOR_VALUES; i++)
+            shown[i] |= summaries[v].of[i].count > 0;
+    }
+    if (samples == 0)
+        return STATUS_OK;
+    printf("\n%-18s %8s", "while timed", "");
+    for (size_t i = 0; i < MONITOR_VALUES; i++)
+        if (shown[i])
+            printf(" %9s", monitored[i].name);
+    printf(" %8s\n", "looks");
+    for (size_t v = 0; v < count; v++)
+        for (int maxima = 0; summaries[v].samples && maxima < 2; maxima++)
+            print_monitored(&summaries[v], shown, maxima);
+    return flush_stdout();
+}
+
+/* ---- The report ---- */
+
+enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
+{
+    *report = calloc(1, sizeof **report);
+    if (!*report)
+        return status_set(STATUS_FAILED, "out of memory");
+    (*report)->settings = settings;
+    (*report)->baseline = baseline;
+    (*report)->coloured = status_coloured(STDOUT_FILENO);
+#ifdef HAVE_JANSSON
+    (*report)->rows = json_array();
+#endif
+    return STATUS_OK;
+}
+
+enum status report_add(struct report *report, const struct result *result)
+{
+    if (report->settings->format == FORMAT_TABLE) {
+        if (report->lines++ == 0)
+            print_caption(report, result);
+        print_line(report, result);
+    }
+    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_CSV; i++) {
+        if (report->lines++ == 0)
+            csv_write_header(stdout, &result->rows[i]);
+        csv_write_row(stdout, &result->rows[i]);
+    }
+#ifdef HAVE_JANSSON
+    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_JSON; i++)
+        json_array_append_new(report->rows, json_row(&result->rows[i]));
+#endif
+    return flush_stdout();
+}
+
+#ifdef HAVE_JANSSON
+static enum status end_json(struct report *report)
+{
+    struct row row = {0};
+    enum status status = env_row(report->settings->resources.device, &row);
+    if (status == STATUS_OK) {
+        json_t *document = json_object();
+        json_object_set_new(document, "environment", json_row(&row));
+        json_object_set(document, "rows", report->rows);
+        status = print_json(document);
+    }
+    row_free(&row);
+    return status;
+}
+#endif
+
+enum status report_end(struct report *report)
+{
+    enum status status = STATUS_OK;
+    if (report->unsettled)
+        puts("* not settled: the median is not yet known to --max-error");
+#ifdef HAVE_JANSSON
+    if (report->settings->format == FORMAT_JSON)
+        status = end_json(report);
+    json_decref(report->rows);
+#endif
+    free(report);
+    return status == STATUS_OK ? flush_stdout() : status;
+}

@@ -1,0 +1,72 @@
+/* Speed-ups: over which variant, and how large. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/runner_parts.h"
+
+/* The place of the variant of that name among those of the call, or their number where it is not there. */
+static size_t find_chosen(const struct settings *settings, const char *name)
+{
+    size_t i = 0;
+    while (i < settings->variant_count && strcmp(settings->variants[i]->name, name) != 0)
+        i++;
+    return i;
+}
+
+enum status runner_choose_baseline(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    const char *const *names = settings->workload->baselines;
+    size_t place = settings->variant_count;
+    if (settings->baseline)
+        place = find_chosen(settings, settings->baseline);
+    for (; !settings->baseline && place == settings->variant_count && *names; names++)
+        place = find_chosen(settings, *names);
+    if (settings->baseline && place == settings->variant_count && !variant_find(settings->baseline))
+        return variant_unknown("--baseline: ", settings->baseline);
+    if (settings->baseline && place == settings->variant_count)
+        return status_set(STATUS_USAGE,
+                          "--baseline %s: it is not among the variants that run; add it to --variant",
+                          settings->baseline);
+    if (place == settings->variant_count)
+        return STATUS_OK;
+    const struct variant_entry *entry = settings->variants[place];
+    memmove(&settings->variants[1], &settings->variants[0], place * sizeof *settings->variants);
+    settings->variants[0] = runner->baseline.entry = entry;
+    return STATUS_OK;
+}
+
+void runner_free_baseline(struct runner *runner)
+{
+    free(runner->baseline.own.item_s);
+    free(runner->baseline.all.item_s);
+}
+
+static enum status add_time(struct baseline_times *times, double item_s)
+{
+    double *room = realloc(times->item_s, (times->count + 1) * sizeof *room);
+    size_t i = times->count;
+    if (!room)
+        return status_set(STATUS_FAILED, "out of memory for the times of the baseline");
+    for (; i > 0 && room[i - 1] > item_s; i--)
+        room[i] = room[i - 1];
+    room[i] = item_s;
+    times->item_s = room;
+    times->count++;
+    return STATUS_OK;
+}
+
+enum status runner_compare(struct runner *runner, bool all, struct result *result)
+{
+    struct baseline *baseline = &runner->baseline;
+    struct baseline_times *times = all ? &baseline->all : &baseline->own;
+    double item_s = result->bench.time.median / result->work.items;
+    bool itself = baseline->entry == runner->entry;
+    result->speedup = itself ? 1 : 0;
+    if (itself)
+        TRY(add_time(times, item_s));
+    else if (times->count > 0) /* epochs are rows: the median of theirs */
+        result->speedup = stats_quantile(times->item_s, times->count, 0.5) / item_s;
+    result->baseline = result->speedup > 0 ? baseline->entry->name : "";
+    return STATUS_OK;
+}

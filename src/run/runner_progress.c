@@ -1,0 +1,29 @@
+/* What a terminal shows while a variant is verified, warmed up and timed. */
+#include <stdio.h>
+
+#include "core/timer.h"
+#include "run/runner_parts.h"
+
+#define PROGRESS_S 0.1 /* between two updates */
+
+void runner_show_progress(void *context, size_t samples, double elapsed_s, double max_time_s)
+{
+    struct runner *runner = context;
+    double now_s = timer_now_s();
+    if (!runner->progress || now_s - runner->shown_s < PROGRESS_S)
+        return;
+    runner->shown_s = now_s;
+    fprintf(stderr, "\r\033[K%s: sample %zu", runner->entry->name, samples);
+    if (runner->settings->loops)
+        fprintf(stderr, " of %llu, %.1f s", (unsigned long long)runner->settings->loops, elapsed_s);
+    else
+        fprintf(stderr, ", %.1f s of at most %g s", elapsed_s, max_time_s);
+    fflush(stderr);
+}
+
+void runner_show_phase(const struct runner *runner, const char *phase)
+{
+    if (runner->progress)
+        fprintf(stderr, "\r\033[K%s%s%s", phase ? runner->entry->name : "", phase ? ": " : "",
+                phase ? phase : "");
+}

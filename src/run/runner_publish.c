@@ -1,0 +1,147 @@
+/* From a result to what people see and keep of it: the row of all ranks, the table's line, the files,
+ * warnings. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/file.h"
+#include "machine/nvml.h"
+#include "run/ranks.h"
+#include "run/runner_parts.h"
+
+struct roofline runner_roofline(const struct runner *runner, const struct work *work)
+{
+    const struct variant *variant = runner->entry->variant;
+    if (runner_on_gpu(runner))
+        return roofline_of(&work->least, &runner->device.peaks);
+    struct machine_peaks peaks = {0};
+    if (variant->instruction_set)
+        peaks.flops_per_s[UNIT_FP32] = roofline_cpu_flops_per_cycle(variant->instruction_set()) *
+                                       runner->env.max_clock_hz * runner_cores(runner);
+    return roofline_of(&work->least, &peaks);
+}
+
+/* Prints rows that could not be appended to a file, so that they can be added to it by hand. */
+static void show_unwritten(const char *path, const struct result *result)
+{
+    status_say("%s: these rows could not be appended:", path);
+    csv_write_header(stderr, result->rows);
+    for (size_t i = 0; i < result->row_count; i++)
+        csv_write_row(stderr, &result->rows[i]);
+}
+
+enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
+                           const struct rank_facts *facts)
+{
+    const struct settings *settings = runner->settings;
+    runner_show_phase(runner, NULL);
+    enum status recorded = STATUS_OK;
+    file_hold_signals(); /* until the rows are on the disk, or at least on a screen */
+    if (settings->out)
+        recorded = csv_append(settings->out, result->rows, result->row_count);
+    if (recorded != STATUS_OK)
+        show_unwritten(settings->out, result);
+    if (recorded == STATUS_OK && settings->samples)
+        recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->place.ranks,
+                                         samples, result->bench.count);
+    char reason[1024];
+    snprintf(reason, sizeof reason, "%s", status_text());
+    enum status shown = report_add(runner->report, result);
+    file_release_signals();
+    runner_warn(settings, result, facts);
+    return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
+}
+
+struct rank_facts runner_facts(const struct runner *runner, const struct result *result)
+{
+    struct rank_facts facts = {.items = result->work.items,
+                               .bytes = result->work.bytes,
+                               .roofline = result->roofline,
+                               .sharers = runner_on_gpu(runner) ? runner->sharers : 1,
+                               .median_s = result->bench.time.median,
+                               .throttle_reasons = result->throttle_reasons,
+                               .run_j = result->run_j};
+    runner_cpu_use(runner, &result->bench, &facts.cpu_share, &facts.preempted_per_s);
+    return facts;
+}
+
+/* What all ranks did together, from what each did: `total` comes with their bench. */
+static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
+{
+    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0;
+    total->work = (struct work){0};
+    total->roofline = ranks_roofline(facts, runner->place.ranks);
+    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* ranks_combine() knows them */
+    total->run_j = 0;
+    for (uint64_t i = 0; i < runner->place.ranks; i++) {
+        total->work.items += facts[i].items;
+        total->work.bytes += facts[i].bytes;
+        total->throttle_reasons |= facts[i].throttle_reasons;
+        total->run_j += facts[i].run_j;
+        slowest_s = fmax(slowest_s, facts[i].median_s);
+        mean_s += facts[i].median_s / ranks;
+    }
+    double median_s = total->bench.time.median;
+    total->imbalance = slowest_s / mean_s;
+    total->efficiency = ranks_efficiency(&runner->place, runner->alone_s, median_s);
+}
+
+static enum status check_total(const struct runner *runner, const struct row *all)
+{
+    const struct workload *workload = runner->settings->workload;
+    struct measures total = {.columns = workload->measures};
+    for (size_t i = 0; workload->measures[i].column; i++)
+        measures_put(&total, workload->measures[i].column, "%s", row_get(all, workload->measures[i].column));
+    return workload->ranks.check_total(runner->input, &total);
+}
+
+/* On rank 0: adds the row of all ranks to theirs and publishes them. */
+static enum status publish_together(struct runner *runner, const struct row *rows,
+                                    const struct rank_facts *facts, const struct sample *samples,
+                                    struct result *total)
+{
+    size_t ranks = (size_t)runner->place.ranks;
+    add_up(runner, facts, total);
+    struct row all = {0};
+    struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
+    enum status status = runner_compare(runner, true, total);
+    if (status == STATUS_OK)
+        status = runner_row(runner, total, NULL, &all);
+    ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
+    if (status == STATUS_OK)
+        status = row_check(&all);
+    if (status == STATUS_OK && runner->settings->workload->ranks.check_total)
+        status = check_total(runner, &all);
+    if (status == STATUS_OK && !every)
+        status = status_set(STATUS_FAILED, "out of memory for the rows of %zu ranks", ranks);
+    if (status == STATUS_OK) {
+        memcpy(every, rows, ranks * sizeof *rows);
+        every[ranks] = all;
+        total->rows = every;
+        total->row_count = ranks + 1;
+        status = runner_publish(runner, total, samples, facts);
+    }
+    free(every);
+    row_free(&all);
+    return status;
+}
+
+enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
+                                 const struct bench *all)
+{
+    const struct rank_facts mine = runner_facts(runner, result);
+    struct result total = *result;
+    total.bench = *all;
+    struct row *rows = NULL;
+    struct rank_facts *facts = NULL;
+    struct sample *samples = NULL;
+    enum status status = ranks_gather(row, &mine, &rows, &facts);
+    if (status == STATUS_OK && runner->settings->samples)
+        status = ranks_gather_samples(&result->bench, &samples);
+    if (status == STATUS_OK && runner_leads(runner))
+        status = publish_together(runner, rows, facts, samples, &total);
+    ranks_free_rows(rows);
+    free(facts);
+    free(samples);
+    return status;
+}

@@ -1,0 +1,151 @@
+/* Where each rank runs: its cores, its GPU, its share of the work; and that all ranks were asked for the
+ * same. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine/comm.h"
+#include "machine/cores.h"
+#include "run/ranks.h"
+#include "run/runner.h"
+#include "run/runner_parts.h"
+
+/* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
+bool runner_any_on_gpu(const struct settings *settings)
+{
+    if (settings_compute(settings))
+        return true;
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && strcmp(settings->variants[i]->variant->platform, "cuda") == 0)
+            return true;
+    return false;
+}
+
+enum status runner_join(const struct settings *settings, enum status read)
+{
+    char failure[1024];
+    snprintf(failure, sizeof failure, "%s", status_text());
+    comm_set_timeout(settings->rank_timeout_s);
+    enum status status = comm_open();
+    if (read != STATUS_OK)
+        status_set(read, "%s", failure);
+    if (status != STATUS_OK)
+        return read != STATUS_OK ? read : status;
+    TRY(comm_agree(read));
+    bool prepares = settings->prepare, rank_0_prepares = prepares;
+    TRY(comm_spread(&rank_0_prepares, sizeof rank_0_prepares));
+    return comm_agree(prepares == rank_0_prepares
+                          ? STATUS_OK
+                          : status_set(STATUS_USAGE, "--prepare must be given to all ranks or to none"));
+}
+
+/* Ranks that were told different things would wait for each other for good, or make images that fit together
+ * nowhere. */
+enum status runner_check_alike(const struct settings *settings)
+{
+    return comm_check_same(options_hash(&settings->options), "options",
+                           "give all ranks the same, but for the names of files to write");
+}
+
+enum status runner_check_data(const struct runner *runner)
+{
+    const struct workload *workload = runner->settings->workload;
+    return comm_check_same(workload->ranks.identity ? workload->ranks.identity(runner->input) : 0, "data",
+                           "give all ranks the same files, such as those of a shared folder");
+}
+
+/* `*worst` is the outcome on whichever machine has the most to say of. */
+enum status runner_take_cores(struct settings *settings, double *worst)
+{
+    enum cores_outcome outcome;
+    *worst = CORES_KEPT;
+    if (settings->binding == BINDING_NONE || comm_size() == 1)
+        return STATUS_OK;
+    TRY(comm_agree(cores_take(&outcome)));
+    settings_take_threads(settings);
+    *worst = outcome;
+    return comm_max(worst, 1);
+}
+
+/* Whether a chosen variant runs on more than one core. */
+static bool any_threaded(const struct settings *settings)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i]->variant && settings->variants[i]->variant->threaded)
+            return true;
+    return false;
+}
+
+#define CROWD 4 /* threads per hardware thread that some loaders do well with, as they wait for a device */
+
+void runner_warn_about_cores(const struct settings *settings, double outcome)
+{
+    if (settings->resources.threads > CROWD * settings->allowed_threads && any_threaded(settings))
+        status_warn(
+            "--threads %d: this process may use %d hardware thread%s, and more threads than that mostly "
+            "wait for each other; leave --threads out to have as many threads",
+            settings->resources.threads, settings->allowed_threads,
+            settings->allowed_threads == 1 ? "" : "s");
+    if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
+        status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY put this process on one core before it "
+                    "began, and only that one counts; unset them%s",
+                    comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
+    else if (outcome == CORES_CROWDED)
+        status_warn("there are more ranks than cores: some share one; start fewer ranks");
+    else if (outcome == CORES_IDLE && any_threaded(settings))
+        status_warn(
+            "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
+            "them, start with: mpirun --bind-to none");
+}
+
+enum status runner_check_no_device(const struct settings *settings, uint64_t ranks)
+{
+    if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
+                                    "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+}
+
+/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
+void runner_take_device(struct settings *settings)
+{
+    int devices = comm_size() > 1 && runner_any_on_gpu(settings) ? device_count() : 0;
+    if (devices > 0)
+        settings->resources.device = comm_local_rank() % devices;
+}
+
+/* Counts the ranks on each physical device, which CUDA numbers do not name. */
+enum status runner_count_sharers(struct runner *runner)
+{
+    const size_t bytes = sizeof runner->device.pci_bus_id;
+    char *ids = calloc((size_t)comm_local_size(), bytes);
+    enum status status = comm_agree(ids ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    if (status == STATUS_OK)
+        status = comm_gather_local(runner->device.pci_bus_id, bytes, ids);
+    for (int i = 0; status == STATUS_OK && i < comm_local_size(); i++)
+        runner->sharers +=
+            *runner->device.pci_bus_id && strcmp(runner->device.pci_bus_id, ids + (size_t)i * bytes) == 0;
+    free(ids);
+    double most = runner->sharers;
+    if (status == STATUS_OK)
+        status = comm_max(&most, 1);
+    if (status == STATUS_OK && most > 1)
+        status_warn(
+            "%.0f ranks share a GPU and slow each other down; start no more ranks on a machine than it "
+            "has GPUs",
+            most);
+    return status;
+}
+
+enum status runner_take_scaling(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    if (settings->workload->ranks.share_items) {
+        if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
+            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s share its %s; leave it out",
+                              settings->workload->name, settings->workload->item);
+        settings->scaling = SCALING_STRONG;
+    }
+    runner->place.strong = settings->scaling == SCALING_STRONG;
+    return STATUS_OK;
+}

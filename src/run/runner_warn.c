@@ -1,0 +1,82 @@
+/* What users should know of a row that numbers alone do not say. */
+#include <math.h>
+#include <stdio.h>
+
+#include "machine/nvml.h"
+#include "run/runner_parts.h"
+
+#define CPU_SHARE_MIN   0.9  /* of the CPU time that the threads could have */
+#define PREEMPTED_MAX_S 10.0 /* a second: a quiet machine's own threads come by less often */
+
+static const char *remedy(const struct settings *settings)
+{
+    return settings->loops ? "loops" : "max-time";
+}
+
+static void warn_of_median(const struct settings *settings, const struct result *result)
+{
+    const struct bench *bench = &result->bench;
+    if (bench->count < STATS_INTERVAL_MIN)
+        status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
+                    result->variant, bench->count, STATS_INTERVAL_MIN,
+                    settings->loops ? "loops" : "min-samples");
+    else if (!bench->settled && isinf(bench->time.median_error))
+        status_warn("%s: the median's error is not known: times change slowly, so %zu samples are worth %.0f "
+                    "independent ones; raise --%s or reduce background load",
+                    result->variant, bench->count, bench->time.effective, remedy(settings));
+    else if (!bench->settled)
+        status_warn(
+            "%s: after %zu samples the median is known to %.1f %% only; raise --%s or reduce background "
+            "load",
+            result->variant, bench->count, 100 * bench->time.median_error, remedy(settings));
+    else if (bench->time.outliers * 10 > bench->count)
+        status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
+                    result->variant, bench->time.outliers, bench->count);
+}
+
+/* A median that settled may still be that of a machine which others use all the while. The rank that had
+ * least of its cores counts. */
+static void warn_of_busy_cores(const struct result *result, const struct rank_facts *facts, uint64_t ranks)
+{
+    double share = 1, preempted = 0;
+    for (uint64_t i = 0; i < ranks; i++)
+        if (facts[i].cpu_share < share && facts[i].preempted_per_s > PREEMPTED_MAX_S) {
+            share = facts[i].cpu_share;
+            preempted = facts[i].preempted_per_s;
+        }
+    if (share < CPU_SHARE_MIN)
+        status_warn(
+            "%s: its threads had %.0f %% of the CPU time of their cores and were interrupted %.0f times "
+            "per second, so times are too long: stop other processes, or lower --threads",
+            result->variant, 100 * share, preempted);
+}
+
+void runner_warn(const struct settings *settings, const struct result *result, const struct rank_facts *facts)
+{
+    char words[128];
+    if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
+        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
+                    "only with runs like this one",
+                    result->variant, words);
+    if (!settings->workload->epochs.more) /* a run that is not repeated has no spread */
+        warn_of_median(settings, result);
+    warn_of_busy_cores(result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
+}
+
+void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
+{
+    const struct settings *settings = runner->settings;
+    size_t looks = monitor_timed_samples(runner->monitor);
+    double enough_s = 1e-3 * (double)settings->monitor_period_ms * (MONITOR_SAMPLES_MIN + 1);
+    char remedy[64];
+    if (!runner->monitor || looks >= MONITOR_SAMPLES_MIN || settings->workload->epochs.more)
+        return;
+    if (settings->loops)
+        snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
+    else
+        snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
+    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
+                "give it longer with %s%s",
+                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
+                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
+}

@@ -1,0 +1,422 @@
+#include "run/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/file.h"
+#include "core/lock.h"
+#include "machine/env.h"
+#include "machine/gpu.h"
+#include "run/monitor.h"
+
+#define RANKS_MAX 1000000 /* more than any machine has cores and GPUs for */
+
+static const char *const formats[] = {"table", "csv", "json", NULL};
+static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
+static const char *const bindings[] = {"auto", "none", NULL};   /* as enum binding */
+
+#define DIGITS(number)  DIGITS_(number)
+#define DIGITS_(number) #number
+#define MONITOR_PERIODS \
+    DIGITS(MONITOR_PERIOD_MS) "; from " DIGITS(MONITOR_PERIOD_MIN_MS) " to " DIGITS(MONITOR_PERIOD_MAX_MS)
+
+#define AT(field) offsetof(struct settings, field)
+static const struct option_spec specs[] = {
+    {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
+     "what to run: names from --list, or all"},
+    {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
+     "whose variants 'all' means (default: synth)"},
+    {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
+     "write a dataset into this folder, and measure nothing; --prepare DIR --help shows its options"},
+    {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
+     "list every variant (of --workload, if given), and why one cannot run here"},
+    {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
+     "check every result against the oracle before the timing, and after it what was timed; a variant that "
+     "fails writes no row"},
+    {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
+     "the variant that speed-ups are over; it runs first (default: naive, train-naive, infer-naive, files or "
+     "shards)"},
+    {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
+     "check all that can be checked before a run, then stop"},
+    {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
+     "with --dry-run, check for so many ranks; mpirun -n N starts them"},
+    {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
+     "append a CSV row a variant to this file"},
+    {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
+     "wait at most S seconds for another process that has locked one of the output CSV files; rows that "
+     "cannot be "
+     "written are then printed to stderr"},
+    {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
+     "append every timed sample to this CSV file"},
+    {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
+     "watch the GPU and this process every MS milliseconds (" MONITOR_PERIODS "), and append what is seen to "
+     "this CSV file"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
+     "CUDA device number; under mpirun rank i of a machine takes device i"},
+    {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
+     "take the CUDA device with the most free memory"},
+    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, false,
+     "under mpirun: every rank makes a batch (weak), or all share one (strong)"},
+    {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
+     "under mpirun: ranks share a machine's cores out (auto), or run where they are (none)"},
+    {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
+     "under mpirun: end the run when ranks have waited S seconds for another one; 0 only warns, and waits at "
+     "most 300 s for all to start"},
+    {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
+     "runs before the first sample, at least"},
+    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},
+    {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false, "never fewer samples"},
+    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false, "nor less time over them"},
+    {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
+     "stop sampling then, even if the median is still uncertain"},
+    {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
+     "stop once the median's 95 % interval is within this of it"},
+    {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
+     "exactly so many samples, however long they take and however they scatter: a stress test"},
+    {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
+     "print what is known of this machine, build and job"},
+    {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
+     "with --list, what each variant does"},
+    {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
+};
+
+void settings_help(FILE *stream)
+{
+    fputs("fdsl-bench - is it faster to make training images on the GPU than to read them?\n"
+          "\n"
+          "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+          "       fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
+          "       fdsl-bench --list [-v] | --env | --version | --help\n"
+          "\n"
+          "examples:\n"
+          "  fdsl-bench --variant all --verify              # every variant that runs here, checked\n"
+          "  fdsl-bench --variant bat --batch 256           # one variant\n"
+          "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
+          "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
+          "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
+          "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
+          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+          "  scripts/fetch_mnist.sh mnist                   # for --data mnist\n"
+          "  fdsl-bench --workload train --variant all --data mnist --epochs 3 --out results/train.csv\n"
+          "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume --export "
+          "lenet.safetensors\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data synth --classes 1000 --checkpoint pre\n"
+          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data mnist --init pre   # fine-tuning\n"
+          "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
+          "percentile\n"
+          "\n"
+          "options:\n",
+          stream);
+    options_help(stream, specs, COUNT_OF(specs));
+    for (size_t i = 0; workload_table[i]; i++) {
+        fprintf(stream, "\noptions of the workload %s (%s):\n", workload_table[i]->name,
+                workload_table[i]->summary);
+        options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
+    }
+    fputs("\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
+          "             4 this build or machine lacks what was asked for\n",
+          stream);
+}
+
+#define WORKLOADS_MAX 16 /* at least as many as workload_table has */
+
+static enum status find_workload(struct settings *settings, int argc, char *argv[])
+{
+    const char *workload_name = options_peek(specs, COUNT_OF(specs), argc, argv, "workload");
+    const char *variants = options_peek(specs, COUNT_OF(specs), argc, argv, "variant");
+    if (workload_name && !workload_find(workload_name)) {
+        const char *names[WORKLOADS_MAX];
+        size_t count = 0;
+        for (; workload_table[count]; count++)
+            names[count] = workload_table[count]->name;
+        const char *nearest = nearest_word(workload_name, names, count);
+        if (nearest)
+            return status_set(STATUS_USAGE, "unknown workload '%s'; did you mean '%s'?", workload_name,
+                              nearest);
+        char known[128];
+        list_words(known, sizeof known, names, count);
+        return status_set(STATUS_USAGE, "unknown workload '%s'; there are %s", workload_name, known);
+    }
+    settings->workload = workload_find(workload_name ? workload_name : "synth");
+    if (!variants)
+        return STATUS_OK;
+    TRY(variant_select(variants, workload_name, &settings->variants, &settings->variant_count));
+    settings->workload = workload_find(settings->variants[0]->workload);
+    return STATUS_OK;
+}
+
+/* An option of workloads other than the chosen one. */
+static enum status explain_elsewhere(void *context, const char *name)
+{
+    (void)context;
+    const char *names[WORKLOADS_MAX] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; workload_table[i]; i++)
+        for (size_t j = 0; j < workload_table[i]->option_count; j++)
+            if (strcmp(workload_table[i]->options[j].name, name) == 0)
+                names[count++] = workload_table[i]->name;
+    char owners[128];
+    list_words(owners, sizeof owners, names, count);
+    return *owners ? status_set(STATUS_USAGE, "--%s is an option of %s; --list shows their variants", name,
+                                owners)
+                   : STATUS_OK;
+}
+
+bool settings_has_option(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(specs); i++)
+        if (strcmp(specs[i].name, name) == 0)
+            return true;
+    for (size_t i = 0; workload_table[i]; i++)
+        for (size_t j = 0; j < workload_table[i]->option_count; j++)
+            if (strcmp(workload_table[i]->options[j].name, name) == 0)
+                return true;
+    return false;
+}
+
+bool settings_informational(const struct settings *settings)
+{
+    return settings->help || settings->version || settings->list || settings->environment;
+}
+
+/* The number'th file that the options say is to be written, or NULL beyond the last;
+ * `*name` is the option's. */
+static const char *output_at(const struct options *options, size_t number, const char **name)
+{
+    for (size_t t = 0; t < options->table_count; t++)
+        for (size_t i = 0; i < options->tables[t].count; i++) {
+            const struct option_spec *spec = &options->tables[t].specs[i];
+            const char *path = NULL;
+            if (spec->kind == OPTION_OUTPUT)
+                path = *(const char **)((char *)options->tables[t].values + spec->offset);
+            if (path && number-- == 0) {
+                *name = spec->name;
+                return path;
+            }
+        }
+    return NULL;
+}
+
+/* No file is written twice: the later output would destroy the earlier one. */
+static enum status check_outputs_differ(const struct options *options)
+{
+    const char *first, *second, *first_name, *second_name;
+    for (size_t i = 0; (first = output_at(options, i, &first_name)); i++)
+        for (size_t j = i + 1; (second = output_at(options, j, &second_name)); j++)
+            if (file_same(first, second))
+                return status_set(STATUS_USAGE, "--%s and --%s name the same file, '%s'; name two",
+                                  first_name, second_name, first);
+    return STATUS_OK;
+}
+
+static bool is_choice(const struct option_spec *spec, const char *text)
+{
+    for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)
+        if (strcmp(spec->choices[i], text) == 0)
+            return true;
+    return false;
+}
+
+/* A file called as a value of an option whose name begins alike: "--out f16" for "--output f16". */
+static enum status check_no_slip(const struct options *options)
+{
+    const char *path, *name;
+    for (size_t i = 0; (path = output_at(options, i, &name)); i++)
+        for (size_t t = 0; t < options->table_count; t++)
+            for (size_t j = 0; j < options->tables[t].count; j++) {
+                const struct option_spec *spec = &options->tables[t].specs[j];
+                if (is_choice(spec, path) && strncmp(spec->name, name, strlen(name)) == 0 &&
+                    !options_given(options, spec->name))
+                    return status_set(STATUS_USAGE,
+                                      "--%s %s: did you mean --%s %s? If not, name the file ./%s", name, path,
+                                      spec->name, path, path);
+            }
+    return STATUS_OK;
+}
+
+void settings_take_threads(struct settings *settings)
+{
+    struct env env;
+    env_capture(&env);
+    int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
+    settings->resources.threads = threads < 1 ? 1 : threads;
+    settings->allowed_threads = env.allowed_threads;
+#ifdef _OPENMP
+    omp_set_num_threads(settings->resources.threads);
+#endif
+}
+
+const struct compute *settings_compute(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    const struct compute *compute =
+        workload->batches.step ? workload->batches.step(settings->parameters) : NULL;
+    return compute && compute->text ? compute : NULL;
+}
+
+const char *settings_scaling(const struct settings *settings)
+{
+    return scalings[settings->scaling];
+}
+
+/* Splits --monitor FILE[:MS]: digits after the last colon are the period, any other colon is the file's. */
+static enum status read_monitor(struct settings *settings)
+{
+    settings->monitor_period_ms = MONITOR_PERIOD_MS;
+    if (!settings->monitor)
+        return STATUS_OK;
+    const char *colon = strrchr(settings->monitor, ':'), *digits = colon ? colon + 1 : "";
+    size_t length = strlen(settings->monitor);
+    if (*digits && strspn(digits, "0123456789") == strlen(digits)) {
+        TRY(parse_count("--monitor FILE:MS", digits, MONITOR_PERIOD_MIN_MS, MONITOR_PERIOD_MAX_MS,
+                        &settings->monitor_period_ms));
+        length = (size_t)(colon - settings->monitor);
+    }
+    settings->monitor_file = strndup(settings->monitor, length);
+    if (!settings->monitor_file)
+        return status_set(STATUS_FAILED, "out of memory");
+    settings->monitor = settings->monitor_file;
+    return *settings->monitor ? STATUS_OK
+                              : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
+}
+
+/* --loops says it all: what else could end the sampling makes no sense beside it. */
+static enum status check_loops(const struct settings *settings)
+{
+    static const char *const others[] = {"min-samples", "min-time", "max-time", "max-error"};
+    for (size_t i = 0; settings->loops && i < COUNT_OF(others); i++)
+        if (options_given(&settings->options, others[i]))
+            return status_set(STATUS_USAGE,
+                              "--loops takes exactly so many samples, whatever --%s says; leave "
+                              "one out",
+                              others[i]);
+    return STATUS_OK;
+}
+
+/* Where a run is a row of its own, nothing is repeated. */
+static enum status check_repeats(const struct settings *settings)
+{
+    static const char *const repeats[] = {"warmups",  "warmup-time", "min-samples", "min-time",
+                                          "max-time", "max-error",   "loops"};
+    for (size_t i = 0; settings->workload->epochs.more && i < COUNT_OF(repeats); i++)
+        if (options_given(&settings->options, repeats[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s: %s repeats no run, each is a row of its own; leave it out, and see "
+                              "--epochs",
+                              repeats[i], settings->workload->name);
+    return STATUS_OK;
+}
+
+/* What several variants would write, one after the other, only one may. */
+static enum status check_single(const struct settings *settings)
+{
+    const char *const *single = settings->workload->single;
+    for (; single && *single && settings->variant_count > 1; single++)
+        if (options_given(&settings->options, *single))
+            return status_set(STATUS_USAGE, "--%s is for one variant at a time, and --variant names %zu",
+                              *single, settings->variant_count);
+    return STATUS_OK;
+}
+
+/* Only a launcher can start ranks. */
+static enum status check_ranks(const struct settings *settings)
+{
+    if (settings->ranks && !settings->dry_run)
+        return status_set(STATUS_USAGE,
+                          "--ranks is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
+                          "fdsl-bench ...",
+                          (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
+    return STATUS_OK;
+}
+
+static enum status choose_device(struct settings *settings)
+{
+    if (!settings->best_gpu)
+        return STATUS_OK;
+    if (options_given(&settings->options, "device"))
+        return status_set(STATUS_USAGE, "--best-gpu chooses a device and --device names one; leave one out");
+    return gpu_best(&settings->device);
+}
+
+static enum status derive(struct settings *settings)
+{
+    if (!settings->variant_names)
+        return status_set(STATUS_USAGE,
+                          "say what to run with --variant NAME; --list shows the names, --help the rest");
+    TRY(read_monitor(settings));
+    TRY(check_outputs_differ(&settings->options));
+    TRY(check_repeats(settings));
+    TRY(check_single(settings));
+    TRY(check_loops(settings));
+    TRY(check_ranks(settings));
+    TRY(check_no_slip(&settings->options));
+    if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
+        options_given(&settings->options, "min-time"))
+        return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,
+                          settings->min_time_s);
+    if (settings->max_time_s < settings->min_time_s) /* one of the two is only a default: it gives way */
+        *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
+            options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
+    settings->limits = (struct bench_limits){.warmups = settings->warmups,
+                                             .warmup_time_s = settings->warmup_time_s,
+                                             .min_samples = settings->min_samples,
+                                             .min_time_s = settings->min_time_s,
+                                             .max_time_s = settings->max_time_s,
+                                             .max_median_error = settings->max_error_percent / 100};
+    if (settings->loops) { /* bench_measure() stops there, as no time is left beyond it */
+        settings->limits.min_samples = settings->loops;
+        settings->limits.max_time_s = 0;
+    }
+    settings->resources.device = (int)settings->device;
+    if (!options_given(&settings->options, "threads"))
+        settings->threads = env_openmp_threads();
+    settings_take_threads(settings);
+    lock_set_timeout(settings->lock_timeout_s);
+#ifndef HAVE_JANSSON
+    if (settings->format == FORMAT_JSON)
+        return status_set(STATUS_UNAVAILABLE,
+                          "--format json: not built, as jansson was not found; use --format csv");
+#endif
+    return STATUS_OK;
+}
+
+enum status settings_read(struct settings *settings, int argc, char *argv[])
+{
+    *settings = (struct settings){0};
+    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* its name in full */
+    if (settings->prepare)                                            /* its options are its own */
+        return STATUS_OK;
+    enum status found = find_workload(settings, argc, argv);
+    if (!settings->workload)
+        return found;
+    settings->parameters = calloc(1, settings->workload->parameters_bytes);
+    if (!settings->parameters)
+        return status_set(STATUS_FAILED, "out of memory");
+    settings->options = (struct options){
+        .tables = {{specs, COUNT_OF(specs), settings},
+                   {settings->workload->options, settings->workload->option_count, settings->parameters}},
+        .table_count = 2,
+        .explain = explain_elsewhere};
+    if (found != STATUS_OK)
+        return found;
+    TRY(options_parse(&settings->options, argc, argv));
+    if (settings->help || settings->version)
+        return STATUS_OK;
+    TRY(choose_device(settings));
+    return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
+}
+
+void settings_free(struct settings *settings)
+{
+    options_free(&settings->options);
+    free(settings->variants);
+    free(settings->parameters);
+    free(settings->monitor_file);
+}

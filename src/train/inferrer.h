@@ -1,0 +1,51 @@
+/* Inference by any engine, as variants run it:
+ *
+ *     static enum status setup(const struct resources *resources, const void *input, void **state)
+ *     {
+ *         return inferrer_open(&engine_x, resources, input, state);
+ *     }
+ *     const struct variant variant_infer_x = {.setup = setup, .run = inferrer_run, .fetch = inferrer_fetch,
+ *                                             .teardown = inferrer_close};
+ *
+ * Run number n evaluates batch n of the whole batches of the test set, modulo their number. */
+#ifndef FDSL_TRAIN_INFERRER_H
+#define FDSL_TRAIN_INFERRER_H
+
+#include "core/status.h"
+#include "core/variant.h"
+#include "train/engine.h"
+
+/* The input of the workload `infer`. */
+struct infer_job {
+    struct train train;      /* forward_only */
+    const float *parameters; /* an arena */
+};
+
+struct inferrer {
+    const struct infer_job *job;
+    const struct engine *engine;
+    void *state; /* the engine's */
+    float *logits;
+    uint64_t number; /* of the latest run; UINT64_MAX before the first */
+};
+
+/* What inferrer_fetch() fills. */
+struct infer_result {
+    float *logits;   /* the caller's, with room for one batch */
+    uint64_t number; /* of the latest run, which evaluated that batch; UINT64_MAX before the first */
+};
+
+FDSL_C_BEGIN
+
+enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                          void **state);
+enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
+enum status inferrer_fetch(void *state, void *result);
+void inferrer_close(void *state);
+
+/* The memory that the engine holds. */
+uint64_t inferrer_memory_bytes(const void *state);
+
+FDSL_C_END
+
+#endif

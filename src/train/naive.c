@@ -1,0 +1,426 @@
+/* The reference engine: one thread, plain loops, one sample and one layer at a time. It defines what a
+ * training step is, all other engines are compared with it, and it is never optimised. Compiled twice: in
+ * float for `train-naive` and `infer-naive`, and by naive_double.c in double for --verify. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/phase.h"
+#include "core/timer.h"
+#include "machine/env.h"
+#include "train/engine.h"
+#include "train/feed.h"
+#include "train/published.h"
+
+typedef train_real real;
+
+#ifdef FDSL_DOUBLE
+#define REAL_EXP exp
+#define REAL_LOG log
+#else
+#define REAL_EXP expf
+#define REAL_LOG logf
+#endif
+
+#include "train/naive_layers.h"
+
+struct naive {
+    const struct train *train;
+    uint32_t batch; /* samples that there is room for */
+    real *parameters, *gradients, *first, *second;
+    real *inputs;  /* batch x input_values */
+    real *outputs; /* of every layer: batch x out_values each, behind each other as layer->output says */
+    real *deltas;  /* the gradients of these */
+    float *sample; /* on its way to `inputs` */
+    uint32_t *numbers, *labels;
+    struct feed feed;
+    struct train_totals totals;
+    struct published published; /* what `totals` were after the latest step */
+    uint64_t bytes;
+};
+
+/* ---- The network ---- */
+
+/* The output of a layer, or its gradient, for place `j` of the batch. */
+static real *output_of(const struct naive *naive, real *arena, uint32_t layer, uint32_t j)
+{
+    const struct layer *of = &naive->train->model->layers[layer];
+    return arena + of->output * naive->batch + j * of->out_values;
+}
+
+/* What a layer is given: an output, or the sample itself. */
+static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
+{
+    return layer ? output_of(naive, naive->outputs, layer - 1, j)
+                 : naive->inputs + j * naive->train->model->input_values;
+}
+
+/* The sample as layer i sees it. */
+static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
+                                 uint32_t j)
+{
+    const struct layer_spec *spec = &naive->train->model->layers[i].spec;
+    struct passing at = *passing;
+    if (spec->kind == LAYER_ADD) {
+        at.added = output_of(naive, naive->outputs, i - spec->back, j);
+        if (!naive->train->forward_only)
+            at.added_delta = output_of(naive, naive->deltas, i - spec->back, j);
+    }
+    return at;
+}
+
+static void forward(struct naive *naive, const struct passing *passing, uint32_t j)
+{
+    const struct model *model = naive->train->model;
+    RANGE(FORWARD);
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        const struct passing at = passing_at(naive, passing, i, j);
+        kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
+                                                  input_of(naive, i, j),
+                                                  output_of(naive, naive->outputs, i, j));
+    }
+}
+
+/* Gradients of outputs are sums over all layers that take them. */
+static void backward(struct naive *naive, const struct passing *passing, uint32_t j)
+{
+    RANGE(BACKWARD);
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i + 1 < model->layer_count; i++)
+        memset(output_of(naive, naive->deltas, i, j), 0, model->layers[i].out_values * sizeof(real));
+    for (uint32_t i = model->layer_count; i-- > 0;) {
+        const struct passing at = passing_at(naive, passing, i, j);
+        kinds[model->layers[i].spec.kind].backward(
+            &model->layers[i], &at, naive->parameters, input_of(naive, i, j),
+            output_of(naive, naive->deltas, i, j), i ? output_of(naive, naive->deltas, i - 1, j) : NULL,
+            naive->gradients);
+    }
+}
+
+/* Softmax and cross-entropy with smoothing; fills the gradient of the logits for a mean over `count`. */
+static real loss_of(const struct train *train, const real *logits, uint32_t label, uint32_t count,
+                    real *delta)
+{
+    uint32_t classes = train->model->classes;
+    real most = logits[0], sum = 0, loss = 0;
+    for (uint32_t k = 1; k < classes; k++)
+        most = logits[k] > most ? logits[k] : most;
+    for (uint32_t k = 0; k < classes; k++)
+        sum += REAL_EXP(logits[k] - most);
+    for (uint32_t k = 0; k < classes; k++) {
+        real log_p = logits[k] - most - REAL_LOG(sum);
+        real wanted = (real)train->smoothing / (real)classes + (k == label ? 1 - (real)train->smoothing : 0);
+        loss -= wanted * log_p;
+        delta[k] = (REAL_EXP(log_p) - wanted) / (real)count;
+    }
+    return loss;
+}
+
+/* The first of the largest. */
+static uint32_t guess(const real *logits, uint32_t classes)
+{
+    uint32_t best = 0;
+    for (uint32_t k = 1; k < classes; k++)
+        if (logits[k] > logits[best])
+            best = k;
+    return best;
+}
+
+/* Puts a sample at place `j` of the batch. */
+static void take(struct naive *naive, const void *stored, struct draw_move move, uint32_t j)
+{
+    const struct data *data = naive->train->data;
+    real *to = naive->inputs + j * data->sample_values;
+    data_gather(data, stored, move, naive->sample);
+    for (size_t i = 0; i < data->sample_values; i++)
+        to[i] = naive->sample[i];
+}
+
+/* The one that belongs there in a step whose samples are ready. */
+static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t j)
+{
+    const struct train *train = naive->train;
+    uint32_t sample = naive->numbers[j];
+    take(naive, feed_sample(&naive->feed, sample, j), draw_move(&train->augment, train->seed, epoch, sample),
+         j);
+    naive->labels[j] = train->data->sets[DATA_TRAIN].labels[sample];
+}
+
+/* ---- The engine ---- */
+
+static void naive_close(void *state)
+{
+    struct naive *naive = state;
+    real *const arenas[] = {naive->parameters, naive->gradients, naive->first, naive->second,
+                            naive->inputs,     naive->outputs,   naive->deltas};
+    for (size_t i = 0; i < COUNT_OF(arenas); i++)
+        free(arenas[i]);
+    free(naive->sample);
+    free(naive->numbers);
+    free(naive->labels);
+    feed_close(&naive->feed);
+    free(naive);
+}
+
+/* Zeros; adds their bytes to what is held. */
+static void *zeros(struct naive *naive, size_t count, size_t size)
+{
+    naive->bytes += count * size;
+    return calloc(count, size);
+}
+
+/* False where memory is out. */
+static bool allocate(struct naive *naive)
+{
+    const struct model *model = naive->train->model;
+    size_t batch = naive->batch, learning = naive->train->forward_only ? 1 : model->arena_values;
+    naive->parameters = zeros(naive, model->arena_values, sizeof(real));
+    naive->gradients = zeros(naive, learning, sizeof(real));
+    naive->first = zeros(naive, learning, sizeof(real));
+    naive->second = zeros(naive, learning, sizeof(real));
+    naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
+    naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
+    naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
+    naive->sample = zeros(naive, model->input_values, sizeof(float));
+    naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
+    naive->labels = zeros(naive, batch, sizeof *naive->labels);
+    return naive->parameters && naive->gradients && naive->first && naive->second && naive->inputs &&
+           naive->outputs && naive->deltas && naive->sample && naive->numbers && naive->labels;
+}
+
+static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
+{
+    struct naive *naive = calloc(1, sizeof *naive);
+    if (!naive)
+        return status_set(STATUS_FAILED, "naive: out of memory");
+    naive->train = train;
+    naive->batch = train->batch;
+    naive->totals.bad_step = TRAIN_FINE;
+    /* The kernel grants more memory than exists, so the total is compared with what is free. */
+    bool allocated = allocate(naive);
+    enum status status = env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch");
+    if (status == STATUS_OK && !allocated)
+        status = status_set(STATUS_FAILED, "naive: out of memory for %.1f GB; lower --batch",
+                            1e-9 * (double)naive->bytes);
+    if (status == STATUS_OK)
+        status = feed_open(train, resources, &naive->feed);
+    if (status != STATUS_OK) {
+        naive_close(naive);
+        return status;
+    }
+    *state = naive;
+    return STATUS_OK;
+}
+
+static void copy_in(real *to, const float *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[i];
+}
+
+static void copy_out(float *to, const real *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (float)from[i];
+}
+
+static enum status naive_set(void *state, const struct train_state *from)
+{
+    struct naive *naive = state;
+    size_t values = naive->train->model->arena_values;
+    copy_in(naive->parameters, from->parameters, values);
+    if (naive->train->forward_only)
+        return STATUS_OK;
+    copy_in(naive->first, from->first, values);
+    copy_in(naive->second, from->second, values);
+    return STATUS_OK;
+}
+
+static enum status naive_get(void *state, struct train_state *into)
+{
+    const struct naive *naive = state;
+    size_t values = naive->train->model->arena_values;
+    copy_out(into->parameters, naive->parameters, values);
+    copy_out(into->first, naive->first, values);
+    copy_out(into->second, naive->second, values);
+    return STATUS_OK;
+}
+
+/* The batch in place: forward, loss, backward. Returns the sum of the losses. */
+static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
+{
+    const struct train *train = naive->train;
+    uint32_t last = train->model->layer_count - 1;
+    double loss = 0;
+    memset(naive->gradients, 0, train->model->arena_values * sizeof *naive->gradients);
+    for (uint32_t j = 0; j < count; j++) {
+        const struct passing passing = {
+            .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+        forward(naive, &passing, j);
+        const real *logits = output_of(naive, naive->outputs, last, j);
+        loss += loss_of(train, logits, naive->labels[j], count, output_of(naive, naive->deltas, last, j));
+        naive->totals.correct += guess(logits, train->model->classes) == naive->labels[j];
+        backward(naive, &passing, j);
+    }
+    return loss;
+}
+
+static void update_parameters(struct naive *naive, uint64_t step)
+{
+    const struct train *train = naive->train;
+    RANGE(UPDATE);
+    struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    for (size_t i = 0; i < train->model->arena_values; i++)
+        optimizer_step(&update, naive->gradients[i], &naive->parameters[i], &naive->first[i],
+                       &naive->second[i]);
+}
+
+static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
+{
+    RANGE(GATHER);
+    for (uint32_t j = 0; j < count; j++)
+        take_to_learn(naive, epoch, j);
+}
+
+static enum status make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch,
+                             uint32_t step)
+{
+    const struct train *train = naive->train;
+    double begin_s = timer_now_s();
+    uint32_t count = train_batch(train, order, step, naive->numbers);
+    TRY(feed_step(&naive->feed, epoch, naive->numbers, count));
+    take_batch(naive, epoch, count);
+    naive->totals.data_s += timer_now_s() - begin_s;
+    uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    double loss = learn(naive, epoch, count);
+    naive->totals.loss += loss;
+    naive->totals.samples += count;
+    if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
+        naive->totals.bad_step = number;
+    update_parameters(naive, number);
+    published_store(&naive->published, &naive->totals);
+    return STATUS_OK;
+}
+
+static enum status naive_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    struct naive *naive = state;
+    const struct train *train = naive->train;
+    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    for (uint32_t i = 0; i < count; i++)
+        TRY(make_step(naive, &order, epoch, first + i));
+    return STATUS_OK;
+}
+
+static enum status naive_totals(void *state, struct train_totals *totals)
+{
+    struct naive *naive = state;
+    *totals = naive->totals;
+    totals->generate_s = naive->feed.generate_s;
+    naive->feed.generate_s = 0;
+    naive->totals = (struct train_totals){.bad_step = TRAIN_FINE};
+    published_store(&naive->published, &naive->totals);
+    return STATUS_OK;
+}
+
+static void naive_progress(const void *state, struct train_progress *progress)
+{
+    published_load(&((const struct naive *)state)->published, progress);
+}
+
+static enum status naive_gradients(void *state, float *gradients)
+{
+    const struct naive *naive = state;
+    copy_out(gradients, naive->gradients, naive->train->model->arena_values);
+    return STATUS_OK;
+}
+
+/* Sample by sample, at place 0 of the batch. */
+static enum status naive_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                  float *logits)
+{
+    struct naive *naive = state;
+    const struct model *model = naive->train->model;
+    const struct passing passing = {.training = false};
+    for (uint32_t i = 0; i < count; i++) {
+        take(naive, data_sample(naive->train->data, part, first + i), (struct draw_move){0}, 0);
+        forward(naive, &passing, 0);
+        copy_out(logits + (size_t)i * model->classes,
+                 output_of(naive, naive->outputs, model->layer_count - 1, 0), model->classes);
+    }
+    return STATUS_OK;
+}
+
+static uint64_t naive_memory_bytes(const void *state)
+{
+    const struct naive *naive = state;
+    return naive->bytes + feed_memory_bytes(&naive->feed);
+}
+
+const struct engine
+#ifdef FDSL_DOUBLE
+    engine_oracle
+#else
+    engine_naive
+#endif
+    = {
+#ifdef FDSL_DOUBLE
+        .name = "the oracle",
+        .bounds = ENGINE_BOUNDS_FLOAT,
+#else
+        .name = "naive",
+        .bounds = ENGINE_BOUNDS_FLOAT,
+#endif
+        .feeds = true,
+        .open = naive_open,
+        .close = naive_close,
+        .set = naive_set,
+        .get = naive_get,
+        .steps = naive_steps,
+        .totals = naive_totals,
+        .progress = naive_progress,
+        .gradients = naive_gradients,
+        .evaluate = naive_evaluate,
+        .memory_bytes = naive_memory_bytes,
+};
+
+/* ---- What is no number ---- */
+
+#ifndef FDSL_DOUBLE
+/* The first layer of which any sample's output is no finite number; the number of layers: none. */
+static uint32_t bad_layer(const struct naive *naive, uint32_t count)
+{
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        for (uint32_t j = 0; j < count; j++)
+            for (size_t v = 0; v < model->layers[i].out_values; v++)
+                if (!isfinite(output_of(naive, naive->outputs, i, j)[v]))
+                    return i;
+    return model->layer_count;
+}
+
+enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
+                                 uint32_t step, const char **layer)
+{
+    const struct resources one = {.threads = 1};
+    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    void *state;
+    TRY(naive_open(train, &one, &state));
+    struct naive *naive = state;
+    enum status status = naive_set(naive, from);
+    uint32_t count = train_batch(train, &order, step, naive->numbers);
+    if (status == STATUS_OK)
+        status = feed_step(&naive->feed, epoch, naive->numbers, count);
+    for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
+        const struct passing passing = {
+            .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+        take_to_learn(naive, epoch, j);
+        forward(naive, &passing, j);
+    }
+    uint32_t bad = bad_layer(naive, count); /* of no use after a failure */
+    *layer = bad < train->model->layer_count ? train->model->layers[bad].name : "the loss";
+    naive_close(naive);
+    return status;
+}
+#endif

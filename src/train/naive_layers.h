@@ -1,0 +1,297 @@
+/* The layers of naive.c, which includes this with `real` defined: float, or double for the oracle. One sample
+ * forward, and back: gradients grow. */
+#ifndef FDSL_TRAIN_NAIVE_LAYERS_H
+#define FDSL_TRAIN_NAIVE_LAYERS_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "data/draws.h"
+#include "train/model.h"
+
+/* What a layer must know of the sample that passes. */
+struct passing {
+    uint64_t seed;
+    uint32_t epoch, sample;
+    bool training;
+    const real *added; /* of an addition: the output of the earlier layer, and its gradient */
+    real *added_delta;
+};
+
+/* ---- Convolution: stride 1, zeros around ---- */
+
+/* The outputs along an axis that a kernel's offset reaches from inside the input: begin <= i < end. */
+struct reach {
+    int64_t begin, end, shift; /* output i takes input i + shift */
+};
+
+static struct reach reach(const struct layer *layer, int axis, uint32_t offset, uint32_t in, uint32_t out)
+{
+    int64_t shift = (int64_t)offset - layer->spec.padding[axis];
+    int64_t begin = shift < 0 ? -shift : 0, end = (int64_t)in - shift;
+    return (struct reach){begin, end < out ? end : out, shift};
+}
+
+/* What one weight of a convolution joins: rows of an input's and of an output's channel. */
+struct tap {
+    struct reach depth, height, width;
+};
+
+static struct tap tap(const struct layer *layer, uint32_t t, uint32_t y, uint32_t x)
+{
+    return (struct tap){reach(layer, 0, t, layer->in.depth, layer->out.depth),
+                        reach(layer, 1, y, layer->in.height, layer->out.height),
+                        reach(layer, 2, x, layer->in.width, layer->out.width)};
+}
+
+/* The row of a channel at depth t and height y. */
+static size_t row_at(const struct shape *shape, uint32_t channel, int64_t t, int64_t y)
+{
+    return (((size_t)channel * shape->depth + (size_t)t) * shape->height + (size_t)y) * shape->width;
+}
+
+static void tap_forward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c, real weight,
+                        const real *in, real *out)
+{
+    for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
+        for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
+            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            real *to = out + row_at(&layer->out, o, t, y);
+            for (int64_t x = tap->width.begin; x < tap->width.end; x++)
+                to[x] += weight * from[x + tap->width.shift];
+        }
+}
+
+/* The gradient of the weight; that of the input, where it is wanted, grows. */
+static real tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                         real weight, const real *in, const real *out_delta, real *in_delta)
+{
+    double sum = 0; /* long: in float, what rounding leaves grows over the steps */
+    for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
+        for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
+            size_t from = row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
+            for (int64_t x = tap->width.begin; x < tap->width.end; x++)
+                sum += (double)delta[x] * in[from + (size_t)(x + tap->width.shift)];
+            for (int64_t x = tap->width.begin; in_delta && x < tap->width.end; x++)
+                in_delta[from + (size_t)(x + tap->width.shift)] += weight * delta[x];
+        }
+    return (real)sum;
+}
+
+static void conv_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
+{
+    const uint32_t *kernel = layer->spec.kernel;
+    const real *weight = parameters + layer->weight;
+    size_t plane = layer->out_values / layer->out.channels;
+    (void)passing;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = parameters[layer->bias + i / plane];
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_forward(layer, &at, o, c, *weight++, in, out);
+                    }
+}
+
+static void conv_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    const uint32_t *kernel = layer->spec.kernel;
+    const real *weight = parameters + layer->weight;
+    real *gradient = gradients + layer->weight;
+    size_t plane = layer->out_values / layer->out.channels;
+    (void)passing;
+    for (size_t i = 0; i < layer->out_values; i++)
+        gradients[layer->bias + i / plane] += out_delta[i];
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        *gradient++ += tap_backward(layer, &at, o, c, *weight++, in, out_delta, in_delta);
+                    }
+}
+
+/* ---- Linear ---- */
+
+static void linear_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                           const real *in, real *out)
+{
+    const real *weight = parameters + layer->weight, *bias = parameters + layer->bias;
+    (void)passing;
+    for (size_t o = 0; o < layer->out_values; o++) {
+        double sum = bias[o]; /* long, as above */
+        for (size_t i = 0; i < layer->in_values; i++)
+            sum += (double)weight[o * layer->in_values + i] * in[i];
+        out[o] = (real)sum;
+    }
+}
+
+static void linear_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    (void)passing;
+    for (size_t o = 0; o < layer->out_values; o++) {
+        const real *weight = parameters + layer->weight + o * layer->in_values;
+        real *gradient = gradients + layer->weight + o * layer->in_values;
+        gradients[layer->bias + o] += out_delta[o];
+        for (size_t i = 0; i < layer->in_values; i++)
+            gradient[i] += out_delta[o] * in[i];
+        for (size_t i = 0; in_delta && i < layer->in_values; i++)
+            in_delta[i] += out_delta[o] * weight[i];
+    }
+}
+
+/* ---- ReLU: a NaN goes through, as in PyTorch ---- */
+
+static void relu_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
+{
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] <= 0 ? 0 : in[i];
+}
+
+static void relu_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    (void)passing, (void)parameters, (void)gradients;
+    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+        in_delta[i] += in[i] <= 0 ? 0 : out_delta[i];
+}
+
+/* ---- Max-pooling: what is left over at the end of an axis is left out; of equal values the first counts
+ * ----
+ */
+
+/* The element of the input that output `at` takes: the largest of its window. */
+static size_t largest(const struct layer *layer, const real *in, size_t at)
+{
+    const uint32_t *kernel = layer->spec.kernel;
+    uint32_t x = (uint32_t)(at % layer->out.width), y = (uint32_t)(at / layer->out.width % layer->out.height);
+    size_t plane = at / layer->out.width / layer->out.height; /* channel * depth + t */
+    uint32_t t = (uint32_t)(plane % layer->out.depth), c = (uint32_t)(plane / layer->out.depth);
+    size_t best = row_at(&layer->in, c, t * kernel[0], y * kernel[1]) + x * kernel[2];
+    for (uint32_t i = 0; i < kernel[0]; i++)
+        for (uint32_t j = 0; j < kernel[1]; j++)
+            for (uint32_t k = 0; k < kernel[2]; k++) {
+                size_t from = row_at(&layer->in, c, t * kernel[0] + i, y * kernel[1] + j) + x * kernel[2] + k;
+                if (in[from] > in[best] || isnan(in[from]))
+                    best = from;
+            }
+    return best;
+}
+
+static void pool_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
+{
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[largest(layer, in, i)];
+}
+
+static void pool_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    (void)passing, (void)parameters, (void)gradients;
+    for (size_t i = 0; in_delta && i < layer->out_values; i++)
+        in_delta[largest(layer, in, i)] += out_delta[i];
+}
+
+/* ---- Dropout ---- */
+
+/* What an element is multiplied by: 0, or what keeps the mean. */
+static real kept(const struct layer *layer, const struct passing *passing, uint32_t element)
+{
+    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
+    if (!passing->training)
+        return 1;
+    struct philox_block block =
+        draw_dropout(passing->seed, passing->epoch, passing->sample, layer->number, element);
+    return draw_kept(block, element, threshold) ? (real)256 / (real)(256 - threshold) : 0;
+}
+
+static void dropout_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, real *out)
+{
+    (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] * kept(layer, passing, (uint32_t)i);
+}
+
+static void dropout_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                             const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    (void)parameters, (void)in, (void)gradients;
+    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+        in_delta[i] += out_delta[i] * kept(layer, passing, (uint32_t)i);
+}
+
+/* ---- Addition ---- */
+
+static void add_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                        const real *in, real *out)
+{
+    (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] + passing->added[i];
+}
+
+static void add_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    (void)parameters, (void)in, (void)gradients;
+    for (size_t i = 0; i < layer->out_values; i++) {
+        in_delta[i] += out_delta[i];
+        passing->added_delta[i] += out_delta[i];
+    }
+}
+
+/* ---- The mean of each channel ---- */
+
+static void mean_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
+{
+    size_t places = layer->in_values / layer->out_values;
+    (void)passing, (void)parameters;
+    for (size_t c = 0; c < layer->out_values; c++) {
+        double sum = 0; /* long, as above */
+        for (size_t i = 0; i < places; i++)
+            sum += in[c * places + i];
+        out[c] = (real)(sum / (double)places);
+    }
+}
+
+static void mean_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+{
+    size_t places = layer->in_values / layer->out_values;
+    (void)passing, (void)parameters, (void)in, (void)gradients;
+    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+        in_delta[i] += out_delta[i / places] / (real)places;
+}
+
+/* ---- All of them ---- */
+
+/* One sample forward, and backward: `gradients` and, unless it is NULL, `in_delta` grow. */
+static const struct {
+    void (*forward)(const struct layer *layer, const struct passing *passing, const real *parameters,
+                    const real *in, real *out);
+    void (*backward)(const struct layer *layer, const struct passing *passing, const real *parameters,
+                     const real *in, const real *out_delta, real *in_delta, real *gradients);
+} kinds[LAYER_KINDS] = {
+    [LAYER_CONV] = {conv_forward, conv_backward},       [LAYER_RELU] = {relu_forward, relu_backward},
+    [LAYER_POOL] = {pool_forward, pool_backward},       [LAYER_DROPOUT] = {dropout_forward, dropout_backward},
+    [LAYER_LINEAR] = {linear_forward, linear_backward}, [LAYER_ADD] = {add_forward, add_backward},
+    [LAYER_MEAN] = {mean_forward, mean_backward},
+};
+
+#endif
