@@ -1,8 +1,8 @@
-/* The trainer's step on batches that others made (core/learner.h): of one and the same pictures the losses
- * have the same bits, whatever the type, the layout and the room of the batch, and wherever labels come from;
- * and they are those of the trainer on the same pictures, within the rounding of their halves. Then the step
- * of a given length (common/product.cuh), which multiplies what it says; with --product that alone:
- * sanitizers slow it down so that no run can calibrate it. make check-gpu runs it.
+/* The trainer's step on batches that others made (core/step_backend.h): of one and the same pictures the
+ * losses have the same bits, whatever the type, the layout and the room of the batch, and wherever labels
+ * come from; and they are those of the trainer on the same pictures, within the rounding of their halves.
+ * Then the step of a given length (common/product.cuh), which multiplies what it says; with --product that
+ * alone: sanitizers slow it down so that no run can calibrate it. make check-gpu runs it.
  *
  * A line a case; exit status 2 for any other option, 3 when a case finds a difference, 4 without a GPU. */
 #include <math.h>
@@ -14,9 +14,9 @@
 #include "machine/device.h"
 #include "common/product.cuh"
 #include "core/half.h"
-#include "core/learner.h"
+#include "core/step_backend.h"
 #include "train/engine.cuh"
-#include "train/learner.h"
+#include "train/task.h"
 
 #define STEPS     5
 #define SHORT     3     /* the step that has a sample less than the others */
@@ -47,11 +47,11 @@ static void must(cudaError_t error)
 /* ---- Pictures ---- */
 
 /* Brighter in one quarter by class, so that there is something to learn. */
-static uint8_t pixel(const struct lesson *lesson, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
+static uint8_t pixel(const struct task *task, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
 {
-    uint32_t quarter = 2 * (2 * y / lesson->height) + 2 * x / lesson->width, number = j * 977 + channel * 131;
+    uint32_t quarter = 2 * (2 * y / task->height) + 2 * x / task->width, number = j * 977 + channel * 131;
     uint32_t noise = (number + y * 57 + x * 13) * 2654435761u >> 26;
-    return (uint8_t)(noise + (j % lesson->classes == quarter ? 150 : 20 * channel));
+    return (uint8_t)(noise + (j % task->classes == quarter ? 150 : 20 * channel));
 }
 
 static void store(enum dtype type, uint8_t value, uint8_t *at)
@@ -71,28 +71,28 @@ struct kind {
 };
 
 /* The batch on the device; the caller frees values and labels. */
-static struct batch make_batch(const struct lesson *lesson, const struct kind *kind)
+static struct batch make_batch(const struct task *task, const struct kind *kind)
 {
     const size_t size = dtype_bytes(kind->type);
-    const uint32_t plane = lesson->height * lesson->width, values = lesson->channels * plane;
+    const uint32_t plane = task->height * task->width, values = task->channels * plane;
     struct batch batch = {};
     batch.type = kind->type;
     batch.interleaved = kind->interleaved;
-    batch.count = lesson->batch;
+    batch.count = task->batch;
     batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
     batch.bytes = batch.count * batch.stride;
-    batch.first = kind->labelled ? 1 : 3 * lesson->classes; /* must not be looked at, or come to the same */
+    batch.first = kind->labelled ? 1 : 3 * task->classes; /* must not be looked at, or come to the same */
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)
         must(status_set(STATUS_FAILED, "out of memory"));
     memset(host, 0xaa, batch.bytes);
     for (uint32_t j = 0; j < batch.count; j++) {
-        labels[j] = (int32_t)(j % lesson->classes);
+        labels[j] = (int32_t)(j % task->classes);
         for (uint32_t i = 0; i < values; i++) {
             uint32_t channel = i / plane, place = i % plane;
-            size_t at = kind->interleaved ? (size_t)place * lesson->channels + channel : i;
-            store(kind->type, pixel(lesson, j, channel, place / lesson->width, place % lesson->width),
+            size_t at = kind->interleaved ? (size_t)place * task->channels + channel : i;
+            store(kind->type, pixel(task, j, channel, place / task->width, place % task->width),
                   host + j * batch.stride + at * size);
         }
     }
@@ -113,16 +113,16 @@ static struct batch make_batch(const struct lesson *lesson, const struct kind *k
 /* ---- Losses ---- */
 
 /* The loss of each step, from means over all steps so far. */
-static void learn(struct learner *learner, const struct batch *whole, double *losses)
+static void learn(struct step_backend *backend, const struct batch *whole, double *losses)
 {
     double sum = 0, samples = 0;
-    must(learner_begin(learner));
+    must(step_backend_reset(backend));
     for (int step = 0; step < STEPS; step++) {
         struct batch batch = *whole;
         double mean;
         batch.count -= step == SHORT && batch.count > 1;
-        must(learner_step(learner, &batch));
-        must(learner_loss(learner, &mean));
+        must(step_backend_step(backend, &batch));
+        must(step_backend_loss(backend, &mean));
         samples += batch.count;
         losses[step] = (mean * samples - sum) / batch.count;
         sum = mean * samples;
@@ -143,29 +143,29 @@ static double worst_off(const double *losses, const double *right, int count)
 }
 
 /* The trainer's engine on the same pictures, as a training set of one batch, up to the short step. */
-static void train_on(const struct lesson *lesson, double *losses)
+static void train_on(const struct task *task, double *losses)
 {
     struct model model;
     struct data data = {};
     struct train train = {};
     const struct resources resources = {.threads = 1, .device = 0};
     void *engine;
-    must(lesson_build(lesson, &model));
+    must(task_build(task, &model));
     data.shape = model.input;
     data.type = DTYPE_U8;
-    data.classes = lesson->classes;
+    data.classes = task->classes;
     data.sample_values = data.sample_bytes = shape_values(&data.shape);
     for (int part = 0; part < DATA_PARTS; part++) {
         struct data_set *set = &data.sets[part];
-        set->count = part == DATA_TRAIN ? lesson->batch : 1;
+        set->count = part == DATA_TRAIN ? task->batch : 1;
         uint8_t *values = static_cast<uint8_t *>(calloc(set->count, data.sample_bytes));
         set->labels = static_cast<uint32_t *>(calloc(set->count, sizeof *set->labels));
         for (uint32_t j = 0; values && set->labels && j < set->count; j++) {
-            set->labels[j] = j % lesson->classes;
+            set->labels[j] = j % task->classes;
             for (uint32_t i = 0; i < data.sample_values; i++) {
-                uint32_t plane = lesson->height * lesson->width, place = i % plane;
+                uint32_t plane = task->height * task->width, place = i % plane;
                 values[j * data.sample_bytes + i] =
-                    pixel(lesson, j, i / plane, place / lesson->width, place % lesson->width);
+                    pixel(task, j, i / plane, place / task->width, place % task->width);
             }
         }
         set->values = values;
@@ -173,7 +173,7 @@ static void train_on(const struct lesson *lesson, double *losses)
     data_normalise(&data, true);
     train.model = &model;
     train.data = &data;
-    train.batch = lesson->batch;
+    train.batch = task->batch;
     train.optimizer = {.kind = OPTIMIZER_ADAM,
                        .momentum = 0,
                        .beta1 = 0.9,
@@ -213,31 +213,31 @@ static const struct kind kinds[] = {
 };
 
 /* None has dropout: its draws go by places in an order, which the trainer's is and a batch's is not. */
-static const struct lesson lessons[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
-                                        {"logreg", 1, 28, 28, 3, 1, 1},
-                                        {"lenet", 1, 28, 28, 10, 257, 257},
-                                        {"logreg", 16, 7, 5, 2, 64, 64}};
+static const struct task tasks[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
+                                    {"logreg", 1, 28, 28, 3, 1, 1},
+                                    {"lenet", 1, 28, 28, 10, 257, 257},
+                                    {"logreg", 16, 7, 5, 2, 64, 64}};
 
-static void compare(const struct lesson *lesson)
+static void compare(const struct task *task)
 {
     double right[STEPS], trained[STEPS];
-    struct learner *learner;
+    struct step_backend *backend;
     char what[96];
-    must(learner_open(0, lesson, &learner));
-    snprintf(what, sizeof what, "%s %ux%ux%u, batch %u, ", lesson->model, lesson->channels, lesson->height,
-             lesson->width, lesson->batch);
+    must(step_backend_open(0, task, &backend));
+    snprintf(what, sizeof what, "%s %ux%ux%u, batch %u, ", task->model, task->channels, task->height,
+             task->width, task->batch);
     for (size_t k = 0; k < COUNT_OF(kinds); k++) {
         double losses[STEPS];
-        struct batch batch = make_batch(lesson, &kinds[k]);
-        learn(learner, &batch, losses);
+        struct batch batch = make_batch(task, &kinds[k]);
+        learn(backend, &batch, losses);
         if (k == 0)
             memcpy(right, losses, sizeof right);
         tell(memcmp(losses, right, sizeof right) == 0, what, kinds[k].name, worst_off(losses, right, STEPS));
         must(cudaFree(const_cast<void *>(batch.values)));
         must(cudaFree(const_cast<int32_t *>(batch.labels)));
     }
-    learner_close(learner);
-    train_on(lesson, trained);
+    step_backend_close(backend);
+    train_on(task, trained);
     tell(worst_off(right, trained, SHORT) < ROUNDING, what, "beside the trainer",
          worst_off(right, trained, SHORT));
     tell(right[STEPS - 1] < right[0], what, "the loss falls", right[STEPS - 1] / right[0] - 1);
@@ -309,8 +309,8 @@ int main(int argc, char **argv)
         return 4;
     }
     must(cudaSetDevice(0));
-    for (size_t i = 0; !product_alone && i < COUNT_OF(lessons); i++)
-        compare(&lessons[i]);
+    for (size_t i = 0; !product_alone && i < COUNT_OF(tasks); i++)
+        compare(&tasks[i]);
     check_product();
     return failures ? 3 : 0;
 }

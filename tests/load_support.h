@@ -125,7 +125,7 @@ static inline enum status open_job(struct job *job, const char *line)
     job->options = (struct options){
         .tables = {{job->workload->options, job->workload->option_count, job->parameters}}, .table_count = 1};
     cr_assert_eq(options_parse(&job->options, argc, argv), STATUS_OK, "%s", status_text());
-    return job->workload->open(&job->options, job->parameters, &(const struct place){.ranks = 1},
+    return job->workload->open(&job->options, job->parameters, &(const struct partition){.ranks = 1},
                                &job->input);
 }
 
@@ -193,7 +193,7 @@ static inline void expect_exactly_once(const char *name, const char *line)
             cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s %s: %s", name, line,
                          status_text());
         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-        cr_assert_eq(result.tally.count % 101, 0, "%s %s", name, line);
+        cr_assert_eq(result.checksum.count % 101, 0, "%s %s", name, line);
         expect_none_wrong(&job, variant, state);
         variant->teardown(state);
     }
@@ -324,7 +324,7 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
                 cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
                              status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-            cr_assert_eq(result.tally.count, left, "%s: %d left", name, (int)result.tally.count);
+            cr_assert_eq(result.checksum.count, left, "%s: %d left", name, (int)result.checksum.count);
             cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
             cr_assert_str_eq(measures_get(&measures, "skipped"), skipped);
             variant->teardown(state);

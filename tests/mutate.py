@@ -36,8 +36,8 @@ QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
 # Rooms, and the suites that exercise each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
-ROOM_SUITES = [('train', 'train|memory|origin|live|compute|cli_runs|mpi'), ('load', 'load|memory|origin|prepare|tar|formats|cli|mpi|consumed|fuzz'),
-               ('synth', 'cli|memory|origin|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
+ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('load', 'load|memory|source|prepare|tar|formats|cli|mpi|consumed|fuzz'),
+               ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
 # Sample sets that the checks of loaders read, NAME-LAYOUT; made once by the program without faults.

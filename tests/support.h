@@ -37,7 +37,7 @@ static inline void open_synth(struct opened *opened, const char *line)
         .tables = {{opened->workload->options, opened->workload->option_count, opened->parameters}},
         .table_count = 1};
     cr_assert_eq(options_parse(&opened->options, argc, argv), STATUS_OK, "%s: %s", line, status_text());
-    const struct place alone = {.ranks = 1};
+    const struct partition alone = {.ranks = 1};
     cr_assert_eq(opened->workload->open(&opened->options, opened->parameters, &alone, &opened->input),
                  STATUS_OK, "%s: %s", line, status_text());
     opened->synth = opened->input;

@@ -21,7 +21,7 @@ static void expect_read(const char *text, double step_s, const char *model)
     cr_expect_eq(compute.step_s, step_s, "%s", text);
     cr_expect_eq(compute_learns(&compute), model != NULL, "%s", text);
     if (model)
-        cr_expect_str_eq(compute.lesson.model, model);
+        cr_expect_str_eq(compute.task.model, model);
 }
 
 Test(compute, a_step_has_a_length_or_is_the_trainers)
@@ -57,16 +57,16 @@ Test(compute, anything_else_is_refused)
     }
 }
 
-static void expect_taught(struct lesson lesson, const char *name)
+static void expect_taught(struct task task, const char *name)
 {
-    struct compute compute = {.text = "train", .lesson = lesson};
+    struct compute compute = {.text = "train", .task = task};
     cr_assert_eq(compute_teach(&compute), STATUS_OK, "%s", status_text());
     cr_expect_str_eq(compute.text, name, "what the row says");
 }
 
-static void expect_untaught(struct lesson lesson, const char *words)
+static void expect_untaught(struct task task, const char *words)
 {
-    struct compute compute = {.text = "train", .lesson = lesson};
+    struct compute compute = {.text = "train", .task = task};
     cr_expect_eq(compute_teach(&compute), STATUS_USAGE);
     cr_expect(strstr(status_text(), words), "%s", status_text());
     cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
@@ -74,16 +74,16 @@ static void expect_untaught(struct lesson lesson, const char *words)
 
 Test(compute, the_network_follows_from_the_pictures)
 {
-    expect_taught((struct lesson){"", 1, 28, 28, 10, 256, 256}, "train:cnn");
-    expect_taught((struct lesson){"", 3, 28, 28, 10, 256, 256}, "train:cnn-fdsl");
-    expect_taught((struct lesson){"", 3, 224, 224, 1000, 256, 256}, "train:cnn-fdsl");
-    expect_taught((struct lesson){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
-    expect_untaught((struct lesson){"resnet", 1, 28, 28, 10, 256, 256}, "logreg, lenet, cnn, cnn-fdsl");
-    expect_untaught((struct lesson){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network of pictures");
-    expect_untaught((struct lesson){"", 1, 28, 28, 1, 256, 256}, "nothing to tell apart");
-    expect_untaught((struct lesson){"", 17, 28, 28, 2, 256, 256}, "at most 16");
-    expect_untaught((struct lesson){"", 1, 4, 4, 2, 256, 256}, "too small");
-    expect_untaught((struct lesson){"lenet", 1, 4, 4, 2, 256, 256},
+    expect_taught((struct task){"", 1, 28, 28, 10, 256, 256}, "train:cnn");
+    expect_taught((struct task){"", 3, 28, 28, 10, 256, 256}, "train:cnn-fdsl");
+    expect_taught((struct task){"", 3, 224, 224, 1000, 256, 256}, "train:cnn-fdsl");
+    expect_taught((struct task){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
+    expect_untaught((struct task){"resnet", 1, 28, 28, 10, 256, 256}, "logreg, lenet, cnn, cnn-fdsl");
+    expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network of pictures");
+    expect_untaught((struct task){"", 1, 28, 28, 1, 256, 256}, "nothing to tell apart");
+    expect_untaught((struct task){"", 17, 28, 28, 2, 256, 256}, "at most 16");
+    expect_untaught((struct task){"", 1, 4, 4, 2, 256, 256}, "too small");
+    expect_untaught((struct task){"lenet", 1, 4, 4, 2, 256, 256},
                     "train:MODEL names one, as in train:logreg");
 }
 
@@ -327,7 +327,7 @@ Test(compute, labels_of_images_follow_from_their_numbers)
                     "nhwc", "--output",   "f16", "--compute",  "train"};
     options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
     cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
-    enum status status = workload->open(&options, parameters, &(const struct place){.ranks = 1}, &input);
+    enum status status = workload->open(&options, parameters, &(const struct partition){.ranks = 1}, &input);
 #ifndef HAVE_INIH
     cr_expect_neq(status, STATUS_OK);
     cr_skip_test("this build draws no classes");
@@ -359,10 +359,10 @@ Test(compute, labels_of_images_follow_from_their_numbers)
 
 /* Ranks that share a batch out make parts of it, which are what their steps are measured on; rank 0 also
  * makes all of it. */
-Test(compute, a_lesson_knows_the_share_of_a_rank)
+Test(compute, a_task_knows_the_share_of_a_rank)
 {
     static const struct {
-        struct place place;
+        struct partition partition;
         uint32_t share;
     } cases[] = {{{0, 1, false}, 5}, {{1, 2, false}, 5}, {{0, 2, true}, 3}, {{1, 2, true}, 2}};
     const struct workload *workload = workload_find("synth");
@@ -378,11 +378,11 @@ Test(compute, a_lesson_knows_the_share_of_a_rank)
                         "16",      "--compute", "train"};
         options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
         cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
-        cr_assert_eq(workload->open(&options, parameters, &cases[i].place, &input), STATUS_OK, "%s",
+        cr_assert_eq(workload->open(&options, parameters, &cases[i].partition, &input), STATUS_OK, "%s",
                      status_text());
-        const struct lesson *lesson = &workload->batches.step(parameters)->lesson;
-        cr_expect_eq(lesson->batch, 5);
-        cr_expect_eq(lesson->share, cases[i].share, "%u", lesson->share);
+        const struct task *task = &workload->batches.step(parameters)->task;
+        cr_expect_eq(task->batch, 5);
+        cr_expect_eq(task->share, cases[i].share, "%u", task->share);
         workload->close(input);
         options_free(&options);
         free(parameters);
@@ -393,7 +393,7 @@ Test(compute, a_lesson_knows_the_share_of_a_rank)
 #ifdef HAVE_XXHASH
 /* ---- Refused when the input is opened ---- */
 
-static void expect_no_lesson(const char *line, const char *words)
+static void expect_no_task(const char *line, const char *words)
 {
     struct job job;
     cr_expect_eq(open_job(&job, line), STATUS_USAGE, "%s", words);
@@ -406,20 +406,20 @@ Test(compute, sets_that_teach_nothing_are_refused)
 {
     static const char line[] = "--cache any --compute train --decode";
     make_arrays("|u1");
-    expect_no_lesson("--cache any --compute train --on-error skip", "drop --on-error skip");
+    expect_no_task("--cache any --compute train --on-error skip", "drop --on-error skip");
     put_label(5, -1);
-    expect_no_lesson(line, "sample '000005': its label is no class");
+    expect_no_task(line, "sample '000005': its label is no class");
     put("cls", 5, "five", 4);
-    expect_no_lesson(line, "its label is no class");
+    expect_no_task(line, "its label is no class");
     cr_assert_eq(remove(in_folder("000005.cls")), 0);
-    expect_no_lesson(line, "sample '000005': it has not one label (.cls)");
+    expect_no_task(line, "sample '000005': it has not one label (.cls)");
     put_label(5, 1);
     put_array(0, "|u1", "64, 3", 64 * 3);
-    expect_no_lesson(line, "too small for it");
+    expect_no_task(line, "too small for it");
     put_array(0, "|u1", "64", 64);
-    expect_no_lesson(line, "sample '000000': its array is no picture");
+    expect_no_task(line, "sample '000000': its array is no picture");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
-    expect_no_lesson(line, "it has not one picture (.npy, .png)");
+    expect_no_task(line, "it has not one picture (.npy, .png)");
     remove_folder();
 }
 
@@ -430,9 +430,9 @@ Test(compute, files_as_they_are_are_no_pictures)
     cr_assert_eq(open_job(&job, "--cache any --compute train:logreg"), STATUS_OK, "%s", status_text());
     const struct compute *compute = job.workload->batches.step(job.parameters);
     cr_expect_str_eq(compute->text, "train:logreg");
-    cr_expect_eq(compute->lesson.classes, CLASSES);
-    cr_expect(compute->lesson.batch == 32 && compute->lesson.share == 32);
-    cr_expect(compute->lesson.channels == 3 && compute->lesson.height == 8 && compute->lesson.width == 8);
+    cr_expect_eq(compute->task.classes, CLASSES);
+    cr_expect(compute->task.batch == 32 && compute->task.share == 32);
+    cr_expect(compute->task.channels == 3 && compute->task.height == 8 && compute->task.width == 8);
     cr_expect_eq(job.workload->accepts(job.input, variant_find("files")->variant), STATUS_USAGE);
     cr_expect(strstr(status_text(), "add --decode"), "%s", status_text());
     close_job(&job);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/workload.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "train/feed.h"
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
@@ -37,17 +37,17 @@ static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct
 /* ---- Generators ---- */
 
 /* A sample as one thread of scalar C makes it. */
-static void make_alone(struct origin_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
+static void make_alone(struct source_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
 {
-    struct origin_sample sample = {0};
-    must(naive->origin->make(naive->state, number, 1, &sample));
-    const struct origin_member *array = origin_member(&sample, "npy"),
-                               *class_ = origin_member(&sample, "cls");
+    struct source_sample sample = {0};
+    must(naive->source->make(naive->state, number, 1, &sample));
+    const struct source_member *array = source_member(&sample, "npy"),
+                               *class_ = source_member(&sample, "cls");
     memcpy(into, (const char *)array->bytes + array->size - RES * RES, RES * RES);
     char text[24] = "";
     memcpy(text, class_->bytes, class_->size);
     *label = strtoull(text, NULL, 10);
-    origin_sample_free(&sample);
+    source_sample_free(&sample);
 }
 
 static const uint64_t numbers[] = {
@@ -61,14 +61,14 @@ Test(live, generators_make_any_samples)
                                            "--res",     "24",    "--batch",  "1",   NULL};
     static const char *const words[] = {"--encode", "npy", "--classes", "7", "--res", "24", NULL};
     const struct resources one = {.threads = 1};
-    struct origin_reader naive, reader;
+    struct source_reader naive, reader;
     uint8_t right[NUMBERS][RES * RES];
-    must(origin_open("synth", by_naive, &one, &naive));
-    must(origin_open("synth", words, &one, &reader));
+    must(source_open("synth", by_naive, &one, &naive));
+    must(source_open("synth", words, &one, &reader));
     for (uint32_t i = 0; i < NUMBERS; i++) {
         uint64_t label;
         make_alone(&naive, numbers[i], right[i], &label);
-        cr_expect_eq(reader.origin->label(reader.state, numbers[i]), label);
+        cr_expect_eq(reader.source->label(reader.state, numbers[i]), label);
         cr_expect_eq(label, numbers[i] % CLASSES);
     }
     for (int threads = 1; threads <= 13; threads += 4)
@@ -77,7 +77,7 @@ Test(live, generators_make_any_samples)
             struct generator *generator;
             uint8_t mine[NUMBERS][RES * RES];
             memset(mine, 0xaa, sizeof mine);
-            must(reader.origin->generate(reader.state, &request, &generator));
+            must(reader.source->generate(reader.state, &request, &generator));
             for (uint32_t at = 0; at < NUMBERS; at += batch)
                 must(generator_make(generator, numbers + at, NUMBERS - at < batch ? NUMBERS - at : batch,
                                     mine[at], NULL));
@@ -85,8 +85,8 @@ Test(live, generators_make_any_samples)
             cr_expect_geq(generator_memory_bytes(generator), batch * RES * RES);
             generator_close(generator);
         }
-    origin_close(&reader);
-    origin_close(&naive);
+    source_close(&reader);
+    source_close(&naive);
 }
 
 Test(live, a_device_that_is_not_there_is_told)
@@ -94,11 +94,11 @@ Test(live, a_device_that_is_not_there_is_told)
     static const char *const words[] = {"--classes", "7", "--res", "24", NULL};
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = 4096}, .batch = 4};
-    struct origin_reader reader;
+    struct source_reader reader;
     struct generator *generator;
-    must(origin_open("synth", words, &request.resources, &reader));
-    cr_expect_eq(reader.origin->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
-    origin_close(&reader);
+    must(source_open("synth", words, &request.resources, &reader));
+    cr_expect_eq(reader.source->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
+    source_close(&reader);
 }
 
 /* ---- Sets ---- */
@@ -258,7 +258,7 @@ Test(live, omp_learns_the_same_live)
 Test(live, engines_that_store_all_refuse)
 {
     const struct workload *workload = workload_find("train");
-    const struct place alone = {.ranks = 1};
+    const struct partition alone = {.ranks = 1};
     struct engine narrow = engine_naive;
     narrow.feeds = false;
     const struct variant variant = {.traits = &narrow}, able = {.traits = &engine_naive};

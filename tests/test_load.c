@@ -1,4 +1,4 @@
-/* The workload `load`: orders, tallies, latencies, and what every variant makes of whole data. */
+/* The workload `load`: orders, checksums, latencies, and what every variant makes of whole data. */
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
@@ -93,22 +93,22 @@ Test(load, quality_of_known_orders)
     cr_assert_float_eq(quality.displacement, 0.5, 1e-12);
 }
 
-/* ---- Tallies and latencies ---- */
+/* ---- Checksums and latencies ---- */
 
-Test(load, a_tally_tells_what_is_missing_doubled_or_swapped)
+Test(load, a_checksum_tells_what_is_missing_doubled_or_swapped)
 {
     const uint8_t a[300] = {1}, b[300] = {2};
-    uint64_t hash_a = tally_edges(a, sizeof a), hash_b = tally_edges(b, sizeof b);
-    uint64_t one = tally_key("one", 3), two = tally_key("two", 3);
-    uint64_t right = tally_sample(one, &hash_a, 1) + tally_sample(two, &hash_b, 1);
-    cr_assert_neq(right, tally_sample(one, &hash_b, 1) + tally_sample(two, &hash_a, 1));
-    cr_assert_neq(right, tally_sample(one, &hash_a, 1));
-    cr_assert_neq(right, 2 * tally_sample(one, &hash_a, 1));
-    cr_assert_neq(tally_edges(a, 299), hash_a);
+    uint64_t hash_a = checksum_edges(a, sizeof a), hash_b = checksum_edges(b, sizeof b);
+    uint64_t one = checksum_key("one", 3), two = checksum_key("two", 3);
+    uint64_t right = checksum_sample(one, &hash_a, 1) + checksum_sample(two, &hash_b, 1);
+    cr_assert_neq(right, checksum_sample(one, &hash_b, 1) + checksum_sample(two, &hash_a, 1));
+    cr_assert_neq(right, checksum_sample(one, &hash_a, 1));
+    cr_assert_neq(right, 2 * checksum_sample(one, &hash_a, 1));
+    cr_assert_neq(checksum_edges(a, 299), hash_a);
     uint8_t middle[300] = {1};
     middle[150] = 1;
-    cr_assert_eq(tally_edges(middle, 300), hash_a);
-    cr_assert_neq(tally_whole(middle, 300), tally_whole(a, 300));
+    cr_assert_eq(checksum_edges(middle, 300), hash_a);
+    cr_assert_neq(checksum_whole(middle, 300), checksum_whole(a, 300));
 }
 
 Test(load, latency_quantiles_are_within_three_percent)
@@ -496,7 +496,8 @@ Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_f
     close_job(&job);
 }
 
-/* What the last run left in the buffers is compared byte by byte: its tally knows the ends of samples alone.
+/* What the last run left in the buffers is compared byte by byte: its checksum knows the ends of samples
+ * alone.
  */
 Test(load, a_torn_sample_in_a_buffer_is_wrong, .init = make_folder, .fini = remove_folder)
 {

@@ -72,10 +72,10 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
             cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
             cr_assert_gt(result.skipped, 0, "%s", name);
-            cr_assert_eq(result.skipped + result.tally.count, 101, "%s", name);
+            cr_assert_eq(result.skipped + result.checksum.count, 101, "%s", name);
             const struct work work = job.workload->work(job.input, variant);
-            cr_assert_eq(work.items, (double)result.tally.count, "%s", name);
-            cr_assert_eq(work.bytes, (double)result.tally.bytes, "%s", name);
+            cr_assert_eq(work.items, (double)result.checksum.count, "%s", name);
+            cr_assert_eq(work.bytes, (double)result.checksum.bytes, "%s", name);
         } else {
             cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
             cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,
@@ -221,7 +221,7 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
                 cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
                              status_text());
                 cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-                cr_assert(result.skipped == 25 && result.tally.count == 76, "%s", name);
+                cr_assert(result.skipped == 25 && result.checksum.count == 76, "%s", name);
             }
             cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s: %s", name,
                          status_text());
@@ -298,7 +298,7 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
                                      status_text());
                         cr_assert(skip || strstr(status_text(), names[n]), "%s", status_text());
                         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-                        cr_assert(!skip || (result.skipped == 1 && result.tally.count == 100));
+                        cr_assert(!skip || (result.skipped == 1 && result.checksum.count == 100));
                         if (held)
                             close(writer);
                         bring_back(names[n]);
@@ -355,7 +355,7 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
         cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
                      "%s", status_text());
         cr_assert_eq(job.workload->repartition(job.input, job.parameters,
-                                               &(const struct place){.rank = rank, .ranks = ranks}),
+                                               &(const struct partition){.rank = rank, .ranks = ranks}),
                      STATUS_OK);
         const struct variant *variant = start(&job, name, &state);
         for (uint64_t number = 0; variant && number < 4; number++) {
@@ -364,8 +364,8 @@ static void expect_a_picture_lost(const char *name, uint64_t ranks)
             cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
                          status_text());
             cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-            cr_assert_eq(result.skipped + result.tally.count, 20 / ranks, "%s", name);
-            cr_assert_eq(job.workload->work(job.input, variant).items, (double)result.tally.count, "%s",
+            cr_assert_eq(result.skipped + result.checksum.count, 20 / ranks, "%s", name);
+            cr_assert_eq(job.workload->work(job.input, variant).items, (double)result.checksum.count, "%s",
                          name);
             skipped[number] += result.skipped;
         }

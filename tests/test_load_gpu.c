@@ -20,8 +20,8 @@
 #include "load/arrays.h"
 #include "load/convert.h"
 #include "load/input.h"
-#include "load/tally.cuh"
-#include "data/tally.h"
+#include "load/checksum.cuh"
+#include "data/checksum.h"
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -60,15 +60,15 @@ Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
     free(bytes);
 }
 
-Test(load_gpu, tallies_of_the_device_are_those_of_the_host)
+Test(load_gpu, checksums_of_the_device_are_those_of_the_host)
 {
     uint8_t *bytes = some_bytes(5000);
     for (size_t size = 0; size < 1000; size++) {
-        uint64_t members[] = {tally_edges(bytes + 3, size), tally_whole(bytes, size)};
-        cr_assert_eq(device_tally_edges(bytes + 3, size), members[0], "%zu bytes", size);
-        cr_assert_eq(device_tally_whole(bytes, size), members[1], "%zu bytes", size);
+        uint64_t members[] = {checksum_edges(bytes + 3, size), checksum_whole(bytes, size)};
+        cr_assert_eq(device_checksum_edges(bytes + 3, size), members[0], "%zu bytes", size);
+        cr_assert_eq(device_checksum_whole(bytes, size), members[1], "%zu bytes", size);
         for (uint32_t count = 1; count <= 2; count++)
-            cr_assert_eq(device_tally_sample(size, members, count), tally_sample(size, members, count));
+            cr_assert_eq(device_checksum_sample(size, members, count), checksum_sample(size, members, count));
     }
     free(bytes);
 }
@@ -274,7 +274,7 @@ static enum status open_with(const char *line, struct options *options, void **p
                                 .table_count = 1};
     *input = NULL;
     cr_assert_eq(options_parse(options, argc, argv), STATUS_OK, "%s", status_text());
-    return workload->open(options, *parameters, &(const struct place){.ranks = 1}, input);
+    return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
 }
 
 /* Whether a variant of these traits takes the line, and what it says where it does not. */

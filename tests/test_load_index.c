@@ -7,10 +7,10 @@ TestSuite(load_index, .timeout = 60);
 Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = make_folder,
      .fini = remove_folder)
 {
-    uint64_t tallies[2];
+    uint64_t checksums[2];
     for (int shards = 0; shards <= 1; shards++) {
         struct job job;
-        struct tally tally;
+        struct checksum checksum;
         prepare(shards ? "shards" : "files");
         for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
             void *state;
@@ -24,14 +24,14 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
                 variant->teardown(state);
             }
             const struct order_plan plan = load_plan(load, 1);
-            cr_assert_eq(load_expect(load, &plan, 0, &tally), STATUS_OK);
+            cr_assert_eq(load_expect(load, &plan, 0, &checksum), STATUS_OK);
             close_job(&job);
         }
-        tallies[shards] = tally.sum;
+        checksums[shards] = checksum.sum;
         remove_folder();
         make_folder();
     }
-    cr_assert_eq(tallies[0], tallies[1], "the same samples in either layout");
+    cr_assert_eq(checksums[0], checksums[1], "the same samples in either layout");
 }
 
 Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
@@ -58,7 +58,7 @@ Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini
             continue;
         cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-        cr_assert(result.skipped == 0 && result.tally.count == 39, "%s", shard_variants[v]);
+        cr_assert(result.skipped == 0 && result.checksum.count == 39, "%s", shard_variants[v]);
         variant->teardown(state);
     }
     close_job(&job);
@@ -100,7 +100,7 @@ static void expect_headers_compared(const char *words)
             if (variant && skip) {
                 cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
                 cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-                cr_assert(result.tally.count + result.skipped == 39, "%s", shard_variants[v]);
+                cr_assert(result.checksum.count + result.skipped == 39, "%s", shard_variants[v]);
             }
             if (variant)
                 variant->teardown(state);

@@ -252,7 +252,7 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
             cr_assert_eq(open_job(&job, "--cache any --shuffle 0 --batch 7"), STATUS_OK, "%s", status_text());
             cr_assert_eq(((const struct load *)job.input)->dataset->sample_bytes_max, 700);
             cr_assert_eq(job.workload->repartition(job.input, job.parameters,
-                                                   &(const struct place){.rank = rank, .ranks = 2}),
+                                                   &(const struct partition){.rank = rank, .ranks = 2}),
                          STATUS_OK);
             const struct variant *variant = start(&job, shard_variants[v], &state);
             if (variant) {

@@ -30,11 +30,11 @@ Test(load_ranks, the_identity_is_that_of_the_contents)
 }
 
 /* What check_total() makes of a row of all ranks. */
-static enum status judge(const struct job *job, const char *skipped, uint64_t tally)
+static enum status judge(const struct job *job, const char *skipped, uint64_t checksum)
 {
     struct measures total = {.columns = job->workload->measures};
     measures_put(&total, "skipped", "%s", skipped);
-    measures_put(&total, "tally", "%016" PRIx64, tally);
+    measures_put(&total, "tally", "%016" PRIx64, checksum);
     return job->workload->ranks.check_total(job->input, &total);
 }
 
@@ -48,17 +48,17 @@ Test(load_ranks, together_they_deliver_every_sample)
     make_shards(21);
     cr_assert_eq(open_job(&job, "--cache any --epochs 2"), STATUS_OK, "%s", status_text());
     for (uint64_t rank = 0; rank < 3; rank++) {
-        const struct place place = {.rank = rank, .ranks = 3, .strong = true};
-        cr_assert_eq(job.workload->repartition(job.input, job.parameters, &place), STATUS_OK);
+        const struct partition partition = {.rank = rank, .ranks = 3, .strong = true};
+        cr_assert_eq(job.workload->repartition(job.input, job.parameters, &partition), STATUS_OK);
         const struct variant *variant = start(&job, "shards", &state);
         cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
         cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
         variant->teardown(state);
-        sum += result.tally.sum;
+        sum += result.checksum.sum;
     }
     cr_expect_eq(judge(&job, "0", sum), STATUS_OK, "%s", status_text());
     cr_expect_eq(judge(&job, "0", sum + 1), STATUS_WRONG);
-    cr_expect_eq(judge(&job, "0", sum - result.tally.sum), STATUS_WRONG, "one rank's samples are missing");
+    cr_expect_eq(judge(&job, "0", sum - result.checksum.sum), STATUS_WRONG, "one rank's samples are missing");
     cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK, "which sample was skipped is not known");
     close_job(&job);
 }

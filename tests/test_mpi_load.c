@@ -67,7 +67,7 @@ Test(mpi_load, ranks_prepare_one_data_set)
     static const char *const others[] = {"--samples 41", "--samples 40 --help",
                                          "--samples 40 --from cuonter"};
     static const char *const words[] = {"rank 1: its options or the files",
-                                        "rank 1: its options are not those", "rank 1: unknown origin"};
+                                        "rank 1: its options are not those", "rank 1: unknown source"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         shell("timeout 50 mpirun -n 1 $PROGRAM --prepare set --samples 40 : -n 1 $PROGRAM --prepare set %s",
               others[i]);

@@ -202,7 +202,7 @@ Test(prepare, parquet)
     cr_assert_not_null(strstr(out, "25 samples, 4 columns"), "%s", out);
 }
 
-/* ---- Origins ---- */
+/* ---- Sources ---- */
 
 #define SYNTH "--from synth --classes 3 --samples 20 --shards 2 --res 32"
 

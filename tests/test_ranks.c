@@ -2,33 +2,33 @@
  * of them all. */
 #include <criterion/criterion.h>
 
-#include "core/place.h"
+#include "core/partition.h"
 #include "machine/cores.h"
 #include "run/ranks.h"
 
-TestSuite(place, .timeout = 60);
+TestSuite(partition, .timeout = 60);
 TestSuite(cores, .timeout = 60);
 TestSuite(ranks, .timeout = 60);
 
 /* ---- Shares of a batch ---- */
 
-Test(place, weak_ranks_make_a_batch_each)
+Test(partition, weak_ranks_make_a_batch_each)
 {
     for (uint64_t rank = 0; rank < 4; rank++) {
-        const struct place place = {rank, 4, false};
-        struct share share = place_share(&place, 7);
+        const struct partition partition = {rank, 4, false};
+        struct share share = partition_share(&partition, 7);
         cr_expect(share.first == 7 * rank && share.count == 7 && share.total == 28);
     }
 }
 
-Test(place, strong_shares_follow_each_other_and_differ_by_at_most_one)
+Test(partition, strong_shares_follow_each_other_and_differ_by_at_most_one)
 {
     for (uint64_t ranks = 1; ranks <= 9; ranks++)
         for (uint64_t batch = 0; batch <= 40; batch++) {
             uint64_t next = 0;
             for (uint64_t rank = 0; rank < ranks; rank++) {
-                const struct place place = {rank, ranks, true};
-                struct share share = place_share(&place, batch);
+                const struct partition partition = {rank, ranks, true};
+                struct share share = partition_share(&partition, batch);
                 cr_assert(share.first == next && share.total == batch);
                 cr_assert(share.count == batch / ranks || share.count == batch / ranks + 1);
                 next += share.count;
@@ -37,19 +37,19 @@ Test(place, strong_shares_follow_each_other_and_differ_by_at_most_one)
         }
 }
 
-Test(place, one_rank_has_all_either_way)
+Test(partition, one_rank_has_all_either_way)
 {
     for (int strong = 0; strong < 2; strong++) {
-        const struct place place = {0, 1, strong};
-        struct share share = place_share(&place, 13);
+        const struct partition partition = {0, 1, strong};
+        struct share share = partition_share(&partition, 13);
         cr_expect(share.first == 0 && share.count == 13 && share.total == 13);
     }
 }
 
-Test(place, a_large_batch_does_not_overflow)
+Test(partition, a_large_batch_does_not_overflow)
 {
-    const struct place place = {99998, 99999, true};
-    struct share share = place_share(&place, UINT64_MAX);
+    const struct partition partition = {99998, 99999, true};
+    struct share share = partition_share(&partition, UINT64_MAX);
     cr_expect(share.first + share.count == UINT64_MAX);
 }
 
@@ -174,7 +174,7 @@ Test(ranks, what_adds_up_is_added_up)
 
 Test(ranks, the_efficiency_is_that_of_the_scaling)
 {
-    const struct place weak = {.ranks = 4}, strong = {.ranks = 4, .strong = true};
+    const struct partition weak = {.ranks = 4}, strong = {.ranks = 4, .strong = true};
     cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "each does what one does");
     cr_expect_eq(ranks_efficiency(&weak, 3, 6), 0.5);
     cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1, "together they do what one does");

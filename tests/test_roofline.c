@@ -194,7 +194,7 @@ static struct work work_of(const char *workload, const char *const *given, const
     for (int i = 0; i < argc; i++)
         argv[i] = words[i];
     struct settings settings;
-    const struct place alone = {0, 1, false};
+    const struct partition alone = {0, 1, false};
     void *input;
     cr_assert_eq(settings_read(&settings, argc, argv), STATUS_OK, "%s", status_text());
     cr_assert_eq(settings.workload->open(&settings.options, settings.parameters, &alone, &input), STATUS_OK,
@@ -400,7 +400,7 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
     struct settings settings;
     cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
     const struct runner runner = {
-        .settings = &settings, .entry = settings.variants[0], .place = {0, 1, false}};
+        .settings = &settings, .entry = settings.variants[0], .partition = {0, 1, false}};
     const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
     struct row row = {0};
     cr_assert_eq(runner_row(&runner, &result, NULL, &row), STATUS_OK, "%s", status_text());

@@ -64,7 +64,7 @@ void reader_close(struct reader *reader)
         close_worker(reader, &reader->workers[w]);
     free(reader->workers);
     reader->workers = NULL;
-    proof_close(&reader->proof);
+    verifier_close(&reader->verifier);
     forget_set(reader);
 }
 
@@ -95,7 +95,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     TRY(env_check_memory((uint64_t)threads * reader->slots * reader->stride, "the buffers",
                          "lower --batch, --shuffle or --threads"));
     struct order_plan plan = load_plan(load, threads);
-    enum status status = proof_open(&reader->proof, load, &plan);
+    enum status status = verifier_open(&reader->verifier, load, &plan);
     reader->result.number = UINT64_MAX;
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
     if (status == STATUS_OK && !reader->workers)
@@ -123,12 +123,12 @@ enum status reader_ready(void *state, uint64_t number)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
-    return proof_ready(&reader->proof, number, &reader->result.before);
+    return verifier_ready(&reader->verifier, number, &reader->result.before);
 }
 
 static void clear(struct worker *worker)
 {
-    worker->tally = (struct tally){0};
+    worker->checksum = (struct checksum){0};
     worker->losses = (struct losses){0};
     worker->decode_s = worker->augment_s = 0;
     worker->image_count = 0;
@@ -141,22 +141,22 @@ static void clear(struct worker *worker)
 static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
                        enum status (*read)(struct worker *worker))
 {
-    struct proof *proof = &worker->reader->proof;
-    uint64_t lost = worker->losses.tally.count;
+    struct verifier *verifier = &worker->reader->verifier;
+    uint64_t lost = worker->losses.checksum.count;
     worker->epoch = epoch;
     worker->delivered = 0;
-    order_make(&proof->plan, epoch, number, &worker->order);
+    order_make(&verifier->plan, epoch, number, &worker->order);
     worker->status = read(worker);
     if (worker->status != STATUS_OK) /* the message is this thread's */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
     else
-        proof_note(proof, &worker->losses, &worker->order, worker->losses.tally.count - lost);
+        verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
 
 /* Says once that --decode or --augment had nothing to do. */
 static void warn_imageless(struct reader *reader, uint64_t images)
 {
-    if (!reader->load->decode || images > 0 || reader->result.tally.count == 0 || reader->imageless)
+    if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
         return;
     reader->imageless = true;
     status_warn("--%s: no sample holds an image that is known (png; npy of |u1, <f2 or <f4 with two or three "
@@ -171,19 +171,19 @@ static enum status finish(struct reader *reader, uint64_t number)
     struct losses lost = {0};
     uint64_t images = 0;
     result->number = number;
-    result->tally = (struct tally){0};
+    result->checksum = (struct checksum){0};
     result->decode_s = result->augment_s = 0;
     for (int w = 0; w < reader->threads; w++) {
         const struct worker *worker = &reader->workers[w];
-        tally_merge(&result->tally, &worker->tally);
+        checksum_merge(&result->checksum, &worker->checksum);
         losses_merge(&lost, &worker->losses);
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
         images += worker->image_count;
     }
     warn_imageless(reader, images);
-    result->skipped = lost.tally.count;
-    return proof_finish(&reader->proof, number, &result->tally, &lost);
+    result->skipped = lost.checksum.count;
+    return verifier_finish(&reader->verifier, number, &result->checksum, &lost);
 }
 
 enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
@@ -291,24 +291,25 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
         hashes[m] = hash_member(data, size);
         data += size;
     }
-    return tally_sample(sample->key_hash, hashes, sample->members);
+    return checksum_sample(sample->key_hash, hashes, sample->members);
 }
 
 /* With --verify: every byte, sample by sample. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];
-    uint64_t hash = hash_of(worker->load->dataset, number, data, tally_whole);
+    uint64_t hash = hash_of(worker->load->dataset, number, data, checksum_whole);
     uint8_t *seen = &worker->load->control->seen[number];
     if (hash == sample->whole && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
         __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
-    tally_add(&worker->tally, hash, sample->bytes);
+    checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
-    tally_add(&worker->tally, hash_of(dataset, number, data, tally_edges), dataset->samples[number].bytes);
+    checksum_add(&worker->checksum, hash_of(dataset, number, data, checksum_edges),
+                 dataset->samples[number].bytes);
 }
 
 enum status reader_look(void *state, uint64_t *wrong)
@@ -321,7 +322,7 @@ enum status reader_look(void *state, uint64_t *wrong)
             uint32_t number = reader->workers[w].held[i];
             const uint8_t *data = reader->workers[w].slots + i * reader->stride;
             *wrong += number != READER_LOST &&
-                      hash_of(dataset, number, data, tally_whole) != dataset->samples[number].whole;
+                      hash_of(dataset, number, data, checksum_whole) != dataset->samples[number].whole;
         }
     return STATUS_OK;
 }
@@ -392,7 +393,7 @@ enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sam
 
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status)
 {
-    return proof_lose(&worker->reader->proof, &worker->losses, sample, status);
+    return verifier_lose(&worker->reader->verifier, &worker->losses, sample, status);
 }
 
 /* ---- Copy bandwidth ---- */
@@ -516,7 +517,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
 enum status reader_fetch(void *state, void *result)
 {
     struct reader *reader = state;
-    reader->result.device_known = proof_device_bytes(&reader->proof, &reader->result.device_bytes);
+    reader->result.device_known = verifier_device_bytes(&reader->verifier, &reader->result.device_bytes);
     reader->result.threads = reader->threads;
     for (int call = 0; call < LOAD_CALLS; call++) {
         reader->result.latency[call] = (struct latency){0};

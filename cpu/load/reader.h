@@ -1,5 +1,5 @@
-/* What the load variants share: threads, each with its order, its buffer and its tally, and the delivery of
- * whole batches. A variant adds how a sample gets from its file into a slot. */
+/* What the load variants share: threads, each with its order, its buffer and its checksum, and the delivery
+ * of whole batches. A variant adds how a sample gets from its file into a slot. */
 #ifndef FDSL_CPU_LOAD_READER_H
 #define FDSL_CPU_LOAD_READER_H
 
@@ -9,7 +9,7 @@
 
 #include "core/variant.h"
 #include "load/input.h"
-#include "load/proof.h"
+#include "load/verifier.h"
 
 #define READER_LOST UINT32_MAX /* in worker->held: the slot's sample could not be read */
 
@@ -25,9 +25,9 @@ struct worker {
     uint32_t *held;     /* the number of the sample in each slot */
     uint32_t delivered; /* of those that arrive in a stream: turns delivered so far */
 
-    struct tally tally;      /* delivered */
-    struct losses losses;    /* what could not be read */
-    struct latency *latency; /* LOAD_CALLS of them */
+    struct checksum checksum; /* delivered */
+    struct losses losses;     /* what could not be read */
+    struct latency *latency;  /* LOAD_CALLS of them */
     double decode_s, augment_s;
     uint8_t *decoded; /* room of image_decode() */
     size_t decoded_bytes;
@@ -49,7 +49,7 @@ struct reader {
     uint32_t slots; /* a worker's */
     struct worker *workers;
     bool imageless; /* a run found no image to decode, and that was said */
-    struct proof proof;
+    struct verifier verifier;
     uint8_t *set; /* the working set as memory, for reader_copy(): set_bytes of room, copied_bytes in it */
     size_t set_bytes, copied_bytes;
     struct load_result result;

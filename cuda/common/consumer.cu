@@ -85,8 +85,8 @@ static enum status cuda_renew(struct consumer *consumer)
     CUDA_TRY(cudaSetDevice(self->device));
     pthread_mutex_lock(&self->lock);
     enum status status = count_all(self);
-    if (status == STATUS_OK && self->learner)
-        status = learner_begin(self->learner);
+    if (status == STATUS_OK && self->backend)
+        status = step_backend_reset(self->backend);
     pthread_mutex_unlock(&self->lock);
     return status;
 }
@@ -111,8 +111,8 @@ static enum status cuda_finish(struct consumer *consumer, struct consumer_times 
     *times = self->span;
     times->span_s = times->first_wait_s + times->wait_s + times->busy_s;
     times->loss = NAN;
-    if (status == STATUS_OK && self->learner)
-        status = learner_loss(self->learner, &times->loss);
+    if (status == STATUS_OK && self->backend)
+        status = step_backend_loss(self->backend, &times->loss);
     pthread_mutex_unlock(&self->lock);
     return status;
 }
@@ -265,9 +265,9 @@ static void cuda_close(struct consumer *consumer)
     product_close(&self->product);
     if (self->copies)
         (void)cudaStreamDestroy(self->copies);
-    if (self->steps && !self->learner)
+    if (self->steps && !self->backend)
         (void)cudaStreamDestroy(self->steps);
-    learner_close(self->learner);
+    step_backend_close(self->backend);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
     free(self);
@@ -278,8 +278,8 @@ static enum status make_streams(struct cuda_consumer *self)
 {
     int lowest, highest;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    if (self->learner)
-        self->steps = static_cast<cudaStream_t>(learner_stream(self->learner));
+    if (self->backend)
+        self->steps = static_cast<cudaStream_t>(step_backend_stream(self->backend));
     else
         CUDA_TRY(cudaStreamCreateWithPriority(&self->steps, cudaStreamNonBlocking, lowest));
     CUDA_TRY(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking));
@@ -295,21 +295,21 @@ static enum status make_streams(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-static enum status make(struct cuda_consumer *self, double step_s, const struct lesson *lesson)
+static enum status make(struct cuda_consumer *self, double step_s, const struct task *task)
 {
     TRY(device_probe(self->device));
     CUDA_TRY(cudaSetDevice(self->device));
-    self->ahead = lesson ? LESSONS_AHEAD : CONSUMER_STEPS_AHEAD;
-    self->share = lesson ? lesson->share : 0;
-    if (lesson)
-        TRY(learner_open(self->device, lesson, &self->learner));
+    self->ahead = task ? LESSONS_AHEAD : CONSUMER_STEPS_AHEAD;
+    self->share = task ? task->share : 0;
+    if (task)
+        TRY(step_backend_open(self->device, task, &self->backend));
     TRY(make_streams(self));
-    TRY(lesson ? measure_lesson(self, lesson) : measure_product(self, step_s));
+    TRY(task ? measure_task(self, task) : measure_product(self, step_s));
     TRY(cuda_renew(&self->consumer));
     return begin_span(self);
 }
 
-extern "C" enum status consumer_open(int device, double step_s, const struct lesson *lesson,
+extern "C" enum status consumer_open(int device, double step_s, const struct task *task,
                                      struct consumer **consumer)
 {
     static const struct consumer_type type = {cuda_renew, cuda_begin,  cuda_take_host, cuda_take_device,
@@ -322,7 +322,7 @@ extern "C" enum status consumer_open(int device, double step_s, const struct les
     self->device = device;
     pthread_mutex_init(&self->lock, nullptr);
     pthread_cond_init(&self->changed, nullptr);
-    enum status status = make(self, step_s, lesson);
+    enum status status = make(self, step_s, task);
     if (status != STATUS_OK) {
         cuda_close(&self->consumer);
         return status_prefix(status, "--compute");

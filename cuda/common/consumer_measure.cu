@@ -250,10 +250,10 @@ static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t strea
 
 /* Random pixels, before there are others: what of a step's length depends on them is little. They are bytes;
  * wider types take longer on their way into the step. */
-enum status measure_lesson(struct cuda_consumer *self, const struct lesson *lesson)
+enum status measure_task(struct cuda_consumer *self, const struct task *task)
 {
-    size_t sample_bytes = (size_t)lesson->channels * lesson->height * lesson->width;
-    size_t bytes = lesson->share * sample_bytes;
+    size_t sample_bytes = (size_t)task->channels * task->height * task->width;
+    size_t bytes = task->share * sample_bytes;
     uint8_t *pixels;
     if (cudaMalloc(&pixels, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -264,7 +264,7 @@ enum status measure_lesson(struct cuda_consumer *self, const struct lesson *less
     batch.values = pixels;
     batch.stride = sample_bytes;
     batch.bytes = bytes;
-    batch.count = lesson->share;
+    batch.count = task->share;
     enum status status = fill_pixels(pixels, bytes, self->steps);
     if (status == STATUS_OK)
         status = measure_alone(self, &batch);

@@ -2,9 +2,9 @@
 #include "core/consumer.h"
 #include "machine/device.h"
 
-enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer)
+enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer)
 {
-    (void)step_s, (void)lesson;
+    (void)step_s, (void)task;
     *consumer = NULL;
     return status_prefix(device_probe(device), "--compute");
 }

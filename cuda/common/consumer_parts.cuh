@@ -8,7 +8,7 @@
 
 #include "common/product.cuh"
 #include "core/consumer.h"
-#include "core/learner.h"
+#include "core/step_backend.h"
 
 #define RING 4 /* host batches under way */
 
@@ -26,9 +26,9 @@ struct cuda_consumer {
     pthread_mutex_t lock;   /* over all below, but for what a slot's own thread fills */
     pthread_cond_t changed; /* a slot's turn */
     struct product product;
-    struct learner *learner; /* makes the steps; NULL: `product` does */
-    unsigned ahead;          /* steps under way, at most */
-    uint32_t share;          /* samples of a whole batch; 0: a step takes as long on any */
+    struct step_backend *backend; /* makes the steps; NULL: `product` does */
+    unsigned ahead;               /* steps under way, at most */
+    uint32_t share;               /* samples of a whole batch; 0: a step takes as long on any */
     cudaStream_t steps, copies;
     cudaEvent_t origin; /* where the span begins */
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
@@ -44,13 +44,14 @@ struct cuda_consumer {
 /* One step, enqueued: on `batch`, which a product does not look at. */
 static inline enum status make_step(struct cuda_consumer *self, const struct batch *batch)
 {
-    return self->learner ? learner_step(self->learner, batch) : product_launch(&self->product, self->steps);
+    return self->backend ? step_backend_step(self->backend, batch)
+                         : product_launch(&self->product, self->steps);
 }
 
 /* Makes the step: a product that takes `step_s`. Fills the consumer's facts. */
 enum status measure_product(struct cuda_consumer *self, double step_s);
 
-/* The same of the learner's step on a lesson. */
-enum status measure_lesson(struct cuda_consumer *self, const struct lesson *lesson);
+/* The same of the learner's step on a task. */
+enum status measure_task(struct cuda_consumer *self, const struct task *task);
 
 #endif

@@ -24,7 +24,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->result.number = UINT64_MAX;
     struct order_plan plan = load_plan(load, (int)workers);
     plan.keyed = keyed;
-    TRY(proof_open(&delivery->proof, load, &plan));
+    TRY(verifier_open(&delivery->verifier, load, &plan));
     TRY(arrays_open(load->dataset, packed, &delivery->arrays));
     delivery->convert = convert_make(delivery->arrays.type, load->tensor, load->mean, load->std);
     delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
@@ -38,7 +38,7 @@ static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
     outlet->delivery = delivery;
     outlet->plain.dataset = const_cast<struct dataset *>(dataset);
     outlet->plain.fd = -1;
-    TRY(order_open(&delivery->proof.plan, &outlet->order));
+    TRY(order_open(&delivery->verifier.plan, &outlet->order));
     outlet->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *outlet->held));
     outlet->berths = static_cast<struct berth *>(calloc(delivery->berths, sizeof *outlet->berths));
     if (!outlet->held || !outlet->berths)
@@ -47,7 +47,7 @@ static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
     CUDA_TRY(cudaMalloc(&outlet->tensor, delivery->slots * delivery->stride));
     CUDA_TRY(cudaMalloc(&outlet->labels, delivery->slots * sizeof *outlet->labels));
     CUDA_TRY(cudaMalloc(&outlet->hashes, delivery->slots * sizeof *outlet->hashes));
-    outlet->tally = &delivery->tallies[outlet->number];
+    outlet->checksum = &delivery->checksums[outlet->number];
     for (uint32_t b = 0; b < delivery->berths; b++)
         CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].ready, cudaEventDisableTiming));
     return STATUS_OK;
@@ -63,7 +63,7 @@ static enum status open_all(struct delivery *delivery)
     if (!delivery->outlets || !delivery->queues || !delivery->left)
         return status_set(STATUS_FAILED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
-    CUDA_TRY(cudaMalloc(&delivery->tallies, delivery->workers * sizeof *delivery->tallies));
+    CUDA_TRY(cudaMalloc(&delivery->checksums, delivery->workers * sizeof *delivery->checksums));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
     for (uint32_t w = 0; w < delivery->workers; w++) {
         delivery->outlets[w].number = w;
@@ -118,9 +118,9 @@ void delivery_close(struct delivery *delivery)
     delete[] delivery->queues;
     free(delivery->left);
     (void)cudaFree(delivery->samples);
-    (void)cudaFree(delivery->tallies);
+    (void)cudaFree(delivery->checksums);
     arrays_close(&delivery->arrays);
-    proof_close(&delivery->proof);
+    verifier_close(&delivery->verifier);
 }
 
 /* ---- Handing over ---- */
@@ -382,7 +382,7 @@ enum status outlet_free(struct outlet *outlet)
 enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status)
 {
     std::unique_lock<std::mutex> guard = delivery_guard(outlet->delivery);
-    return proof_lose(&outlet->delivery->proof, &outlet->losses, sample, status);
+    return verifier_lose(&outlet->delivery->verifier, &outlet->losses, sample, status);
 }
 
 struct unpack outlet_job(const struct outlet *outlet)
@@ -397,7 +397,7 @@ struct unpack outlet_job(const struct outlet *outlet)
     job.labels = outlet->labels;
     job.hashes = outlet->hashes;
     job.whole = delivery->load->control->whole;
-    job.tally = outlet->tally;
+    job.checksum = outlet->checksum;
     return job;
 }
 
@@ -407,20 +407,20 @@ enum status delivery_ready(struct delivery *delivery, uint64_t number)
 {
     for (uint32_t w = 0; w < delivery->workers; w++) /* nothing of this run is there yet: DELIVERY_LOST */
         memset(delivery->outlets[w].held, 0xff, delivery->slots * sizeof *delivery->outlets[w].held);
-    return proof_ready(&delivery->proof, number, &delivery->result.before);
+    return verifier_ready(&delivery->verifier, number, &delivery->result.before);
 }
 
 void outlet_note(struct outlet *outlet, uint64_t lost)
 {
-    proof_note(&outlet->delivery->proof, &outlet->losses, &outlet->order, lost);
+    verifier_note(&outlet->delivery->verifier, &outlet->losses, &outlet->order, lost);
 }
 
 enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet))
 {
     for (uint32_t i = 0; i < outlet->delivery->load->epochs; i++, outlet->epoch++) {
-        uint64_t lost = outlet->losses.tally.count;
+        uint64_t lost = outlet->losses.checksum.count;
         TRY(epoch(outlet));
-        outlet_note(outlet, outlet->losses.tally.count - lost);
+        outlet_note(outlet, outlet->losses.checksum.count - lost);
     }
     return STATUS_OK;
 }
@@ -481,13 +481,14 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
     delivery->next = 0;
     for (uint32_t w = 0; w < delivery->workers; w++) {
         uint32_t begin, end;
-        order_share(&delivery->proof.plan, load->rank * delivery->workers + w, &begin, &end);
+        order_share(&delivery->verifier.plan, load->rank * delivery->workers + w, &begin, &end);
         delivery->left[w] = (uint64_t)load->epochs * ((end - begin + load->batch - 1) / load->batch);
         delivery->queues[w].clear();
         begin_share(&delivery->outlets[w], number);
     }
     cudaStream_t stream = delivery->outlets[0].stream;
-    CUDA_TRY(cudaMemsetAsync(delivery->tallies, 0, delivery->workers * sizeof *delivery->tallies, stream));
+    CUDA_TRY(
+        cudaMemsetAsync(delivery->checksums, 0, delivery->workers * sizeof *delivery->checksums, stream));
     CUDA_TRY(cudaStreamSynchronize(stream));
     return STATUS_OK;
 }
@@ -495,17 +496,17 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
 static enum status finish_run(struct delivery *delivery, uint64_t number)
 {
     struct losses lost = {};
-    std::vector<struct tally> tallies(delivery->workers);
-    CUDA_TRY(cudaMemcpy(tallies.data(), delivery->tallies, delivery->workers * sizeof tallies[0],
+    std::vector<struct checksum> checksums(delivery->workers);
+    CUDA_TRY(cudaMemcpy(checksums.data(), delivery->checksums, delivery->workers * sizeof checksums[0],
                         cudaMemcpyDeviceToHost));
     delivery->result.number = number;
-    delivery->result.tally = {};
+    delivery->result.checksum = {};
     for (uint32_t w = 0; w < delivery->workers; w++) {
-        tally_merge(&delivery->result.tally, &tallies[w]);
+        checksum_merge(&delivery->result.checksum, &checksums[w]);
         losses_merge(&lost, &delivery->outlets[w].losses);
     }
-    delivery->result.skipped = lost.tally.count;
-    return proof_finish(&delivery->proof, number, &delivery->result.tally, &lost);
+    delivery->result.skipped = lost.checksum.count;
+    return verifier_finish(&delivery->verifier, number, &delivery->result.checksum, &lost);
 }
 
 enum status delivery_run(struct delivery *delivery, uint64_t number,
@@ -537,7 +538,8 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
 
 enum status delivery_fetch(struct delivery *delivery, struct load_result *result)
 {
-    delivery->result.device_known = proof_device_bytes(&delivery->proof, &delivery->result.device_bytes);
+    delivery->result.device_known =
+        verifier_device_bytes(&delivery->verifier, &delivery->result.device_bytes);
     delivery->result.threads = (int)delivery->workers;
     *result = delivery->result;
     return STATUS_OK;

@@ -1,5 +1,6 @@
-/* What the GPU load variants share: workers, each with its order, its slots in device memory and its tally,
- * and the delivery of whole batches, to a consumer where there is one. A variant adds how bytes get there. */
+/* What the GPU load variants share: workers, each with its order, its slots in device memory and its
+ * checksum, and the delivery of whole batches, to a consumer where there is one. A variant adds how bytes get
+ * there. */
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
 
@@ -16,7 +17,7 @@
 #include "load/device_memory.cuh"
 #include "data/plain.h"
 #include "load/input.h"
-#include "load/proof.h"
+#include "load/verifier.h"
 #include "load/unpack.cuh"
 
 #define DELIVERY_LOST UINT32_MAX /* in outlet->held: the slot's sample could not be read */
@@ -42,11 +43,11 @@ struct outlet {
     uint64_t epoch;
     cudaStream_t stream; /* its kernels, in order */
 
-    /* On the device, by slot, and the tally of the run: one of the delivery's. */
+    /* On the device, by slot, and the checksum of the run: one of the delivery's. */
     uint8_t *tensor;
     int32_t *labels;
     uint64_t *hashes;
-    struct tally *tally;
+    struct checksum *checksum;
 
     uint32_t *held; /* the number of the sample in each slot */
     struct berth *berths;
@@ -77,8 +78,8 @@ struct delivery {
     struct arrays arrays;
     struct array_sample *samples; /* arrays.samples on the device */
     struct outlet *outlets;
-    struct tally *tallies; /* of the run, by worker, on the device */
-    struct proof proof;
+    struct checksum *checksums; /* of the run, by worker, on the device */
+    struct verifier verifier;
     struct load_result result;
 
     /* Batches go to the consumer in strict turns over the workers, whoever is ready first: for a seed and a

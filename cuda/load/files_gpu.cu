@@ -77,7 +77,7 @@ static enum status files_gpu_epoch(struct outlet *outlet)
 {
     struct files_gpu *files = static_cast<struct files_gpu *>(outlet->own);
     const struct load *load = files->delivery.load;
-    order_make(&files->delivery.proof.plan, outlet->epoch, load->rank, &outlet->order);
+    order_make(&files->delivery.verifier.plan, outlet->epoch, load->rank, &outlet->order);
     uint32_t count = outlet->order.count, batch = load->batch;
     for (uint32_t turn = 0; turn < count; turn++) {
         uint32_t slot = turn % files->delivery.slots, number = outlet->order.samples[turn];

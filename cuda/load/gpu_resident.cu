@@ -116,7 +116,7 @@ static enum status resident_epoch(struct outlet *outlet)
     struct resident *resident = static_cast<struct resident *>(outlet->own);
     const struct load *load = resident->delivery.load;
     uint32_t begin, end, step = resident->launch_slots;
-    order_share(&resident->delivery.proof.plan, load->rank, &begin, &end);
+    order_share(&resident->delivery.verifier.plan, load->rank, &begin, &end);
     TRY(make_order(resident, outlet));
     if (load->control->whole)
         TRY(know_order(resident, outlet, begin, end - begin));
@@ -305,8 +305,8 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     (void)time;
     struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
     TRY(delivery_run(delivery, number, resident_read));
-    const struct tally *tally = &delivery->result.tally; /* what was read, and what was written */
-    delivery->result.moved_bytes = tally->bytes + tally->count * delivery->slot_bytes;
+    const struct checksum *checksum = &delivery->result.checksum; /* what was read, and what was written */
+    delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
 }
 
@@ -325,7 +325,7 @@ static enum status resident_look(void *state, uint64_t *wrong)
     struct outlet *outlet = &delivery->outlets[0];
     uint32_t begin, end, slots = delivery->slots;
     CUDA_TRY(cudaSetDevice(delivery->device));
-    order_share(&delivery->proof.plan, delivery->load->rank, &begin, &end);
+    order_share(&delivery->verifier.plan, delivery->load->rank, &begin, &end);
     TRY(know_order(resident, outlet, begin, end - begin));
     for (uint32_t i = 0; i < slots; i++)
         outlet->held[i] = DELIVERY_LOST;

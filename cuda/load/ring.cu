@@ -187,7 +187,7 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
 
 static void end_epoch(struct ring_share *share)
 {
-    uint64_t lost = share->outlet->losses.tally.count;
+    uint64_t lost = share->outlet->losses.checksum.count;
     if (share->epochs == 0)
         return;
     outlet_note(share->outlet, lost - share->lost);
@@ -198,10 +198,10 @@ static void end_epoch(struct ring_share *share)
 static void begin_epoch(struct ring_share *share)
 {
     struct outlet *outlet = share->outlet;
-    const struct proof *proof = &outlet->delivery->proof;
+    const struct verifier *verifier = &outlet->delivery->verifier;
     end_epoch(share);
-    order_make(&proof->plan, outlet->epoch + share->epochs,
-               proof->load->rank * outlet->delivery->workers + outlet->number, &outlet->order);
+    order_make(&verifier->plan, outlet->epoch + share->epochs,
+               verifier->load->rank * outlet->delivery->workers + outlet->number, &outlet->order);
     share->segment = share->within = share->arrival = share->asked = 0;
     share->epochs++;
 }

@@ -6,14 +6,14 @@
 
 #include "common/check.cuh"
 #include "core/phase.h"
-#include "load/tally.cuh"
+#include "load/checksum.cuh"
 
-#define BLOCK_THREADS 256
-#define BLOCKS_WANTED 4   /* on a multiprocessor: what is left over of registers, tallies spill */
-#define GROUP_BYTES   16  /* of the tensor, which a thread writes at once: a warp writes whole lines */
-#define GROUPS_MAX    8u  /* of a thread, so that as many loads are in flight */
-#define FLIGHT_BYTES  128 /* of a thread's loads at most: they are in registers */
-#define TALLY_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* that a block tallies */
+#define BLOCK_THREADS    256
+#define BLOCKS_WANTED    4   /* on a multiprocessor: what is left over of registers, checksums spill */
+#define GROUP_BYTES      16  /* of the tensor, which a thread writes at once: a warp writes whole lines */
+#define GROUPS_MAX       8u  /* of a thread, so that as many loads are in flight */
+#define FLIGHT_BYTES     128 /* of a thread's loads at most: they are in registers */
+#define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* that a block checksums */
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {
@@ -22,11 +22,11 @@ static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpa
     return {0, job.order[i], job.slot + i};
 }
 
-/* ---- Tallies: as many threads a sample as its edges have parts ---- */
+/* ---- Checksums: as many threads a sample as its edges have parts ---- */
 
 static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_t size, bool whole)
 {
-    return whole ? device_tally_whole(bytes, size) : device_tally_edges(bytes, size);
+    return whole ? device_checksum_whole(bytes, size) : device_checksum_edges(bytes, size);
 }
 
 /* The hash of a member, at least in lane 0 of its threads. All threads of the warp call it; `there`: theirs
@@ -34,8 +34,8 @@ static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_
 static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
                                                        uint32_t lane, bool there)
 {
-    bool parts = there && !whole && size > 2 * TALLY_EDGE;
-    uint64_t sum = parts ? device_tally_part(bytes, size, lane) : 0;
+    bool parts = there && !whole && size > 2 * CHECKSUM_EDGE;
+    uint64_t sum = parts ? device_checksum_part(bytes, size, lane) : 0;
     for (int distance = XXH3_PARTS / 2; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(~0u, sum, distance);
     if (parts)
@@ -57,9 +57,9 @@ static __device__ void add(uint64_t *to, uint64_t value)
 }
 
 /* Adds the sum over the block: atomics to one place take turns. All threads call it. */
-static __device__ void block_add(struct tally *to, struct tally own)
+static __device__ void block_add(struct checksum *to, struct checksum own)
 {
-    __shared__ struct tally warps[BLOCK_THREADS / 32];
+    __shared__ struct checksum warps[BLOCK_THREADS / 32];
     own = {warp_sum(own.count), warp_sum(own.bytes), warp_sum(own.sum)};
     if (threadIdx.x % 32 == 0)
         warps[threadIdx.x / 32] = own;
@@ -76,26 +76,26 @@ static __device__ void block_add(struct tally *to, struct tally own)
     add(&to->sum, own.sum);
 }
 
-static __device__ void tally_samples(const struct unpack &job, uint32_t block)
+static __device__ void checksum_samples(const struct unpack &job, uint32_t block)
 {
-    uint32_t i = block * TALLY_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;
+    uint32_t i = block * CHECKSUM_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;
     struct unpack_entry entry = entry_at(job, i < job.count ? i : job.count - 1);
     const struct array_sample &sample = job.samples[entry.sample];
     const uint8_t *bytes = job.bytes + entry.at;
     uint64_t members[ARRAY_MEMBERS_MAX];
-    struct tally own = {0, 0, 0};
+    struct checksum own = {0, 0, 0};
 #pragma unroll
     for (uint32_t m = 0; m < ARRAY_MEMBERS_MAX; m++)
         members[m] = hash_member(bytes + sample.at[m], sample.size[m], job.whole, lane, m < sample.members);
     if (lane == 0 && i < job.count) {
         int32_t label = LABEL_NONE;
-        own = {1, sample.bytes, device_tally_sample(sample.key_hash, members, sample.members)};
+        own = {1, sample.bytes, device_checksum_sample(sample.key_hash, members, sample.members)};
         if (sample.label < sample.members)
             label_parse(bytes + sample.at[sample.label], sample.size[sample.label], &label);
         job.labels[entry.slot] = label;
         job.hashes[entry.slot] = own.sum;
     }
-    block_add(job.tally, own);
+    block_add(job.checksum, own);
 }
 
 /* ---- Conversion: a thread some groups of values ---- */
@@ -212,7 +212,7 @@ convert_group(const struct convert &convert, const struct words<group<S, T>::FRO
 struct share {
     uint32_t groups, whole; /* of a sample; of these, full ones */
     uint32_t lanes_log2, pieces;
-    uint32_t run; /* blocks that convert, behind each that tallies */
+    uint32_t run; /* blocks that convert, behind each that checksums */
 };
 
 /* The end of a sample, or groups at an odd address: value by value. */
@@ -256,7 +256,7 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
                                job.values, slot);
 }
 
-/* Blocks that tally stand among those that convert the same samples: few threads of theirs have loads in
+/* Blocks that checksum stand among those that convert the same samples: few threads of theirs have loads in
  * flight, and nothing of theirs is last. */
 template <enum dtype S, enum dtype T>
 static __global__
@@ -265,7 +265,7 @@ __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_
 {
     uint32_t run = blockIdx.x / (share.run + 1), at = blockIdx.x - run * (share.run + 1);
     if (at == 0)
-        tally_samples(job, run);
+        checksum_samples(job, run);
     else
         convert_values<S, T>(job, run * share.run + at - 1, share);
 }
@@ -312,7 +312,7 @@ static struct share share_of(const struct unpack *unpack, const struct unpacker 
     while (1u << share.lanes_log2 < BLOCK_THREADS && unpacker->groups << share.lanes_log2 < share.groups)
         share.lanes_log2++;
     uint32_t rows = BLOCK_THREADS >> share.lanes_log2, block_groups = unpacker->groups << share.lanes_log2;
-    uint64_t runs = ((uint64_t)unpack->count + TALLY_SAMPLES - 1) / TALLY_SAMPLES;
+    uint64_t runs = ((uint64_t)unpack->count + CHECKSUM_SAMPLES - 1) / CHECKSUM_SAMPLES;
     share.pieces = (share.groups + block_groups - 1) / block_groups;
     uint64_t run = ((uint64_t)((unpack->count + rows - 1) / rows) * share.pieces + runs - 1) / runs;
     share.run = static_cast<uint32_t>(run);

@@ -1,5 +1,5 @@
 /* Samples out of the bytes that arrived: one kernel a chunk finds them by a table, converts them into the
- * slots of a batch tensor, reads their labels, and tallies the bytes as they came. */
+ * slots of a batch tensor, reads their labels, and checksums the bytes as they came. */
 #ifndef FDSL_CUDA_LOAD_UNPACK_CUH
 #define FDSL_CUDA_LOAD_UNPACK_CUH
 
@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 #include "data/label.h"
-#include "data/tally.h"
+#include "data/checksum.h"
 #include "load/arrays.h"
 #include "load/convert.h"
 
@@ -34,11 +34,11 @@ struct unpack {
     uint64_t values; /* of a sample */
 
     uint8_t *tensor;
-    uint64_t stride;     /* of a slot in bytes, a multiple of UNPACK_ALIGNMENT */
-    int32_t *labels;     /* by slot; LABEL_NONE where a sample has none */
-    uint64_t *hashes;    /* by slot: the sample's hash, as it is tallied */
-    bool whole;          /* over every byte, not over the edges */
-    struct tally *tally; /* added to */
+    uint64_t stride;           /* of a slot in bytes, a multiple of UNPACK_ALIGNMENT */
+    int32_t *labels;           /* by slot; LABEL_NONE where a sample has none */
+    uint64_t *hashes;          /* by slot: the sample's hash, as it is tallied */
+    bool whole;                /* over every byte, not over the edges */
+    struct checksum *checksum; /* added to */
 };
 
 #define UNPACK_ALIGNMENT 32

@@ -8,17 +8,17 @@ enum status compute_read(struct compute *compute)
     static const char train[] = "train";
     const char *text = compute->text;
     compute->step_s = 0;
-    compute->lesson = (struct lesson){0};
+    compute->task = (struct task){0};
     if (!text)
         return STATUS_OK;
     size_t length = strcspn(text, ":");
     if (length == sizeof train - 1 && memcmp(text, train, length) == 0) {
         const char *model = text[length] ? text + length + 1 : "";
-        if (text[length] && (!*model || strlen(model) >= sizeof compute->lesson.model))
+        if (text[length] && (!*model || strlen(model) >= sizeof compute->task.model))
             return status_set(STATUS_USAGE,
                               "--compute %.40s: name a network behind the colon, as in train:cnn", text);
-        snprintf(compute->lesson.model, sizeof compute->lesson.model, "%s", model);
-        enum status status = *model ? lesson_check_name(model) : STATUS_OK;
+        snprintf(compute->task.model, sizeof compute->task.model, "%s", model);
+        enum status status = *model ? task_check_name(model) : STATUS_OK;
         return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--compute");
     }
     if (!strchr("+-.0123456789", *text))
@@ -32,10 +32,10 @@ enum status compute_read(struct compute *compute)
 
 enum status compute_teach(struct compute *compute)
 {
-    enum status status = lesson_choose(&compute->lesson);
+    enum status status = task_choose(&compute->task);
     if (status != STATUS_OK)
         return status_prefix(status, "--compute %s", compute->text);
-    snprintf(compute->name, sizeof compute->name, "train:%s", compute->lesson.model);
+    snprintf(compute->name, sizeof compute->name, "train:%s", compute->task.model);
     compute->text = compute->name;
     return STATUS_OK;
 }

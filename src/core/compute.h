@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "core/learner.h"
+#include "core/step_backend.h"
 #include "core/options.h"
 #include "core/status.h"
 
@@ -15,10 +15,10 @@
 
 /* A member of a workload's parameters. */
 struct compute {
-    const char *text;     /* the option's value, and the row's; NULL: no step */
-    double step_s;        /* of a step of a given length; 0: the trainer's own */
-    struct lesson lesson; /* what that one learns */
-    char name[32];        /* "train:cnn" */
+    const char *text; /* the option's value, and the row's; NULL: no step */
+    double step_s;    /* of a step of a given length; 0: the trainer's own */
+    struct task task; /* what that one learns */
+    char name[32];    /* "train:cnn" */
 };
 
 /* The line of a workload's table of options; `at` is where the struct stands in its parameters. */
@@ -31,7 +31,7 @@ struct compute {
             "1x28x28, else cnn-fdsl)"                                                                        \
     }
 
-/* Reads the text: step_s, or the model that the lesson names, which may be "". STATUS_USAGE for anything else
+/* Reads the text: step_s, or the model that the task names, which may be "". STATUS_USAGE for anything else
  * than a number of milliseconds within the bounds, train and train:MODEL. */
 enum status compute_read(struct compute *compute);
 
@@ -41,7 +41,7 @@ static inline bool compute_learns(const struct compute *compute)
     return compute->text && compute->step_s == 0;
 }
 
-/* The workload has filled the lesson but for the model: chooses one, and has the row name it. STATUS_USAGE
+/* The workload has filled the task but for the model: chooses one, and has the row name it. STATUS_USAGE
  * where there is nothing to learn, or no network that could. */
 enum status compute_teach(struct compute *compute);
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "core/batch.h"
-#include "core/learner.h"
+#include "core/step_backend.h"
 #include "core/portable.h"
 #include "core/status.h"
 
@@ -28,7 +28,7 @@ struct consumer_facts {
 };
 
 /* What was measured from consumer_begin() to consumer_finish(). Without a step all is 0, and no loss. A batch
- * is whole where the step on it can be held against alone_s: of a lesson those of `share` samples, else all.
+ * is whole where the step on it can be held against alone_s: of a task those of `share` samples, else all.
  */
 struct consumer_times {
     uint64_t steps, whole_steps; /* all, and those on whole batches */
@@ -37,7 +37,7 @@ struct consumer_times {
     double busy_s;               /* the sum of the times of steps, as they ran */
     double whole_s;              /* the same of those on whole batches */
     double span_s;               /* from consumer_begin() until the last step ended */
-    double loss;                 /* learner_loss() behind the last step; NaN where nobody learns */
+    double loss;                 /* step_backend_loss() behind the last step; NaN where nobody learns */
 };
 
 struct consumer;
@@ -59,13 +59,13 @@ struct consumer {
     struct consumer_facts facts;
 };
 
-/* Makes a consumer on CUDA device `device`, whose step is the trainer's on a lesson that was chosen, or where
- * `lesson` is NULL takes `step_s` seconds while the device does nothing else: within 2 %, or within 10 % with
+/* Makes a consumer on CUDA device `device`, whose step is the trainer's on a task that was chosen, or where
+ * `task` is NULL takes `step_s` seconds while the device does nothing else: within 2 %, or within 10 % with
  * a warning. It is calibrated and measured here, which takes a second or so, so nothing else should run.
  * STATUS_UNAVAILABLE without a GPU, STATUS_USAGE where what the trainer needs does not fit its memory,
  * STATUS_FAILED where that runs out or the step cannot be calibrated; then nothing is left allocated. The
  * caller closes it. */
-enum status consumer_open(int device, double step_s, const struct lesson *lesson, struct consumer **consumer);
+enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
 /* Another variant's batches come: what was learnt is forgotten. Waits for all steps. */
 static inline enum status consumer_renew(struct consumer *consumer)

@@ -2,7 +2,7 @@
  * is learnt from need not be stored anywhere: who trains asks for the samples of a batch as it needs them.
  *
  * C, no CUDA header. A generator is a table of functions and its state behind it; rooms that know samples
- * make them (data/origin.h), on the host or on a device. */
+ * make them (data/source.h), on the host or on a device. */
 #ifndef FDSL_CORE_GENERATOR_H
 #define FDSL_CORE_GENERATOR_H
 

@@ -9,7 +9,7 @@
 #include "core/consumer.h"
 #include "core/measures.h"
 #include "core/options.h"
-#include "core/place.h"
+#include "core/partition.h"
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
@@ -46,14 +46,14 @@ struct workload {
     const char *const *shown;
 
     /* Checks the parameters, completes those whose default depends on others, and makes the input that
-     * variants work on, as at `place`. The caller closes it. */
-    enum status (*open)(const struct options *options, void *parameters, const struct place *place,
+     * variants work on, for the share of `partition`. The caller closes it. */
+    enum status (*open)(const struct options *options, void *parameters, const struct partition *partition,
                         void **input);
     void (*close)(void *input);
 
     /* Changes the input to the share of another rank or number of ranks, while no variant is set up, and
      * `parameters` to what its row shows. STATUS_USAGE where a rank would have no share. */
-    enum status (*repartition)(void *input, void *parameters, const struct place *place);
+    enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
     /* Whether a parameter means anything among these to the variant (NULL: to some variant); where not, its
      * column stays empty. May be NULL: always. */

@@ -1,4 +1,4 @@
-/* The origin `clips`: a blob that moves, over eight frames of 16 x 16 halves; its class is which of eight
+/* The source `clips`: a blob that moves, over eight frames of 16 x 16 halves; its class is which of eight
  * ways it goes. No frame alone tells, so what learns this has looked along time. Sample n goes the way n mod
  * 8, a pure function of (seed, n), with the same bits everywhere. */
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 
 #include "data/draws.h"
 #include "data/npy.h"
-#include "data/origin.h"
+#include "data/source.h"
 
 #define FRAMES   8
 #define SIDE     16
@@ -58,35 +58,35 @@ static void draw_frames(uint64_t seed, uint64_t number, uint16_t *halves)
     }
 }
 
-/* ---- The origin ---- */
+/* ---- The source ---- */
 
-static enum status make_one(const void *state, uint64_t number, struct origin_sample *sample)
+static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct parameters *parameters = state;
     uint16_t halves[FRAMES * SIDE * SIDE];
     draw_frames(parameters->seed, number, halves);
-    TRY(origin_add_label(sample, number % WAYS));
-    return origin_add_array(sample, "<f2", "1, 8, 16, 16", halves, sizeof halves, NULL);
+    TRY(source_add_label(sample, number % WAYS));
+    return source_add_array(sample, "<f2", "1, 8, 16, 16", halves, sizeof halves, NULL);
 }
 
-static enum status clips_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+static enum status clips_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
 {
-    return origin_make_all(make_one, state, first, count, samples);
+    return source_make_all(make_one, state, first, count, samples);
 }
 
-static void clips_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void clips_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     (void)state;
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%" PRIu64, number % WAYS);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, number % WAYS);
 }
 
-static enum status clips_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+static enum status clips_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
     struct parameters *parameters = malloc(sizeof *parameters);
     if (!parameters)
         return status_set(STATUS_FAILED, "out of memory");
     *parameters = *(const struct parameters *)request->parameters;
-    facts->samples = ORIGIN_ENDLESS;
+    facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = 2 * FRAMES * SIDE * SIDE + NPY_HEADER_MAX;
     *state = parameters;
     return STATUS_OK;
@@ -100,7 +100,7 @@ static const struct option_spec options[] = {
 static const char *const columns[] = {"class", NULL};
 static const char *const no_options[] = {NULL};
 
-const struct origin origin_clips = {
+const struct source source_clips = {
     .name = "clips",
     .summary = "blobs that move one of eight ways, float16 (1, 8, 16, 16)",
     .options = options,

@@ -1,4 +1,4 @@
-/* The origin `dataset`: the samples of a directory that --prepare, or somebody else, made; so a dataset can
+/* The source `dataset`: the samples of a directory that --prepare, or somebody else, made; so a dataset can
  * take another layout, and other rooms can read any. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,13 +9,13 @@
 
 #include "core/file.h"
 #include "data/dataset_open.h"
-#include "data/origin.h"
+#include "data/source.h"
 
 struct parameters {
     const char *source;
 };
 
-static void dataset_origin_close(void *state)
+static void dataset_source_close(void *state)
 {
     dataset_close(state);
     free(state);
@@ -49,11 +49,11 @@ static enum status read_member(const struct dataset *dataset, const struct datas
 }
 
 /* Members in the order of their extensions. */
-static void sort_members(struct origin_sample *sample)
+static void sort_members(struct source_sample *sample)
 {
     for (size_t i = 1; i < sample->count; i++)
         for (size_t j = i; j > 0; j--) {
-            struct origin_member *one = &sample->members[j - 1], *two = &sample->members[j], kept = *one;
+            struct source_member *one = &sample->members[j - 1], *two = &sample->members[j], kept = *one;
             if (strcmp(one->extension, two->extension) > 0) {
                 *one = *two;
                 *two = kept;
@@ -61,8 +61,8 @@ static void sort_members(struct origin_sample *sample)
         }
 }
 
-static enum status dataset_origin_make(void *state, uint64_t first, uint64_t count,
-                                       struct origin_sample *samples)
+static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
+                                       struct source_sample *samples)
 {
     const struct dataset *dataset = state;
     FILE *file = NULL;
@@ -71,16 +71,16 @@ static enum status dataset_origin_make(void *state, uint64_t first, uint64_t cou
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = &dataset->samples[first + i];
         samples[i].key = sample->key;
-        if (sample->members > ORIGIN_MEMBERS_MAX)
+        if (sample->members > SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
-                                sample->key, sample->members, ORIGIN_MEMBERS_MAX);
+                                sample->key, sample->members, SOURCE_MEMBERS_MAX);
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
             const struct dataset_member *member = &dataset->members[sample->member + m];
             void *bytes = NULL;
             size_t size = 0;
             status = read_member(dataset, member, &file, &number, &bytes, &size);
             if (status == STATUS_OK)
-                origin_add(&samples[i], member->extension, bytes, size);
+                source_add(&samples[i], member->extension, bytes, size);
         }
         sort_members(&samples[i]);
     }
@@ -89,10 +89,10 @@ static enum status dataset_origin_make(void *state, uint64_t first, uint64_t cou
     return status;
 }
 
-static void dataset_origin_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const struct dataset *dataset = state;
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%s", dataset->samples[number].key);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%s", dataset->samples[number].key);
 }
 
 /* ---- Opening ---- */
@@ -134,7 +134,7 @@ static enum status check_target(const char *source, const char *target)
                : STATUS_OK;
 }
 
-static enum status dataset_origin_open(const struct origin_request *request, struct origin_facts *facts,
+static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
     const struct parameters *parameters = request->parameters;
@@ -151,7 +151,7 @@ static enum status dataset_origin_open(const struct origin_request *request, str
     if (status == STATUS_OK && request->target)
         status = check_extensions(dataset);
     if (status != STATUS_OK) {
-        dataset_origin_close(dataset);
+        dataset_source_close(dataset);
         return status;
     }
     facts->samples = dataset->sample_count;
@@ -169,7 +169,7 @@ static const struct option_spec options[] = {
 static const char *const columns[] = {"source_key", NULL};
 static const char *const no_options[] = {NULL};
 
-const struct origin origin_dataset = {
+const struct source source_dataset = {
     .name = "dataset",
     .summary = "the samples of another dataset",
     .options = options,
@@ -177,8 +177,8 @@ const struct origin origin_dataset = {
     .parameters_bytes = sizeof(struct parameters),
     .indifferent = no_options,
     .columns = columns,
-    .open = dataset_origin_open,
-    .close = dataset_origin_close,
-    .make = dataset_origin_make,
-    .describe = dataset_origin_describe,
+    .open = dataset_source_open,
+    .close = dataset_source_close,
+    .make = dataset_source_make,
+    .describe = dataset_source_describe,
 };

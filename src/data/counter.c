@@ -1,4 +1,4 @@
-/* The origin `counter`. */
+/* The source `counter`. */
 #include "data/counter.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #include "core/philox.h"
 #include "data/npy.h"
-#include "data/origin.h"
+#include "data/source.h"
 
 #define STREAM        0x4C4F4144u
 #define AXES_MAX      8
@@ -46,7 +46,7 @@ void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count,
     }
 }
 
-/* ---- The origin ---- */
+/* ---- The source ---- */
 
 struct parameters {
     const char *shape;
@@ -103,7 +103,7 @@ static enum status read_shape(struct counter *counter)
     return STATUS_OK;
 }
 
-static enum status counter_open(const struct origin_request *request, struct origin_facts *facts,
+static enum status counter_open(const struct source_request *request, struct source_facts *facts,
                                 void **state)
 {
     struct counter *counter = calloc(1, sizeof *counter);
@@ -115,39 +115,39 @@ static enum status counter_open(const struct origin_request *request, struct ori
         free(counter);
         return status;
     }
-    facts->samples = ORIGIN_ENDLESS;
+    facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes =
         NPY_HEADER_MAX + counter->values * dtype_bytes((enum dtype)counter->parameters.type);
     *state = counter;
     return STATUS_OK;
 }
 
-static enum status counter_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+static enum status counter_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
 {
     const struct counter *counter = state;
     enum dtype type = (enum dtype)counter->parameters.type;
     size_t bytes = counter->values * dtype_bytes(type);
     for (uint64_t i = 0; i < count; i++)
-        TRY(origin_add_array(&samples[i], dtype_npy(type), counter->shape, NULL, bytes, NULL));
+        TRY(source_add_array(&samples[i], dtype_npy(type), counter->shape, NULL, bytes, NULL));
 #pragma omp parallel for schedule(static)
     for (uint64_t i = 0; i < count; i++) {
-        struct origin_member *member = &samples[i].members[0];
+        struct source_member *member = &samples[i].members[0];
         counter_fill(counter->parameters.seed, first + i, type, counter->values,
                      (uint8_t *)member->bytes + member->size - bytes);
     }
     return STATUS_OK;
 }
 
-static void counter_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void counter_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     (void)state;
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%" PRIu64, number);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, number);
 }
 
 static const char *const columns[] = {"number", NULL};
 static const char *const no_options[] = {NULL};
 
-const struct origin origin_counter = {
+const struct source source_counter = {
     .name = "counter",
     .summary = "tensors of a counter, whose content is known",
     .options = options,

@@ -25,15 +25,15 @@ struct dataset_file {
 struct dataset_member {
     const char *extension;
     uint64_t offset, size; /* of its data in the file */
-    uint64_t edges;        /* tally_edges() of it */
-    uint64_t whole;        /* tally_whole() of it; from the index, and from dataset_hash() */
+    uint64_t edges;        /* checksum_edges() of it */
+    uint64_t whole;        /* checksum_whole() of it; from the index, and from dataset_hash() */
     uint32_t file;
 };
 
 struct dataset_sample {
     const char *key;
-    uint64_t key_hash;     /* tally_key() */
-    uint64_t edges, whole; /* tally_sample() of its members, likewise */
+    uint64_t key_hash;     /* checksum_key() */
+    uint64_t edges, whole; /* checksum_sample() of its members, likewise */
     uint64_t bytes;        /* of its members together */
     uint32_t member, members;
 };

@@ -1,4 +1,4 @@
-/* The origin `digits`: strokes with affine jitter and noise, 28 x 28 bytes, ten classes, no end. Sample n is
+/* The source `digits`: strokes with affine jitter and noise, 28 x 28 bytes, ten classes, no end. Sample n is
  * a digit n mod 10, a pure function of (seed, n); no function of libm but the square root is in it, so it has
  * the same bits everywhere. */
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #include "data/draws.h"
 #include "data/npy.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "data/png_image.h"
 
 #define SIDE       28
@@ -191,14 +191,14 @@ static void draw_digit(uint64_t seed, uint64_t number, uint8_t pixels[SIDE * SID
     }
 }
 
-/* ---- The origin ---- */
+/* ---- The source ---- */
 
 struct parameters {
     uint64_t seed;
     int encoding;
 };
 
-static enum status make_one(const void *state, uint64_t number, struct origin_sample *sample)
+static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct parameters *parameters = state;
     const struct png_shape shape = {SIDE, SIDE, 1};
@@ -206,32 +206,32 @@ static enum status make_one(const void *state, uint64_t number, struct origin_sa
     void *bytes;
     size_t size;
     draw_digit(parameters->seed, number, pixels);
-    TRY(origin_add_label(sample, number % CLASSES));
-    if (parameters->encoding == ORIGIN_NPY)
-        return origin_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL);
+    TRY(source_add_label(sample, number % CLASSES));
+    if (parameters->encoding == SOURCE_NPY)
+        return source_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL);
     TRY(png_encode(pixels, &shape, &bytes, &size));
-    origin_add(sample, "png", bytes, size);
+    source_add(sample, "png", bytes, size);
     return STATUS_OK;
 }
 
-static enum status digits_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+static enum status digits_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
 {
-    return origin_make_all(make_one, state, first, count, samples);
+    return source_make_all(make_one, state, first, count, samples);
 }
 
-static void digits_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void digits_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     (void)state;
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%" PRIu64, number % CLASSES);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, number % CLASSES);
 }
 
-static enum status digits_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+static enum status digits_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
     struct parameters *parameters = malloc(sizeof *parameters);
     if (!parameters)
         return status_set(STATUS_FAILED, "out of memory");
     *parameters = *(const struct parameters *)request->parameters;
-    facts->samples = ORIGIN_ENDLESS;
+    facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = SIDE * SIDE + NPY_HEADER_MAX;
     *state = parameters;
     return STATUS_OK;
@@ -240,14 +240,14 @@ static enum status digits_open(const struct origin_request *request, struct orig
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
-    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, origin_encodings, true,
+    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
      "what a picture becomes"},
 };
 
 static const char *const columns[] = {"class", NULL};
 static const char *const no_options[] = {NULL};
 
-const struct origin origin_digits = {
+const struct source source_digits = {
     .name = "digits",
     .summary = "digits in strokes, to learn from",
     .options = options,

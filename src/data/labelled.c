@@ -1,4 +1,4 @@
-/* The origins `idx` and `cifar`: labelled pictures that others made, read whole. */
+/* The sources `idx` and `cifar`: labelled pictures that others made, read whole. */
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "data/cifar.h"
 #include "data/idx.h"
 #include "data/npy.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "data/png_image.h"
 
 #define FILES_MAX 16
@@ -24,7 +24,7 @@ struct parameters {
 
 /* Pictures in memory: `at()` finds them. */
 struct labelled {
-    enum origin_encoding encoding;
+    enum source_encoding encoding;
     struct png_shape shape;
     char npy_shape[NPY_SHAPE_MAX];
     struct idx images, labels; /* idx */
@@ -65,7 +65,7 @@ static void labelled_close(void *state)
 
 /* Channel by channel becomes pixel by pixel, as PNG wants it. */
 static enum status encode_png(const struct labelled *labelled, const uint8_t *values,
-                              struct origin_sample *sample)
+                              struct source_sample *sample)
 {
     uint8_t pixels[CIFAR_IMAGE_BYTES];
     if (labelled->planar) {
@@ -76,29 +76,29 @@ static enum status encode_png(const struct labelled *labelled, const uint8_t *va
     void *bytes;
     size_t size;
     TRY(png_encode(values, &labelled->shape, &bytes, &size));
-    origin_add(sample, "png", bytes, size);
+    source_add(sample, "png", bytes, size);
     return STATUS_OK;
 }
 
-static enum status make_one(const void *state, uint64_t number, struct origin_sample *sample)
+static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct labelled *labelled = state;
     struct picture picture = at(labelled, number);
     size_t bytes = (size_t)labelled->shape.width * labelled->shape.height * labelled->shape.channels;
-    TRY(origin_add_label(sample, picture.label));
-    return labelled->encoding == ORIGIN_PNG
+    TRY(source_add_label(sample, picture.label));
+    return labelled->encoding == SOURCE_PNG
                ? encode_png(labelled, picture.values, sample)
-               : origin_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL);
+               : source_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL);
 }
 
-static enum status labelled_make(void *state, uint64_t first, uint64_t count, struct origin_sample *samples)
+static enum status labelled_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
 {
-    return origin_make_all(make_one, state, first, count, samples);
+    return source_make_all(make_one, state, first, count, samples);
 }
 
-static void labelled_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void labelled_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%u", at(state, number).label);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", at(state, number).label);
 }
 
 /* ---- Opening ---- */
@@ -115,7 +115,7 @@ static uint64_t identify(uint64_t before, const void *bytes, size_t size)
 }
 
 /* Puts the number of pictures and the size of one where prepare sees them. */
-static void fill_facts(struct labelled *labelled, uint64_t samples, struct origin_facts *facts)
+static void fill_facts(struct labelled *labelled, uint64_t samples, struct source_facts *facts)
 {
     const struct png_shape *shape = &labelled->shape;
     facts->samples = samples;
@@ -143,7 +143,7 @@ static enum status labels_of(const char *images, char labels[PATH_MAX])
 }
 
 static enum status fill_idx(struct labelled *labelled, const struct parameters *parameters,
-                            struct origin_facts *facts)
+                            struct source_facts *facts)
 {
     char path[PATH_MAX];
     const char *labels_path = parameters->labels;
@@ -187,7 +187,7 @@ static enum status next_path(const char *list, const char **rest, char path[PATH
 }
 
 static enum status fill_cifar(struct labelled *labelled, const struct parameters *parameters,
-                              struct origin_facts *facts)
+                              struct source_facts *facts)
 {
     char path[PATH_MAX];
     uint64_t samples = 0;
@@ -213,9 +213,9 @@ static enum status fill_cifar(struct labelled *labelled, const struct parameters
     return STATUS_OK;
 }
 
-typedef enum status filler(struct labelled *, const struct parameters *, struct origin_facts *);
+typedef enum status filler(struct labelled *, const struct parameters *, struct source_facts *);
 
-static enum status open_with(filler *fill, const struct origin_request *request, struct origin_facts *facts,
+static enum status open_with(filler *fill, const struct source_request *request, struct source_facts *facts,
                              void **state)
 {
     const struct parameters *parameters = request->parameters;
@@ -224,7 +224,7 @@ static enum status open_with(filler *fill, const struct origin_request *request,
     struct labelled *labelled = calloc(1, sizeof *labelled);
     if (!labelled)
         return status_set(STATUS_FAILED, "out of memory");
-    labelled->encoding = (enum origin_encoding)parameters->encoding;
+    labelled->encoding = (enum source_encoding)parameters->encoding;
     enum status status = fill(labelled, parameters, facts);
     if (status != STATUS_OK) {
         labelled_close(labelled);
@@ -234,12 +234,12 @@ static enum status open_with(filler *fill, const struct origin_request *request,
     return STATUS_OK;
 }
 
-static enum status idx_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+static enum status idx_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
     return open_with(fill_idx, request, facts, state);
 }
 
-static enum status cifar_open(const struct origin_request *request, struct origin_facts *facts, void **state)
+static enum status cifar_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
     return open_with(fill_cifar, request, facts, state);
 }
@@ -247,7 +247,7 @@ static enum status cifar_open(const struct origin_request *request, struct origi
 #define AT(field) offsetof(struct parameters, field)
 #define ENCODE                                                                              \
     {                                                                                       \
-        "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, origin_encodings, true, \
+        "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
             "what a picture becomes"                                                        \
     }
 
@@ -268,7 +268,7 @@ static const struct option_spec cifar_options[] = {
 static const char *const columns[] = {"class", NULL};
 static const char *const no_options[] = {NULL};
 
-const struct origin origin_idx = {
+const struct source source_idx = {
     .name = "idx",
     .summary = "MNIST and its kin, in IDX files",
     .options = idx_options,
@@ -282,7 +282,7 @@ const struct origin origin_idx = {
     .describe = labelled_describe,
 };
 
-const struct origin origin_cifar = {
+const struct source source_cifar = {
     .name = "cifar",
     .summary = "CIFAR-10, in its binary files",
     .options = cifar_options,

@@ -117,7 +117,7 @@ static enum status add_bytes(struct place_writer *writer, const uint8_t *bytes, 
 }
 
 static enum status add_to_shard(struct place_writer *writer, const char *key,
-                                const struct origin_member *member, struct index_member *entry)
+                                const struct source_member *member, struct index_member *entry)
 {
     uint8_t headers[TAR_HEADERS_MAX];
     size_t count;
@@ -133,7 +133,7 @@ static enum status add_to_shard(struct place_writer *writer, const char *key,
 /* ---- Files ---- */
 
 static enum status write_file(const struct place_writer *writer, const char *key,
-                              const struct origin_member *member)
+                              const struct source_member *member)
 {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s/%s.%s", writer->folder, writer->name, key, member->extension) >=
@@ -143,7 +143,7 @@ static enum status write_file(const struct place_writer *writer, const char *key
 }
 
 static enum status write_files(const struct place_writer *writer, uint64_t number,
-                               const struct origin_sample *sample)
+                               const struct source_sample *sample)
 {
     char key[32];
     place_key(key, writer->key_digits, number);
@@ -155,7 +155,7 @@ static enum status write_files(const struct place_writer *writer, uint64_t numbe
 /* Every file waits for the disk, so many wait together. A message belongs to the thread that failed: what
  * failed is tried again by this one. */
 static enum status write_all_files(const struct place_writer *writer, uint64_t first, uint64_t count,
-                                   const struct origin_sample *samples)
+                                   const struct source_sample *samples)
 {
     bool failed = false;
 #pragma omp parallel for schedule(dynamic) num_threads(16)
@@ -171,13 +171,13 @@ static enum status write_all_files(const struct place_writer *writer, uint64_t f
 /* ---- Both ---- */
 
 static enum status add_sample(struct place_writer *writer, uint64_t number,
-                              const struct origin_sample *sample)
+                              const struct source_sample *sample)
 {
-    struct index_member entries[ORIGIN_MEMBERS_MAX];
+    struct index_member entries[SOURCE_MEMBERS_MAX];
     char key[32];
     place_key(key, writer->key_digits, number);
     for (size_t i = 0; i < sample->count; i++) {
-        const struct origin_member *member = &sample->members[i];
+        const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
                                            .size = member->size,
                                            .hash = hash_of(member->bytes, member->size)};
@@ -194,7 +194,7 @@ static enum status add_sample(struct place_writer *writer, uint64_t number,
 }
 
 enum status place_add(struct place_writer *writer, uint64_t first, uint64_t count,
-                      const struct origin_sample *samples)
+                      const struct source_sample *samples)
 {
     if (writer->layout == INDEX_FILES)
         TRY(write_all_files(writer, first, count, samples));

@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/status.h"
 #include "data/index.h"
-#include "data/origin.h"
+#include "data/source.h"
 
 struct place_writer {
     enum index_layout layout;
@@ -35,7 +35,7 @@ enum status place_begin(struct place_writer *writer, enum index_layout layout, c
 
 /* Adds samples number `first` and on. */
 enum status place_add(struct place_writer *writer, uint64_t first, uint64_t count,
-                      const struct origin_sample *samples);
+                      const struct source_sample *samples);
 
 /* Puts the shard in place, its DALI index before it, and then the part of the index that tells of this place,
  * an index of one place, at `part_path`: where that is, the rest is whole. */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/key.h"
-#include "data/tally.h"
+#include "data/checksum.h"
 #include "data/tar.h"
 
 void plain_close(struct plain *plain)
@@ -173,11 +173,11 @@ static enum status plain_headers(struct plain *plain, const struct dataset_sampl
 
 static enum status plain_edges(struct plain *plain, struct dataset_member *member)
 {
-    uint8_t edges[2 * TALLY_EDGE];
-    size_t bytes = tally_edge_bytes(member->size), head = bytes < member->size ? bytes / 2 : bytes;
+    uint8_t edges[2 * CHECKSUM_EDGE];
+    size_t bytes = checksum_edge_bytes(member->size), head = bytes < member->size ? bytes / 2 : bytes;
     TRY(plain_read(plain, edges, head, member->offset));
     TRY(plain_read(plain, edges + head, bytes - head, member->offset + member->size - (bytes - head)));
-    member->edges = tally_edges_only(edges, member->size);
+    member->edges = checksum_edges_only(edges, member->size);
     return STATUS_OK;
 }
 
@@ -186,12 +186,12 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     struct dataset *dataset = plain->dataset;
     TRY(plain_room(plain, member->offset, member->size));
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
-    uint64_t whole = tally_whole(plain->buffer, member->size);
+    uint64_t whole = checksum_whole(plain->buffer, member->size);
     if (dataset->indexed && whole != member->whole)
         return plain_fail(plain, member->offset,
                           "the member's data are not what its index says: flipped bits?");
     member->whole = whole;
-    member->edges = tally_edges(plain->buffer, member->size);
+    member->edges = checksum_edges(plain->buffer, member->size);
     return STATUS_OK;
 }
 
@@ -227,8 +227,8 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
         edges[m] = member->edges;
         wholes[m] = member->whole;
     }
-    sample->key_hash = tally_key(sample->key, strlen(sample->key));
-    sample->edges = tally_sample(sample->key_hash, edges, sample->members);
-    sample->whole = tally_sample(sample->key_hash, wholes, sample->members);
+    sample->key_hash = checksum_key(sample->key, strlen(sample->key));
+    sample->edges = checksum_sample(sample->key_hash, edges, sample->members);
+    sample->whole = checksum_sample(sample->key_hash, wholes, sample->members);
     return STATUS_OK;
 }

@@ -18,7 +18,7 @@
 #include "core/workload.h"
 #include "data/folder.h"
 #include "data/index.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "data/place_writer.h"
 #include "data/samples.h"
 #include "machine/comm.h"
@@ -55,11 +55,11 @@ static const struct option_spec specs[] = {
     {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
      "a file a member in folders of 1000 samples, or tar files"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
-     "how many; where the origin has an end, all by default"},
+     "how many; where the source has an end, all by default"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
      "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "how files are called: NAME-000000.tar, NAME.index (default: the origin)"},
+     "how files are called: NAME-000000.tar, NAME.index (default: the source)"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
      "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
@@ -70,12 +70,12 @@ static const struct option_spec specs[] = {
 struct job {
     bool (*is_option)(const char *name); /* whether the program has it elsewhere */
     struct parameters parameters;
-    const struct origin *origin;
-    void *origin_parameters, *workload_parameters; /* owned */
-    const struct workload *workload;               /* of the origin, or NULL */
+    const struct source *source;
+    void *source_parameters, *workload_parameters; /* owned */
+    const struct workload *workload;               /* of the source, or NULL */
     struct options options;
-    struct origin_facts facts;
-    void *state; /* of the origin */
+    struct source_facts facts;
+    void *state; /* of the source */
     char *made;  /* owned */
     struct folder folder;
     int key_digits;
@@ -103,32 +103,32 @@ static void print_help(void)
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
-    for (size_t i = 0; origin_table[i]; i++) {
-        const struct origin *origin = origin_table[i];
-        printf("\noptions of the origin %s (%s):\n", origin->name, origin->summary);
-        options_help(stdout, origin->options, origin->option_count);
-        if (origin->workload)
+    for (size_t i = 0; source_table[i]; i++) {
+        const struct source *source = source_table[i];
+        printf("\noptions of the source %s (%s):\n", source->name, source->summary);
+        options_help(stdout, source->options, source->option_count);
+        if (source->workload)
             printf("  and those of the workload %s that say what an image is, as in fdsl-bench --help\n",
-                   origin->workload);
+                   source->workload);
     }
 }
 
-#define ORIGINS_MAX 16 /* at least as many as origin_table has */
+#define ORIGINS_MAX 16 /* at least as many as source_table has */
 
-static enum status find_origin(struct job *job, int argc, char *argv[])
+static enum status find_source(struct job *job, int argc, char *argv[])
 {
     const char *name = options_peek(specs, COUNT_OF(specs), argc, argv, "from");
-    job->origin = origin_find(name ? name : "counter");
-    if (job->origin)
+    job->source = source_find(name ? name : "counter");
+    if (job->source)
         return STATUS_OK;
     const char *names[ORIGINS_MAX];
     size_t count = 0;
-    for (; origin_table[count]; count++)
-        names[count] = origin_table[count]->name;
+    for (; source_table[count]; count++)
+        names[count] = source_table[count]->name;
     const char *nearest = nearest_word(name, names, count);
     return nearest
-               ? status_set(STATUS_USAGE, "unknown origin '%.80s'; did you mean '%s'?", name, nearest)
-               : status_set(STATUS_USAGE, "unknown origin '%.80s'; --prepare DIR --help lists them", name);
+               ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
+               : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare DIR --help lists them", name);
 }
 
 static bool has_option(const struct option_spec *options, size_t count, const char *name)
@@ -139,18 +139,18 @@ static bool has_option(const struct option_spec *options, size_t count, const ch
     return false;
 }
 
-/* An option of other origins, or of fdsl-bench without --prepare. */
+/* An option of other sources, or of fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
     const char *owners[ORIGINS_MAX] = {NULL};
     size_t count = 0;
-    for (size_t i = 0; origin_table[i]; i++) {
-        const struct origin *origin = origin_table[i];
-        const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
-        if (has_option(origin->options, origin->option_count, name) ||
+    for (size_t i = 0; source_table[i]; i++) {
+        const struct source *source = source_table[i];
+        const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
+        if (has_option(source->options, source->option_count, name) ||
             (workload && has_option(workload->options, workload->option_count, name)))
-            owners[count++] = origin->name;
+            owners[count++] = source->name;
     }
     char known[256];
     list_words(known, sizeof known, owners, count);
@@ -165,15 +165,15 @@ static enum status explain_elsewhere(void *context, const char *name)
 
 static enum status read_options(struct job *job, int argc, char *argv[])
 {
-    const struct origin *origin = job->origin;
-    job->workload = origin->workload ? workload_find(origin->workload) : NULL;
-    job->origin_parameters = calloc(1, origin->parameters_bytes);
+    const struct source *source = job->source;
+    job->workload = source->workload ? workload_find(source->workload) : NULL;
+    job->source_parameters = calloc(1, source->parameters_bytes);
     job->workload_parameters = calloc(1, job->workload ? job->workload->parameters_bytes : 1);
-    if (!job->origin_parameters || !job->workload_parameters)
+    if (!job->source_parameters || !job->workload_parameters)
         return status_set(STATUS_FAILED, "out of memory");
     job->options =
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
-                                    {origin->options, origin->option_count, job->origin_parameters}},
+                                    {source->options, source->option_count, job->source_parameters}},
                          .table_count = 2,
                          .explain = explain_elsewhere,
                          .explain_context = job};
@@ -192,13 +192,13 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': up to 64 letters, digits, '_' and '-'", name);
 }
 
-static enum status check_counts(struct parameters *parameters, const struct origin_facts *facts)
+static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
 {
     bool shards = parameters->layout == INDEX_SHARDS;
     if (facts->samples == 0)
         return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another",
                           parameters->from);
-    if (parameters->samples == 0 && facts->samples == ORIGIN_ENDLESS)
+    if (parameters->samples == 0 && facts->samples == SOURCE_ENDLESS)
         return status_set(STATUS_USAGE, "say how many samples with --samples N; --from %s has no end",
                           parameters->from);
     if (parameters->samples == 0)
@@ -229,8 +229,8 @@ static enum status check_counts(struct parameters *parameters, const struct orig
 
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
-    for (size_t i = 0; job->origin->indifferent[i]; i++)
-        if (strcmp(job->origin->indifferent[i], spec->name) == 0)
+    for (size_t i = 0; job->source->indifferent[i]; i++)
+        if (strcmp(job->source->indifferent[i], spec->name) == 0)
             return true;
     return job->workload && job->workload->applies &&
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
@@ -256,7 +256,7 @@ static enum status describe_options(struct job *job)
     FILE *stream = open_memstream(&job->made, &size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
-    fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->origin->name);
+    fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
     for (size_t t = 0; t < job->options.table_count; t++) {
         const struct option_table *table = &job->options.tables[t];
         for (size_t i = 0; i < table->count; i++)
@@ -286,15 +286,15 @@ static enum status open_job(struct job *job)
     omp_set_num_threads(threads < 1 ? 1 : threads);
 #endif
     if (!parameters->name)
-        parameters->name = job->origin->name;
+        parameters->name = job->source->name;
     TRY(check_name(parameters->name));
-    const struct origin_request request = {
+    const struct source_request request = {
         .options = &job->options,
-        .parameters = job->origin_parameters,
+        .parameters = job->source_parameters,
         .workload_parameters = job->workload_parameters,
         .resources = {.threads = threads < 1 ? 1 : threads, .device = (int)parameters->device},
         .target = parameters->folder};
-    TRY(job->origin->open(&request, &job->facts, &job->state));
+    TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(describe_options(job));
     uint64_t places = parameters->layout == INDEX_SHARDS
@@ -339,14 +339,14 @@ static void show(struct job *job, uint64_t place)
 
 static enum status make_chunk(struct job *job, struct place_writer *writer, uint64_t first, uint64_t count)
 {
-    struct origin_sample *samples = calloc(count, sizeof *samples);
+    struct source_sample *samples = calloc(count, sizeof *samples);
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = job->origin->make(job->state, first, count, samples);
+    enum status status = job->source->make(job->state, first, count, samples);
     if (status == STATUS_OK)
         status = place_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
-        origin_sample_free(&samples[i]);
+        source_sample_free(&samples[i]);
     free(samples);
     return status;
 }
@@ -387,7 +387,7 @@ static enum status make_places(struct job *job)
 
 /* ---- The end ---- */
 
-/* Parts are signed, and yet no reason to ask the origin for samples that it has not got. */
+/* Parts are signed, and yet no reason to ask the source for samples that it has not got. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples
@@ -421,7 +421,7 @@ static enum status conclude(const struct job *job)
     if (status == STATUS_OK)
         status = check_gathered(job, &index);
     if (status == STATUS_OK)
-        status = samples_write(job->folder.path, job->origin, job->state, &index);
+        status = samples_write(job->folder.path, job->source, job->state, &index);
     if (status == STATUS_OK)
         status = folder_conclude(&job->folder, &index);
     if (status == STATUS_OK)
@@ -449,7 +449,7 @@ static enum status make_dataset(struct job *job)
 
 static enum status prepare(struct job *job, int argc, char *argv[])
 {
-    enum status status = find_origin(job, argc, argv);
+    enum status status = find_source(job, argc, argv);
     if (status == STATUS_OK)
         status = read_options(job, argc, argv);
     TRY(comm_agree(status));
@@ -478,9 +478,9 @@ enum status prepare_run(int argc, char *argv[], bool (*is_option)(const char *na
     if (job.folder.lock >= 0)
         folder_release(&job.folder);
     if (job.state)
-        job.origin->close(job.state);
+        job.source->close(job.state);
     options_free(&job.options);
-    free(job.origin_parameters);
+    free(job.source_parameters);
     free(job.workload_parameters);
     free(job.made);
     return status;

@@ -1,4 +1,4 @@
-/* --prepare DIR: writes a dataset, as shards or as files, from an origin. */
+/* --prepare DIR: writes a dataset, as shards or as files, from a source. */
 #ifndef FDSL_DATA_PREPARE_H
 #define FDSL_DATA_PREPARE_H
 

@@ -14,7 +14,7 @@
 
 /* What a list is written from. */
 struct list {
-    const struct origin *origin;
+    const struct source *source;
     const void *state;
     const struct index *index;
     struct index_extensions extensions; /* each is a column */
@@ -28,17 +28,17 @@ static bool has_member(const struct index *index, const struct index_sample *sam
     return false;
 }
 
-/* The key, what the origin tells, the shard, and where each member is: empty where the sample has no such
+/* The key, what the source tells, the shard, and where each member is: empty where the sample has no such
  * member. */
 static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 {
     const struct index_sample *sample = &list->index->samples[number];
     const char *place = list->index->places[sample->place].name;
     bool files = list->index->layout == INDEX_FILES;
-    char texts[ORIGIN_COLUMNS_MAX][ORIGIN_TEXT_MAX], file[2 * PATH_MAX];
+    char texts[SOURCE_COLUMNS_MAX][SOURCE_TEXT_MAX], file[2 * PATH_MAX];
     text_csv_field(stream, sample->key);
-    list->origin->describe(list->state, number, texts);
-    for (size_t i = 0; list->origin->columns[i]; i++) {
+    list->source->describe(list->state, number, texts);
+    for (size_t i = 0; list->source->columns[i]; i++) {
         fputc(',', stream);
         text_csv_field(stream, texts[i]);
     }
@@ -58,8 +58,8 @@ static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 static void write_columns(FILE *stream, const struct list *list)
 {
     fputs("key", stream);
-    for (size_t i = 0; list->origin->columns[i]; i++)
-        fprintf(stream, ",%s", list->origin->columns[i]);
+    for (size_t i = 0; list->source->columns[i]; i++)
+        fprintf(stream, ",%s", list->source->columns[i]);
     if (list->index->layout == INDEX_SHARDS)
         fputs(",shard", stream);
     for (size_t i = 0; i < list->extensions.count; i++) {
@@ -71,12 +71,12 @@ static void write_columns(FILE *stream, const struct list *list)
     fputc('\n', stream);
 }
 
-enum status samples_write(const char *folder, const struct origin *origin, const void *state,
+enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
-    struct list list = {.origin = origin, .state = state, .index = index};
+    struct list list = {.source = source, .state = state, .index = index};
     TRY(place_path(path, folder, NAME));
     for (uint64_t m = 0; m < index->member_count; m++)
         TRY(index_extensions_add(&list.extensions, index->members[m].extension));

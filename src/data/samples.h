@@ -6,11 +6,11 @@
 
 #include "core/status.h"
 #include "data/index.h"
-#include "data/origin.h"
+#include "data/source.h"
 
 /* Writes FOLDER/samples.csv: a record for the columns and one for each sample of the index, which are samples
- * 0, 1, ... of the origin that `state` belongs to. CSV as in RFC 4180. */
-enum status samples_write(const char *folder, const struct origin *origin, const void *state,
+ * 0, 1, ... of the source that `state` belongs to. CSV as in RFC 4180. */
+enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 
 /* Whether it is there, has a record for its columns and one for each sample, and ends with a line end. */

@@ -9,7 +9,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/dataset.h"
-#include "data/tally.h"
+#include "data/checksum.h"
 #include "load/augment.h"
 #include "load/cache.h"
 #include "load/convert.h"
@@ -26,11 +26,11 @@ enum load_cache {
 
 /* What the workload asks of a run beyond its results. Changed between runs. */
 struct load_control {
-    bool whole;       /* tallies are over every byte, and samples are checked one by one */
+    bool whole;       /* checksums are over every byte, and samples are checked one by one */
     bool timed_calls; /* open, read and close are timed each */
     uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
 
-    struct tally lost; /* what the latest run could not read; variants write it */
+    struct checksum lost; /* what the latest run could not read; variants write it */
 
     struct consumer *consumer; /* takes every batch that is delivered; NULL: none */
 };
@@ -86,7 +86,7 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 /* fetch() of every load variant fills this for its latest run. */
 struct load_result {
     uint64_t number;            /* of the run; UINT64_MAX before the first */
-    struct tally tally;         /* of what was delivered */
+    struct checksum checksum;   /* of what was delivered */
     uint64_t skipped;           /* samples that could not be read or decoded */
     struct cache_pages before;  /* resident when the run began; with LOAD_WARM, when all had been read */
     bool device_known;          /* the kernel tells of the next: */
@@ -103,10 +103,10 @@ FDSL_C_BEGIN
 /* The orders that `threads` threads of this rank follow. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* The tally of this rank's part of run `number` as planned, from the plain reader. STATUS_FAILED when memory
- * runs out. */
+/* The checksum of this rank's part of run `number` as planned, from the plain reader. STATUS_FAILED when
+ * memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
-                        struct tally *expected);
+                        struct checksum *expected);
 
 /* Counts the resident pages of the whole data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);

@@ -73,7 +73,7 @@ struct load_job {
 
     /* Of the load, while samples are checked closely */
     uint32_t epochs;
-    struct tally lost;
+    struct checksum lost;
 };
 
 /* ---- What variants ask ---- */
@@ -108,21 +108,21 @@ static enum status visit_epoch(const struct load *load, const struct order_plan 
 
 struct expecting {
     const struct dataset *dataset;
-    struct tally *tally;
+    struct checksum *checksum;
 };
 
 static void expect(void *context, uint32_t sample)
 {
     const struct expecting *expecting = context;
     const struct dataset_sample *expected = &expecting->dataset->samples[sample];
-    tally_add(expecting->tally, expected->edges, expected->bytes);
+    checksum_add(expecting->checksum, expected->edges, expected->bytes);
 }
 
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
-                        struct tally *expected)
+                        struct checksum *expected)
 {
     struct expecting expecting = {load->dataset, expected};
-    *expected = (struct tally){0};
+    *expected = (struct checksum){0};
     for (uint32_t i = 0; i < load->epochs; i++)
         TRY(visit_epoch(load, plan, number * load->epochs + i, expect, &expecting));
     return STATUS_OK;
@@ -189,12 +189,12 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
     };
 }
 
-static enum status load_move(void *input, void *parameters, const struct place *place)
+static enum status load_move(void *input, void *parameters, const struct partition *partition)
 {
     struct load_job *job = input;
     (void)parameters;
-    job->load.rank = (uint32_t)place->rank;
-    job->load.ranks = (uint32_t)place->ranks;
+    job->load.rank = (uint32_t)partition->rank;
+    job->load.ranks = (uint32_t)partition->ranks;
     return STATUS_OK;
 }
 
@@ -207,18 +207,18 @@ static enum status teach(struct parameters *parameters, struct load_job *job)
     enum status status = pictures_find(&job->dataset, &job->pictures);
     if (status != STATUS_OK)
         return status_prefix(status, "--compute %s", parameters->compute.text);
-    struct lesson *lesson = &parameters->compute.lesson;
-    lesson->channels = job->pictures.channels;
-    lesson->height = job->pictures.height;
-    lesson->width = job->pictures.width;
-    lesson->classes = job->pictures.classes;
-    lesson->batch = lesson->share = (uint32_t)parameters->batch;
+    struct task *task = &parameters->compute.task;
+    task->channels = job->pictures.channels;
+    task->height = job->pictures.height;
+    task->width = job->pictures.width;
+    task->classes = job->pictures.classes;
+    task->batch = task->share = (uint32_t)parameters->batch;
     job->load.pictures = &job->pictures;
     return compute_teach(&parameters->compute);
 }
 
-static enum status load_open(const struct options *given, void *parameters_, const struct place *place,
-                             void **input)
+static enum status load_open(const struct options *given, void *parameters_,
+                             const struct partition *partition, void **input)
 {
     struct parameters *parameters = parameters_;
     struct load_job *job;
@@ -233,10 +233,11 @@ static enum status load_open(const struct options *given, void *parameters_, con
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
     enum status status = dataset_open(parameters->data, parameters->on_error, &job->dataset);
-    if (status == STATUS_OK && job->dataset.sample_count < place->ranks)
-        status = status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks",
-                            parameters->data, job->dataset.sample_count, (unsigned long long)place->ranks);
-    if (status == STATUS_OK && parameters->cache == LOAD_COLD && place->ranks > 1)
+    if (status == STATUS_OK && job->dataset.sample_count < partition->ranks)
+        status =
+            status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
+                       job->dataset.sample_count, (unsigned long long)partition->ranks);
+    if (status == STATUS_OK && parameters->cache == LOAD_COLD && partition->ranks > 1)
         status = status_set(STATUS_USAGE, "--cache cold is for one rank: one would read in what another has "
                                           "evicted; take --cache any, or one rank with more --threads");
     if (status != STATUS_OK) {
@@ -252,7 +253,7 @@ static enum status load_open(const struct options *given, void *parameters_, con
         }
     }
     *input = job;
-    return load_move(job, parameters, place);
+    return load_move(job, parameters, partition);
 }
 
 /* What the orders of all epochs and the verification depend on: every sample's name, size and content, in
@@ -356,7 +357,7 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    const struct tally *lost = &load->control->lost; /* the same in every run, which the reader sees to */
+    const struct checksum *lost = &load->control->lost; /* the same in every run, which the reader sees to */
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,
@@ -420,7 +421,7 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     return status;
 }
 
-/* Timed runs compare the tally of what they delivered with the plain reader's; here it is seen that the
+/* Timed runs compare the checksum of what they delivered with the plain reader's; here it is seen that the
  * result is of this run, and that the samples that it left in the buffers are whole. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)

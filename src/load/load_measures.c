@@ -174,7 +174,7 @@ enum status load_observe(const void *input, const struct variant *variant, void 
             measures_put(measures, "resident_after", "%.4f", cache_share(&after));
         if (result->device_known)
             measures_put(measures, "device_bytes", "%llu", (unsigned long long)result->device_bytes);
-        measures_put(measures, "tally", "%016llx", (unsigned long long)result->tally.sum);
+        measures_put(measures, "tally", "%016llx", (unsigned long long)result->checksum.sum);
         if (result->gds)
             measures_put(measures, "gds", "%s", result->gds);
         if (load->decode)
@@ -208,18 +208,18 @@ enum status load_check_total(const void *input, const struct measures *total)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
-    const char *skipped = measures_get(total, "skipped"), *tally = measures_get(total, "tally");
+    const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "tally");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
         return STATUS_OK; /* which samples were lost is not known here */
     uint64_t sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         sum += dataset->samples[i].edges;
     sum *= load->epochs;
-    if (strtoull(tally, NULL, 16) == sum)
+    if (strtoull(checksum, NULL, 16) == sum)
         return STATUS_OK;
     return status_set(
         STATUS_WRONG,
-        "all ranks together delivered other samples than the data set holds (tally %s, not %016" PRIx64
+        "all ranks together delivered other samples than the data set holds (checksum %s, not %016" PRIx64
         "); the time is not recorded",
-        tally, sum);
+        checksum, sum);
 }

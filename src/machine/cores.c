@@ -11,7 +11,7 @@
 #include <omp.h>
 #endif
 
-#include "core/place.h"
+#include "core/partition.h"
 #include "machine/comm.h"
 
 #define WORDS (sizeof((struct cores_mask *)0)->words / sizeof(unsigned long))
@@ -52,8 +52,8 @@ static struct cores_mask share_of(const struct cores_mask *usable, int count, in
         struct cores_mask part = common(cores[i], usable);
         total += count_of(&part) > 0;
     }
-    const struct place place = {(uint64_t)rank, (uint64_t)count, true};
-    struct share share = place_share(&place, total);
+    const struct partition partition = {(uint64_t)rank, (uint64_t)count, true};
+    struct share share = partition_share(&partition, total);
     *crowded = total < (uint64_t)count;
     if (*crowded)
         share = (struct share){total ? (uint64_t)rank % total : 0, 1, total};

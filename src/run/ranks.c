@@ -179,7 +179,7 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
         combine(rows, count, measure->column, measure->combine, total);
 }
 
-double ranks_efficiency(const struct place *place, double alone_s, double together_s)
+double ranks_efficiency(const struct partition *partition, double alone_s, double together_s)
 {
-    return alone_s / (place->strong ? (double)place->ranks * together_s : together_s);
+    return alone_s / (partition->strong ? (double)partition->ranks * together_s : together_s);
 }

@@ -42,6 +42,6 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
 /* Parallel efficiency. `together_s` is the time of all ranks; `alone_s` is the time of rank 0 alone, for the
  * work of one rank (weak scaling) or of all ranks (strong scaling). 1 is ideal; 0 where `alone_s` is 0:
  * unknown. */
-double ranks_efficiency(const struct place *place, double alone_s, double together_s);
+double ranks_efficiency(const struct partition *partition, double alone_s, double together_s);
 
 #endif

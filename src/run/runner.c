@@ -114,7 +114,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     if (status == STATUS_OK)
         status = keep(runner, state, &row);
     status = comm_agree(status);
-    if (status == STATUS_OK && runner->place.ranks > 1)
+    if (status == STATUS_OK && runner->partition.ranks > 1)
         status = runner_publish_ranks(runner, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
@@ -138,7 +138,7 @@ static enum status take_samples(struct runner *runner, void *state, const struct
     TRY(gpu_watch_begin(on_gpu ? runner->device.pci_bus_id : "", &watch));
     enum status status = bench_measure(runner_variant(runner), state, limits,
                                        runner->settings->workload->epochs.more ? NULL : runner_show_progress,
-                                       runner, bench, runner->place.ranks > 1 ? together : NULL);
+                                       runner, bench, runner->partition.ranks > 1 ? together : NULL);
     gpu_watch_end(watch, &runner->watched);
     return status;
 }
@@ -213,7 +213,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
 
 static enum status time_alone(struct runner *runner)
 {
-    const struct place alone = {.ranks = 1};
+    const struct partition alone = {.ranks = 1};
     runner->alone_s = 0;
     enum status status = STATUS_OK;
     if (runner_leads(runner)) {
@@ -224,7 +224,7 @@ static enum status time_alone(struct runner *runner)
         if (status == STATUS_OK)
             status = measure_alone(runner, &runner->alone_s);
         if (status == STATUS_OK)
-            status = workload->repartition(runner->input, settings->parameters, &runner->place);
+            status = workload->repartition(runner->input, settings->parameters, &runner->partition);
         env_share_memory(comm_local_size());
         phase_enter(PHASE_IDLE);
     }
@@ -274,8 +274,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .wait_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
-    enum status status =
-        runner->place.ranks > 1 ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
+    enum status status = runner->partition.ranks > 1 ? run_ranks(runner, &result)
+                                                     : with_state(runner, check_and_time, &result);
     bench_free(&result.bench);
     return status;
 }
@@ -432,7 +432,7 @@ static enum status run_consumed(struct runner *runner)
                        : STATUS_OK));
     enum status status =
         comm_agree(consumer_open(settings->resources.device, compute->step_s,
-                                 compute_learns(compute) ? &compute->lesson : NULL, &runner->consumer));
+                                 compute_learns(compute) ? &compute->task : NULL, &runner->consumer));
     if (status == STATUS_OK)
         status = run_all(runner);
     consumer_close(runner->consumer);
@@ -480,20 +480,21 @@ static enum status begin(struct runner *runner)
     struct settings *settings = runner->settings;
     double cores;
     /* Before the options are compared, as --best-gpu may choose another device on each rank. */
-    TRY(comm_agree(runner_check_no_device(settings, runner->place.ranks)));
+    TRY(comm_agree(runner_check_no_device(settings, runner->partition.ranks)));
     TRY(runner_check_alike(settings));
     TRY(comm_agree(runner_take_scaling(runner)));
     env_share_memory(comm_local_size());
     TRY(runner_take_cores(settings, &cores));
     runner_take_device(settings);
-    TRY(comm_agree(
-        settings->workload->open(&settings->options, settings->parameters, &runner->place, &runner->input)));
+    TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,
+                                            &runner->input)));
     TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
     /* One run has one time, to know its rows by, the monitor's among them. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     runner_warn_about_cores(settings, cores);
-    if (runner->place.ranks == 1 && runner->place.strong && options_given(&settings->options, "scaling"))
+    if (runner->partition.ranks == 1 && runner->partition.strong &&
+        options_given(&settings->options, "scaling"))
         status_warn("--scaling strong changes nothing with one rank; start more with: mpirun --bind-to none "
                     "-n N");
     return runner_count_sharers(runner);
@@ -502,8 +503,8 @@ static enum status begin(struct runner *runner)
 enum status runner_run(struct settings *settings)
 {
     struct runner runner = {.settings = settings,
-                            .place = {.rank = (uint64_t)comm_rank(),
-                                      .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()},
+                            .partition = {.rank = (uint64_t)comm_rank(),
+                                          .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()},
                             .progress = status_shows_progress()};
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "core/consumer.h"
-#include "core/place.h"
+#include "core/partition.h"
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/gpu_watch.h"
@@ -35,11 +35,11 @@ struct runner {
     struct device_info device; /* name is empty without one */
     char driver[64];
     void *input;
-    struct report *report;     /* NULL but for rank 0 */
-    struct monitor *monitor;   /* NULL where nobody asked for it */
-    struct place place;        /* of this rank */
-    struct consumer *consumer; /* of every batch; NULL without --compute */
-    int sharers;               /* ranks on this rank's device, itself among them; 0 without a device */
+    struct report *report;      /* NULL but for rank 0 */
+    struct monitor *monitor;    /* NULL where nobody asked for it */
+    struct partition partition; /* of this rank */
+    struct consumer *consumer;  /* of every batch; NULL without --compute */
+    int sharers;                /* ranks on this rank's device, itself among them; 0 without a device */
 
     /* The variant under way */
     const struct variant_entry *entry;
@@ -57,7 +57,7 @@ struct runner {
 /* Rank 0 speaks and writes for all. */
 static inline bool runner_leads(const struct runner *runner)
 {
-    return runner->place.rank == 0;
+    return runner->partition.rank == 0;
 }
 
 /* ---- runner_rows.c ---- */
@@ -168,7 +168,7 @@ enum status runner_check_data(const struct runner *runner);
 /* STATUS_USAGE where several ranks are told which device to take. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
-/* Sets runner->place.strong by the workload and --scaling. */
+/* Sets runner->partition.strong by the workload and --scaling. */
 enum status runner_take_scaling(struct runner *runner);
 
 /* Shares out the cores of each machine and sets the threads; `*worst` is the outcome on whichever machine has

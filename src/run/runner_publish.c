@@ -42,7 +42,7 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
     if (recorded != STATUS_OK)
         show_unwritten(settings->out, result);
     if (recorded == STATUS_OK && settings->samples)
-        recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->place.ranks,
+        recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->partition.ranks,
                                          samples, result->bench.count);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
@@ -68,12 +68,12 @@ struct rank_facts runner_facts(const struct runner *runner, const struct result 
 /* What all ranks did together, from what each did: `total` comes with their bench. */
 static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
-    double ranks = (double)runner->place.ranks, slowest_s = 0, mean_s = 0;
+    double ranks = (double)runner->partition.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
-    total->roofline = ranks_roofline(facts, runner->place.ranks);
+    total->roofline = ranks_roofline(facts, runner->partition.ranks);
     total->sm_clock_mhz = total->mem_clock_mhz = -1; /* ranks_combine() knows them */
     total->run_j = 0;
-    for (uint64_t i = 0; i < runner->place.ranks; i++) {
+    for (uint64_t i = 0; i < runner->partition.ranks; i++) {
         total->work.items += facts[i].items;
         total->work.bytes += facts[i].bytes;
         total->throttle_reasons |= facts[i].throttle_reasons;
@@ -83,7 +83,7 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     }
     double median_s = total->bench.time.median;
     total->imbalance = slowest_s / mean_s;
-    total->efficiency = ranks_efficiency(&runner->place, runner->alone_s, median_s);
+    total->efficiency = ranks_efficiency(&runner->partition, runner->alone_s, median_s);
 }
 
 static enum status check_total(const struct runner *runner, const struct row *all)
@@ -100,7 +100,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
                                     const struct rank_facts *facts, const struct sample *samples,
                                     struct result *total)
 {
-    size_t ranks = (size_t)runner->place.ranks;
+    size_t ranks = (size_t)runner->partition.ranks;
     add_up(runner, facts, total);
     struct row all = {0};
     struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */

@@ -146,6 +146,6 @@ enum status runner_take_scaling(struct runner *runner)
                               settings->workload->name, settings->workload->item);
         settings->scaling = SCALING_STRONG;
     }
-    runner->place.strong = settings->scaling == SCALING_STRONG;
+    runner->partition.strong = settings->scaling == SCALING_STRONG;
     return STATUS_OK;
 }

@@ -52,10 +52,10 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_text(row, "device", runner_on_gpu(runner) ? runner->device.name : runner->env.cpu_model);
     row_text(row, "driver", runner_on_gpu(runner) ? runner->driver : "");
     row_text(row, "cuda", runner_on_gpu(runner) ? runner->device.runtime : "");
-    row_count(row, "ranks", runner->place.ranks);
-    row_count(row, "rank", runner->place.rank);
+    row_count(row, "ranks", runner->partition.ranks);
+    row_count(row, "rank", runner->partition.rank);
     row_count(row, "threads", (unsigned long long)runner_threads(runner));
-    row_text(row, "scaling", runner->place.ranks > 1 ? settings_scaling(runner->settings) : "");
+    row_text(row, "scaling", runner->partition.ranks > 1 ? settings_scaling(runner->settings) : "");
     row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
 }
 

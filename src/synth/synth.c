@@ -154,13 +154,13 @@ static enum status check_output(const struct options *given, const struct parame
 }
 
 /* What ranks make together one of them makes too, bit for bit; so files of images are left to it. */
-static enum status check_alone(const struct parameters *parameters, const struct place *place)
+static enum status check_alone(const struct parameters *parameters, const struct partition *partition)
 {
     const char *option = parameters->files.png     ? "png"
                          : parameters->files.sheet ? "sheet"
                          : parameters->files.npy   ? "npy"
                                                    : NULL;
-    if (!option || place->ranks == 1)
+    if (!option || partition->ranks == 1)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
                       "--%s is for one rank, which makes the same images: run it without mpirun, with the "
@@ -301,21 +301,21 @@ static void synth_close(void *input)
     free(job);
 }
 
-/* Gives the input the share of the batch that belongs to the place. */
-static enum status take_share(struct synth_job *job, const struct place *place)
+/* Gives the input the share of the batch that belongs to the partition. */
+static enum status take_share(struct synth_job *job, const struct partition *partition)
 {
-    struct share share = place_share(place, job->parameters.batch);
-    if (share.total < place->ranks)
+    struct share share = partition_share(partition, job->parameters.batch);
+    if (share.total < partition->ranks)
         return status_set(
             STATUS_USAGE,
             "--scaling strong: more ranks (%llu) than images (--batch %llu); start fewer ranks or "
             "raise --batch",
-            (unsigned long long)place->ranks, (unsigned long long)job->parameters.batch);
+            (unsigned long long)partition->ranks, (unsigned long long)job->parameters.batch);
     job->synth.batch = share.count;
     job->synth.stride = share.total;
     job->synth.position = share.first;
     job->synth.first = job->parameters.instance + share.first;
-    job->leads = place->rank == 0;
+    job->leads = partition->rank == 0;
     return STATUS_OK;
 }
 
@@ -326,24 +326,25 @@ static enum status teach(struct parameters *parameters, const struct synth *synt
         return status_set(STATUS_USAGE,
                           "--compute %s learns to tell classes apart, and here is one; add --classes N",
                           parameters->compute.text);
-    struct lesson *lesson = &parameters->compute.lesson;
-    lesson->channels = synth->output.channels;
-    lesson->height = lesson->width = synth->output.res;
-    lesson->classes = synth->class_count;
-    lesson->batch = (uint32_t)parameters->batch; /* also of a share: rank 0 makes all for the efficiency */
-    lesson->share = (uint32_t)synth->batch;
+    struct task *task = &parameters->compute.task;
+    task->channels = synth->output.channels;
+    task->height = task->width = synth->output.res;
+    task->classes = synth->class_count;
+    task->batch = (uint32_t)parameters->batch; /* also of a share: rank 0 makes all for the efficiency */
+    task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
 }
 
-static enum status fill_job(const struct options *given, const struct place *place, struct synth_job *job)
+static enum status fill_job(const struct options *given, const struct partition *partition,
+                            struct synth_job *job)
 {
     struct parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(check_combination(given, parameters));
     TRY(compute_read(&parameters->compute));
     TRY(check_output(given, parameters));
-    TRY(check_alone(parameters, place));
-    TRY(take_share(job, place));
+    TRY(check_alone(parameters, partition));
+    TRY(take_share(job, partition));
     synth->formula = (enum formula)parameters->formula;
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
@@ -363,21 +364,21 @@ static void show_parameters(const struct synth_job *job, struct parameters *show
         shown->compute.text = shown->compute.name;
 }
 
-static enum status synth_move(void *input, void *parameters, const struct place *place)
+static enum status synth_move(void *input, void *parameters, const struct partition *partition)
 {
-    TRY(take_share(input, place));
+    TRY(take_share(input, partition));
     show_parameters(input, parameters);
     return STATUS_OK;
 }
 
-static enum status synth_open(const struct options *given, void *parameters, const struct place *place,
-                              void **input)
+static enum status synth_open(const struct options *given, void *parameters,
+                              const struct partition *partition, void **input)
 {
     struct synth_job *job = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
     job->parameters = *(struct parameters *)parameters;
-    enum status status = fill_job(given, place, job);
+    enum status status = fill_job(given, partition, job);
     if (status != STATUS_OK) {
         synth_close(job);
         return status;

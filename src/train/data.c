@@ -18,17 +18,17 @@
 #define DIGITS        10 /* classes */
 #define CLIPS         8
 
-/* An origin that stays open to generate samples. */
-struct data_origin {
-    struct origin_reader reader;
+/* A source that stays open to generate samples. */
+struct data_source {
+    struct source_reader reader;
 };
 
-static void close_origin(struct data *data)
+static void close_source(struct data *data)
 {
-    if (data->origin)
-        origin_close(&data->origin->reader);
-    free(data->origin);
-    data->origin = NULL;
+    if (data->source)
+        source_close(&data->source->reader);
+    free(data->source);
+    data->source = NULL;
 }
 
 void data_close(struct data *data)
@@ -37,7 +37,7 @@ void data_close(struct data *data)
         free(data->sets[part].values);
         free(data->sets[part].labels);
     }
-    close_origin(data);
+    close_source(data);
     *data = (struct data){0};
 }
 
@@ -105,20 +105,20 @@ static bool file_there(const char *folder, const char *name, char path[PATH_MAX]
 
 /* Generated samples: those for tests have numbers that none to learn from can have, so that they are the same
  * however many those are. */
-static enum status generate(const struct data_request *request, const char *origin, const char *const words[],
+static enum status generate(const struct data_request *request, const char *source, const char *const words[],
                             struct data *data)
 {
     uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
     uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
-    TRY(data_read(request, origin, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
-    return data_read(request, origin, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
+    TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
+    return data_read(request, source, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
                      DATA_TEST);
 }
 
 /* ---- Generated while training ---- */
 
 /* The labels of all training samples, of which not all may be held. */
-static enum status label_all(const struct origin_reader *reader, uint64_t count, struct data_set *set)
+static enum status label_all(const struct source_reader *reader, uint64_t count, struct data_set *set)
 {
     if (count > set->count)
         TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
@@ -128,7 +128,7 @@ static enum status label_all(const struct origin_reader *reader, uint64_t count,
                           count);
     set->labels = labels;
     for (uint64_t n = set->count; n < count; n++)
-        labels[n] = (uint32_t)reader->origin->label(reader->state, n);
+        labels[n] = (uint32_t)reader->source->label(reader->state, n);
     set->count = (uint32_t)count;
     return STATUS_OK;
 }
@@ -140,8 +140,8 @@ static uint64_t fresh_step(uint32_t classes)
     return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
 }
 
-/* Both sets of synth, from an origin that is open. */
-static enum status fill_synth(const struct data_request *request, struct origin_reader *reader,
+/* Both sets of synth, from a source that is open. */
+static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
     uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
@@ -162,8 +162,8 @@ static enum status fill_synth(const struct data_request *request, struct origin_
 
 static enum status open_synth(const struct data_request *request, struct data *data)
 {
-    struct data_origin *origin = data->origin = calloc(1, sizeof *origin);
-    if (!origin)
+    struct data_source *source = data->source = calloc(1, sizeof *source);
+    if (!source)
         return status_set(STATUS_FAILED, "out of memory");
     char classes[24], res[24];
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
@@ -171,19 +171,19 @@ static enum status open_synth(const struct data_request *request, struct data *d
     const char *const words[] = {"--encode", "npy", "--classes", classes, "--res", res, NULL};
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
-    enum status status = origin_open("synth", words, &request->resources, &origin->reader);
+    enum status status = source_open("synth", words, &request->resources, &source->reader);
     if (status == STATUS_OK)
-        status = fill_synth(request, &origin->reader, data);
+        status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
-        close_origin(data);
+        close_source(data);
     return status == STATUS_OK ? status : status_prefix(status, "--data %s", request->name);
 }
 
 enum status data_generator(const struct data *data, const struct generator_request *request,
                            struct generator **generator)
 {
-    const struct origin_reader *reader = &data->origin->reader;
-    return reader->origin->generate(reader->state, request, generator);
+    const struct source_reader *reader = &data->source->reader;
+    return reader->source->generate(reader->state, request, generator);
 }
 
 /* ---- Of folders ---- */

@@ -54,7 +54,7 @@ struct data {
      * of the test set. */
     enum data_feed feed;
     uint64_t fresh;
-    struct data_origin *origin; /* of DATA_LIVE: what data_generator() asks; owned */
+    struct data_source *source; /* of DATA_LIVE: what data_generator() asks; owned */
 };
 
 /* How many samples of a set `values` has. */

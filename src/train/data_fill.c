@@ -1,4 +1,4 @@
-/* Samples that become a set: pictures and volumes as origins give them, decoded, checked against each other
+/* Samples that become a set: pictures and volumes as sources give them, decoded, checked against each other
  * and copied into memory that grows. */
 #include "train/data_parts.h"
 
@@ -17,16 +17,16 @@
 #define CLASSES_MAX (1 << 24)
 #define HELD_OUT    10 /* one in so many */
 
-/* ---- Samples as origins give them ---- */
+/* ---- Samples as sources give them ---- */
 
 /* Decodes the picture or volume of a sample. `*room` is the caller's to free. */
-static enum status decode(const struct origin_sample *sample, struct image *image, uint8_t **room)
+static enum status decode(const struct source_sample *sample, struct image *image, uint8_t **room)
 {
-    const struct origin_member *member = origin_member(sample, "npy");
+    const struct source_member *member = source_member(sample, "npy");
     size_t room_bytes = 0;
     bool is_image;
     if (!member)
-        member = origin_member(sample, "png");
+        member = source_member(sample, "png");
     if (!member)
         return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
     TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
@@ -37,9 +37,9 @@ static enum status decode(const struct origin_sample *sample, struct image *imag
                       "or (channels, depth, height, width)");
 }
 
-static enum status read_label(const struct origin_sample *sample, int32_t *label)
+static enum status read_label(const struct source_sample *sample, int32_t *label)
 {
-    const struct origin_member *member = origin_member(sample, "cls");
+    const struct source_member *member = source_member(sample, "cls");
     if (!member)
         return status_set(STATUS_FAILED, "no member cls, its class in digits");
     return label_read(member->bytes, member->size, CLASSES_MAX, label);
@@ -134,7 +134,7 @@ static void append(const struct data *data, struct data_set *set, const struct i
 }
 
 static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
-                              const struct origin_sample *sample)
+                              const struct source_sample *sample)
 {
     struct image image;
     uint8_t *decoded = NULL;
@@ -162,7 +162,7 @@ static bool is_held_out(uint64_t number)
 }
 
 /* How many samples are made at a time: none of them may be large beside the set. */
-static uint64_t chunk_of(const struct origin_reader *reader)
+static uint64_t chunk_of(const struct source_reader *reader)
 {
     uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
     return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
@@ -194,8 +194,8 @@ static void name_sample(enum status status, uint64_t number, const char *key)
 }
 
 /* `samples`: CHUNK of them, zeroed. */
-static enum status fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
-                        struct data *data, enum data_part part, struct origin_sample *samples)
+static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
+                        struct data *data, enum data_part part, struct source_sample *samples)
 {
     struct data_set *set = &data->sets[part];
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[part]};
@@ -204,7 +204,7 @@ static enum status fill(struct origin_reader *reader, struct data_range range, u
     enum status status = STATUS_OK;
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
         uint64_t count = range.count - at < chunk ? range.count - at : chunk;
-        status = reader->origin->make(reader->state, range.first + at, count, samples);
+        status = reader->source->make(reader->state, range.first + at, count, samples);
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
@@ -212,7 +212,7 @@ static enum status fill(struct origin_reader *reader, struct data_range range, u
                 if (status != STATUS_OK)
                     name_sample(status, range.first + at + i, samples[i].key);
             }
-            origin_sample_free(&samples[i]);
+            source_sample_free(&samples[i]);
         }
         show_progress(set->count, room.most, &shown_s);
     }
@@ -220,10 +220,10 @@ static enum status fill(struct origin_reader *reader, struct data_range range, u
     return status;
 }
 
-enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
+enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part)
 {
-    struct origin_sample *samples = calloc(CHUNK, sizeof *samples);
+    struct source_sample *samples = calloc(CHUNK, sizeof *samples);
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory to read samples");
     enum status status = fill(reader, range, limit, data, part, samples);
@@ -231,18 +231,18 @@ enum status data_fill(struct origin_reader *reader, struct data_range range, uin
     return status;
 }
 
-enum status data_read(const struct data_request *request, const char *origin, const char *const words[],
+enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
-    struct origin_reader reader;
-    enum status status = origin_open(origin, words, &request->resources, &reader);
+    struct source_reader reader;
+    enum status status = source_open(source, words, &request->resources, &reader);
     if (status == STATUS_OK && range.count == 0)
         range.count = reader.facts.samples;
     if (status == STATUS_OK && limit > DATA_SAMPLES_MAX)
         limit = DATA_SAMPLES_MAX;
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, data, part);
-    origin_close(&reader);
+    source_close(&reader);
     if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
         return status;
     return status_prefix(status, "--data %s", request->name);

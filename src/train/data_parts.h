@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "train/data.h"
 
 #define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* of a set */
@@ -16,7 +16,7 @@
 /* The options that set how many samples each part has. */
 extern const char *const data_size_options[DATA_PARTS];
 
-/* Which samples of an origin a set takes. */
+/* Which samples of a source a set takes. */
 struct data_range {
     uint64_t first, count;
     int held; /* 1: only those held out, 0: only the others, -1: all */
@@ -26,15 +26,15 @@ struct data_range {
  * memory than there is, and end the program when it is used. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Adds to set `part` the samples of an open origin that are in `range`, `limit` of them at most.
+/* Adds to set `part` the samples of an open source that are in `range`, `limit` of them at most.
  * The first sample of all decides shape and type. STATUS_FAILED, with the sample's
  * number, where one is broken, differs from the others or does not fit into memory. */
-enum status data_fill(struct origin_reader *reader, struct data_range range, uint64_t limit,
+enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);
 
-/* The same from an origin that is opened with `words` for it and closed again; a range of no samples means
+/* The same from a source that is opened with `words` for it and closed again; a range of no samples means
  * all. */
-enum status data_read(const struct data_request *request, const char *origin, const char *const words[],
+enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part);
 
 #endif

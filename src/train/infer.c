@@ -106,8 +106,8 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
             checkpoint->data);
 }
 
-static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
-                        struct opened *opened)
+static enum status fill(const struct options *given, struct parameters *parameters,
+                        const struct partition *partition, struct opened *opened)
 {
     if (!parameters->checkpoint)
         return status_set(STATUS_USAGE,
@@ -115,7 +115,7 @@ static enum status fill(const struct options *given, struct parameters *paramete
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed = -1; /* what is not learnt from need not be stored */
-    TRY(job_open_data(&parameters->job, place, &opened->data));
+    TRY(job_open_data(&parameters->job, partition, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;
     TRY(job_check_batch(&parameters->job, DATA_TEST, &opened->data));
@@ -131,13 +131,13 @@ static enum status fill(const struct options *given, struct parameters *paramete
     return STATUS_OK;
 }
 
-static enum status infer_open(const struct options *given, void *parameters, const struct place *place,
-                              void **input)
+static enum status infer_open(const struct options *given, void *parameters,
+                              const struct partition *partition, void **input)
 {
     struct opened *opened = calloc(1, sizeof *opened);
     if (!opened)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = fill(given, parameters, place, opened);
+    enum status status = fill(given, parameters, partition, opened);
     if (status != STATUS_OK) {
         infer_close(opened);
         return status;

@@ -5,7 +5,7 @@
 #include <omp.h>
 #endif
 
-enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
+enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
                           struct data *data)
 {
     struct data_request request = {.name = parameters->data,
@@ -21,7 +21,7 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
     request.resources.threads = omp_get_max_threads();
 #endif
     *data = (struct data){0};
-    if (place->ranks > 1)
+    if (partition->ranks > 1)
         return status_set(STATUS_USAGE, "training and inference take one rank; start without mpirun");
     return data_open(&request, data);
 }
@@ -37,8 +37,8 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
     return STATUS_OK;
 }
 
-enum status job_stay(void *input, void *parameters, const struct place *place)
+enum status job_stay(void *input, void *parameters, const struct partition *partition)
 {
-    (void)input, (void)parameters, (void)place;
+    (void)input, (void)parameters, (void)partition;
     return STATUS_OK;
 }

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/place.h"
+#include "core/partition.h"
 #include "core/status.h"
 #include "train/data.h"
 
@@ -37,7 +37,7 @@ struct job_parameters {
 
 /* Opens the data of these parameters. STATUS_USAGE for several ranks. The caller closes the data, also after
  * a failure. */
-enum status job_open_data(const struct job_parameters *parameters, const struct place *place,
+enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
                           struct data *data);
 
 /* STATUS_USAGE for a batch larger than the set it is of, which `part` names. */
@@ -45,6 +45,6 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
                             const struct data *data);
 
 /* move() of both workloads: there is one rank, so there is nowhere to move to. */
-enum status job_stay(void *input, void *parameters, const struct place *place);
+enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

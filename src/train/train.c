@@ -292,13 +292,13 @@ static enum status begin(const struct parameters *parameters, struct opened *ope
     return STATUS_OK;
 }
 
-static enum status fill(const struct options *given, struct parameters *parameters, const struct place *place,
-                        struct opened *opened)
+static enum status fill(const struct options *given, struct parameters *parameters,
+                        const struct partition *partition, struct opened *opened)
 {
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     TRY(check(given, parameters));
-    TRY(job_open_data(&parameters->job, place, &opened->data));
+    TRY(job_open_data(&parameters->job, partition, &opened->data));
     TRY(job_check_batch(&parameters->job, DATA_TRAIN, &opened->data));
     TRY(check_shift(parameters, &opened->data.shape));
     data_normalise(&opened->data, !parameters->raw);
@@ -316,13 +316,13 @@ static enum status fill(const struct options *given, struct parameters *paramete
                : STATUS_OK;
 }
 
-static enum status train_open(const struct options *given, void *parameters, const struct place *place,
-                              void **input)
+static enum status train_open(const struct options *given, void *parameters,
+                              const struct partition *partition, void **input)
 {
     struct opened *opened = calloc(1, sizeof *opened);
     if (!opened)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = fill(given, parameters, place, opened);
+    enum status status = fill(given, parameters, partition, opened);
     if (status != STATUS_OK) {
         train_close(opened);
         return status;

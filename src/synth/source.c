@@ -1,4 +1,4 @@
-/* The origin `synth`: VisualAtom images with their labels, made by any variant that gives the exact bits. */
+/* The source `synth`: VisualAtom images with their labels, made by any variant that gives the exact bits. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,10 +7,10 @@
 #include <xxhash.h>
 #endif
 
-#include "core/place.h"
+#include "core/partition.h"
 #include "core/workload.h"
 #include "data/npy.h"
-#include "data/origin.h"
+#include "data/source.h"
 #include "data/png_image.h"
 #include "synth/generator.h"
 #include "synth/input.h"
@@ -21,7 +21,7 @@ struct parameters {
 };
 
 struct maker {
-    enum origin_encoding encoding;
+    enum source_encoding encoding;
     const struct workload *workload;
     void *input;
     const struct synth *synth; /* the input, as variants see it */
@@ -31,7 +31,7 @@ struct maker {
     char shape[NPY_SHAPE_MAX];
 };
 
-static void synth_origin_close(void *state)
+static void synth_source_close(void *state)
 {
     struct maker *maker = state;
     if (maker->state)
@@ -55,7 +55,7 @@ struct finished {
     const uint8_t *pixels;
 };
 
-static enum status encode(const void *state, uint64_t number, struct origin_sample *sample)
+static enum status encode(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct finished *finished = state;
     const struct synth *synth = finished->maker->synth;
@@ -64,18 +64,18 @@ static enum status encode(const void *state, uint64_t number, struct origin_samp
     size_t image_bytes = synth_output_bytes(synth), size;
     const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
     void *bytes;
-    TRY(origin_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
-    if (finished->maker->encoding == ORIGIN_NPY)
-        return origin_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels, image_bytes,
+    TRY(source_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
+    if (finished->maker->encoding == SOURCE_NPY)
+        return source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels, image_bytes,
                                 NULL);
     TRY(png_encode(pixels, &shape, &bytes, &size));
-    origin_add(sample, "png", bytes, size);
+    source_add(sample, "png", bytes, size);
     return STATUS_OK;
 }
 
 /* Samples of one run of the variant, which is made unless it is the latest. */
 static enum status make_of_run(struct maker *maker, uint64_t first, uint64_t count,
-                               struct origin_sample *samples)
+                               struct source_sample *samples)
 {
     const struct synth *synth = maker->synth;
     size_t bytes = synth_output_bytes(synth);
@@ -95,13 +95,13 @@ static enum status make_of_run(struct maker *maker, uint64_t first, uint64_t cou
     }
     const struct finished finished = {maker, first, pixels};
     if (status == STATUS_OK)
-        status = origin_make_all(encode, &finished, first, count, samples);
+        status = source_make_all(encode, &finished, first, count, samples);
     free(pixels);
     return status;
 }
 
-static enum status synth_origin_make(void *state, uint64_t first, uint64_t count,
-                                     struct origin_sample *samples)
+static enum status synth_source_make(void *state, uint64_t first, uint64_t count,
+                                     struct source_sample *samples)
 {
     struct maker *maker = state;
     uint64_t batch = maker->synth->batch;
@@ -113,25 +113,25 @@ static enum status synth_origin_make(void *state, uint64_t first, uint64_t count
     return STATUS_OK;
 }
 
-static enum status synth_origin_generate(void *state, const struct generator_request *request,
+static enum status synth_source_generate(void *state, const struct generator_request *request,
                                          struct generator **generator)
 {
     return synth_generator_open(((struct maker *)state)->synth, request, generator);
 }
 
-static uint64_t synth_origin_label(const void *state, uint64_t number)
+static uint64_t synth_source_label(const void *state, uint64_t number)
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
     return synth->classes[image_of(synth, number).class_index].id;
 }
 
-static void synth_origin_describe(const void *state, uint64_t number, char texts[][ORIGIN_TEXT_MAX])
+static void synth_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
     struct synth_image image = image_of(synth, number);
-    snprintf(texts[0], ORIGIN_TEXT_MAX, "%u", synth->classes[image.class_index].id);
-    snprintf(texts[1], ORIGIN_TEXT_MAX, "%" PRIu64, image.instance);
-    snprintf(texts[2], ORIGIN_TEXT_MAX, "%" PRIu64, synth->seed);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", synth->classes[image.class_index].id);
+    snprintf(texts[1], SOURCE_TEXT_MAX, "%" PRIu64, image.instance);
+    snprintf(texts[2], SOURCE_TEXT_MAX, "%" PRIu64, synth->seed);
 }
 
 /* ---- Opening ---- */
@@ -163,7 +163,7 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
 }
 
 /* What shows the images of a run means nothing here. */
-static enum status check_options(const struct origin_request *request)
+static enum status check_options(const struct source_request *request)
 {
     static const char *const shows[] = {"png", "sheet", "npy", "write-classes"};
     for (size_t i = 0; i < COUNT_OF(shows); i++)
@@ -178,27 +178,27 @@ static enum status check_options(const struct origin_request *request)
 static enum status check_encoding(const struct maker *maker)
 {
     const struct synth_output *output = &maker->synth->output;
-    if (maker->encoding == ORIGIN_NPY || (output->type == DTYPE_U8 && output->channels == 1))
+    if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
     return status_set(STATUS_USAGE,
                       "--encode png holds u8 images of one channel (all three would be the same "
                       "gray); add --encode npy for others");
 }
 
-static enum status fill_maker(struct maker *maker, const struct origin_request *request,
-                              struct origin_facts *facts)
+static enum status fill_maker(struct maker *maker, const struct source_request *request,
+                              struct source_facts *facts)
 {
     const struct parameters *parameters = request->parameters;
     TRY(check_options(request));
-    maker->encoding = (enum origin_encoding)parameters->encoding;
+    maker->encoding = (enum source_encoding)parameters->encoding;
     maker->workload = workload_find("synth");
-    const struct place alone = {.ranks = 1}; /* ranks share out shards, not the images of a batch */
+    const struct partition alone = {.ranks = 1}; /* ranks share out shards, not the images of a batch */
     TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
     maker->synth = maker->input;
     TRY(check_encoding(maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
-    facts->samples = ORIGIN_ENDLESS;
+    facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = synth_output_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =
@@ -207,7 +207,7 @@ static enum status fill_maker(struct maker *maker, const struct origin_request *
     return choose_variant(maker, parameters->variant, &request->resources);
 }
 
-static enum status synth_origin_open(const struct origin_request *request, struct origin_facts *facts,
+static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
                                      void **state)
 {
     struct maker *maker = calloc(1, sizeof *maker);
@@ -216,7 +216,7 @@ static enum status synth_origin_open(const struct origin_request *request, struc
     maker->run = UINT64_MAX;
     enum status status = fill_maker(maker, request, facts);
     if (status != STATUS_OK) {
-        synth_origin_close(maker);
+        synth_source_close(maker);
         return status;
     }
     *state = maker;
@@ -227,7 +227,7 @@ static enum status synth_origin_open(const struct origin_request *request, struc
 static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant), NULL, 0, 0, NULL, false,
      "what makes the images: naive, omp or fused, whose bits are the same (default: omp)"},
-    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, origin_encodings, true,
+    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
      "what an image becomes"},
 };
 
@@ -235,7 +235,7 @@ static const char *const columns[] = {"class", "instance", "seed", NULL};
 /* Classes count by what they are, and an array is always channel by channel. */
 static const char *const indifferent[] = {"batch", "class", "preset-file", "layout", NULL};
 
-const struct origin origin_synth = {
+const struct source source_synth = {
     .name = "synth",
     .summary = "VisualAtom images and their labels",
     .options = options,
@@ -244,10 +244,10 @@ const struct origin origin_synth = {
     .workload = "synth",
     .indifferent = indifferent,
     .columns = columns,
-    .open = synth_origin_open,
-    .close = synth_origin_close,
-    .make = synth_origin_make,
-    .generate = synth_origin_generate,
-    .label = synth_origin_label,
-    .describe = synth_origin_describe,
+    .open = synth_source_open,
+    .close = synth_source_close,
+    .make = synth_source_make,
+    .generate = synth_source_generate,
+    .label = synth_source_label,
+    .describe = synth_source_describe,
 };

@@ -1,5 +1,5 @@
-/* Which network learns from batches that others make (core/learner.h). */
-#include "core/learner.h"
+/* Which network learns from batches that others make (core/step_backend.h). */
+#include "core/step_backend.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "core/options.h"
 #include "train/data.h"
-#include "train/learner.h"
+#include "train/task.h"
 
 static const struct model_table *find_model(const char *name)
 {
@@ -17,7 +17,7 @@ static const struct model_table *find_model(const char *name)
     return table->name ? table : NULL;
 }
 
-enum status lesson_check_name(const char *model)
+enum status task_check_name(const char *model)
 {
     char list[128] = "";
     const char *names[16];
@@ -37,12 +37,12 @@ enum status lesson_check_name(const char *model)
                       nearest ? "?" : "");
 }
 
-enum status lesson_build(const struct lesson *lesson, struct model *model)
+enum status task_build(const struct task *task, struct model *model)
 {
-    TRY(lesson_check_name(lesson->model));
-    enum status status = model_build(find_model(lesson->model),
-                                     (struct shape){lesson->channels, 1, lesson->height, lesson->width},
-                                     lesson->classes, model);
+    TRY(task_check_name(task->model));
+    enum status status =
+        model_build(find_model(task->model), (struct shape){task->channels, 1, task->height, task->width},
+                    task->classes, model);
     if (status != STATUS_USAGE)
         return status;
     char reason[512];
@@ -50,17 +50,17 @@ enum status lesson_build(const struct lesson *lesson, struct model *model)
     return status_set(status, "%s; train:MODEL names one, as in train:logreg", reason);
 }
 
-enum status lesson_choose(struct lesson *lesson)
+enum status task_choose(struct task *task)
 {
     struct model model;
-    bool digits = lesson->channels == 1 && lesson->height == 28 && lesson->width == 28;
-    if (lesson->classes < 2)
+    bool digits = task->channels == 1 && task->height == 28 && task->width == 28;
+    if (task->classes < 2)
         return status_set(STATUS_USAGE,
                           "its samples are all of one class, so there is nothing to tell apart");
-    if (lesson->channels > DATA_CHANNELS_MAX)
+    if (task->channels > DATA_CHANNELS_MAX)
         return status_set(STATUS_USAGE, "its samples have %" PRIu32 " channels; at most %d are taken",
-                          lesson->channels, DATA_CHANNELS_MAX);
-    if (!*lesson->model)
-        snprintf(lesson->model, sizeof lesson->model, digits ? "cnn" : "cnn-fdsl");
-    return lesson_build(lesson, &model);
+                          task->channels, DATA_CHANNELS_MAX);
+    if (!*task->model)
+        snprintf(task->model, sizeof task->model, digits ? "cnn" : "cnn-fdsl");
+    return task_build(task, &model);
 }

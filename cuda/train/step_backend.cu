@@ -1,6 +1,6 @@
-/* The trainer's step on batches that others made (core/learner.h): the engine of train-bf16, of which every
- * step takes the batch that lies in its memory, into which the batch at hand is converted before. */
-#include "core/learner.h"
+/* The trainer's step on batches that others made (core/step_backend.h): the engine of train-bf16, of which
+ * every step takes the batch that lies in its memory, into which the batch at hand is converted before. */
+#include "core/step_backend.h"
 
 #include <float.h>
 #include <math.h>
@@ -10,12 +10,12 @@
 #include "common/check.cuh"
 #include "core/half.h"
 #include "train/engine.cuh"
-#include "train/learner.h"
+#include "train/task.h"
 #include "train/network.cuh"
 
 #define ENGINE       (&engine_bf16)
-#define LOOKS        (LEARNER_RECENT + 1) /* sums behind the latest steps, and before the first of these */
-#define RATE         0.001                /* of Adam, whose other values are PyTorch's defaults */
+#define LOOKS        (STEP_BACKEND_RECENT + 1) /* sums behind the latest steps, and before the first of these */
+#define RATE         0.001                     /* of Adam, whose other values are PyTorch's defaults */
 #define MOMENT_BLOCK 256
 #define MOMENT_PARTS 256 /* blocks a channel */
 
@@ -29,7 +29,7 @@ struct moment {
     double sum, square;
 };
 
-struct learner {
+struct step_backend {
     int device;
     struct model model;
     struct data data; /* a training set of one batch: the one at hand */
@@ -54,7 +54,7 @@ struct intake {
     uint32_t channels, plane, classes;
 };
 
-static struct intake intake_of(const struct learner *self, const struct batch *batch)
+static struct intake intake_of(const struct step_backend *self, const struct batch *batch)
 {
     const struct shape *shape = &self->data.shape;
     return {*batch, divider_of((uint32_t)self->data.sample_values), shape->channels,
@@ -122,7 +122,7 @@ static __global__ void normal_kernel(const struct moment *moments, double count,
     normals[channel] = {(float)(1 / deviation), (float)(-mean / deviation)};
 }
 
-static enum status find_normals(struct learner *self, const struct intake &intake)
+static enum status find_normals(struct step_backend *self, const struct intake &intake)
 {
     cudaStream_t stream = self->batch.stream;
     double count = (double)intake.batch.count * intake.plane;
@@ -154,7 +154,7 @@ static __global__ void intake_kernel(const struct intake intake, const struct no
     labels[j] = label < intake.classes ? label : 0;
 }
 
-static enum status take_in(struct learner *self, const struct batch *batch)
+static enum status take_in(struct step_backend *self, const struct batch *batch)
 {
     struct intake intake = intake_of(self, batch);
     cudaStream_t stream = self->batch.stream;
@@ -169,7 +169,7 @@ static enum status take_in(struct learner *self, const struct batch *batch)
 /* ---- Steps ---- */
 
 /* A batch is an epoch of one step: so it may be short, and dropout and the optimizer count on. */
-extern "C" enum status learner_step(struct learner *self, const struct batch *batch)
+extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)
         return status_set(STATUS_FAILED, "a batch of %u samples, and the trainer takes 1 to %u", batch->count,
@@ -186,7 +186,7 @@ extern "C" enum status learner_step(struct learner *self, const struct batch *ba
     return STATUS_OK;
 }
 
-extern "C" enum status learner_loss(struct learner *self, double *loss)
+extern "C" enum status step_backend_loss(struct step_backend *self, double *loss)
 {
     struct train_totals looks[LOOKS];
     *loss = NAN;
@@ -207,7 +207,7 @@ extern "C" enum status learner_loss(struct learner *self, double *loss)
     return STATUS_OK;
 }
 
-extern "C" enum status learner_begin(struct learner *self)
+extern "C" enum status step_backend_reset(struct step_backend *self)
 {
     struct train_totals unused;
     float *zeros = self->arena + self->model.arena_values;
@@ -224,12 +224,12 @@ extern "C" enum status learner_begin(struct learner *self)
 
 /* ---- Opening ---- */
 
-extern "C" void *learner_stream(const struct learner *self)
+extern "C" void *step_backend_stream(const struct step_backend *self)
 {
     return self->batch.stream;
 }
 
-extern "C" void learner_close(struct learner *self)
+extern "C" void step_backend_close(struct step_backend *self)
 {
     if (!self)
         return;
@@ -242,7 +242,7 @@ extern "C" void learner_close(struct learner *self)
 }
 
 /* The engine copies what the sets hold: zeros, in the place of what will be handed over. */
-static enum status make_sets(struct learner *self, uint32_t batch)
+static enum status make_sets(struct step_backend *self, uint32_t batch)
 {
     struct data *data = &self->data;
     const uint32_t counts[DATA_PARTS] = {batch, 1};
@@ -258,7 +258,7 @@ static enum status make_sets(struct learner *self, uint32_t batch)
 }
 
 /* The engine has its own: batches go there. The counts stay. */
-static void forget_values(struct learner *self)
+static void forget_values(struct step_backend *self)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
         free(self->data.sets[part].values);
@@ -266,12 +266,12 @@ static void forget_values(struct learner *self)
     }
 }
 
-static void fill_train(struct learner *self, const struct lesson *lesson)
+static void fill_train(struct step_backend *self, const struct task *task)
 {
     struct data *data = &self->data;
     data->shape = self->model.input;
     data->type = DTYPE_F16;
-    data->classes = lesson->classes;
+    data->classes = task->classes;
     data->sample_values = shape_values(&data->shape);
     data->sample_bytes = data->sample_values * sizeof(uint16_t);
     data->feed = DATA_CONSTANT;
@@ -279,7 +279,7 @@ static void fill_train(struct learner *self, const struct lesson *lesson)
         data->scale[c] = 1; /* halves come normalised */
     self->train.model = &self->model;
     self->train.data = data;
-    self->train.batch = lesson->batch;
+    self->train.batch = task->batch;
     self->train.optimizer.kind = OPTIMIZER_ADAM;
     self->train.optimizer.beta1 = 0.9;
     self->train.optimizer.beta2 = 0.999;
@@ -288,37 +288,37 @@ static void fill_train(struct learner *self, const struct lesson *lesson)
     self->train.schedule.rate = RATE;
 }
 
-static enum status make(struct learner *self, const struct lesson *lesson)
+static enum status make(struct step_backend *self, const struct task *task)
 {
     const struct resources resources = {.threads = 1, .device = self->device};
-    TRY(lesson_build(lesson, &self->model));
-    fill_train(self, lesson);
+    TRY(task_build(task, &self->model));
+    fill_train(self, task);
     self->arena = static_cast<float *>(calloc(2 * self->model.arena_values, sizeof *self->arena));
     if (!self->arena)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     model_initialise(&self->model, self->train.seed, self->arena);
-    TRY(make_sets(self, lesson->batch));
+    TRY(make_sets(self, task->batch));
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
     self->batch = engine_batch(self->engine);
     forget_values(self);
-    TRY(hold(&self->holding, &self->normals, lesson->channels));
-    TRY(hold(&self->holding, &self->moments, (size_t)lesson->channels * MOMENT_PARTS));
+    TRY(hold(&self->holding, &self->normals, task->channels));
+    TRY(hold(&self->holding, &self->moments, (size_t)task->channels * MOMENT_PARTS));
     TRY(hold(&self->holding, &self->looks, LOOKS));
-    return learner_begin(self);
+    return step_backend_reset(self);
 }
 
-extern "C" enum status learner_open(int device, const struct lesson *lesson, struct learner **learner)
+extern "C" enum status step_backend_open(int device, const struct task *task, struct step_backend **backend)
 {
-    struct learner *self = static_cast<struct learner *>(calloc(1, sizeof *self));
-    *learner = nullptr;
+    struct step_backend *self = static_cast<struct step_backend *>(calloc(1, sizeof *self));
+    *backend = nullptr;
     if (!self)
         return status_set(STATUS_FAILED, "out of memory");
     self->device = device;
-    enum status status = make(self, lesson);
+    enum status status = make(self, task);
     if (status != STATUS_OK) {
-        learner_close(self);
+        step_backend_close(self);
         return status;
     }
-    *learner = self;
+    *backend = self;
     return STATUS_OK;
 }

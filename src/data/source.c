@@ -1,4 +1,4 @@
-#include "data/origin.h"
+#include "data/source.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,87 +8,87 @@
 #include "core/workload.h"
 #include "data/npy.h"
 
-extern const struct origin origin_counter, origin_synth, origin_idx, origin_cifar, origin_dataset,
-    origin_digits, origin_clips;
+extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
+    source_digits, source_clips;
 
-const struct origin *const origin_table[] = {
-    &origin_counter, /* tensors of a counter: their content is known */
-    &origin_synth,   /* VisualAtom images */
-    &origin_idx,     /* MNIST and its kin */
-    &origin_cifar,   /* CIFAR-10 */
-    &origin_dataset, /* what --prepare made */
-    &origin_digits,  /* strokes, to learn from without a download */
-    &origin_clips,   /* the same in three dimensions */
+const struct source *const source_table[] = {
+    &source_counter, /* tensors of a counter: their content is known */
+    &source_synth,   /* VisualAtom images */
+    &source_idx,     /* MNIST and its kin */
+    &source_cifar,   /* CIFAR-10 */
+    &source_dataset, /* what --prepare made */
+    &source_digits,  /* strokes, to learn from without a download */
+    &source_clips,   /* the same in three dimensions */
     NULL,
 };
 
-const char *const origin_encodings[] = {"png", "npy", NULL};
+const char *const source_encodings[] = {"png", "npy", NULL};
 
-const struct origin *origin_find(const char *name)
+const struct source *source_find(const char *name)
 {
-    for (size_t i = 0; origin_table[i]; i++)
-        if (strcmp(origin_table[i]->name, name) == 0)
-            return origin_table[i];
+    for (size_t i = 0; source_table[i]; i++)
+        if (strcmp(source_table[i]->name, name) == 0)
+            return source_table[i];
     return NULL;
 }
 
 /* "--name=value" of two words: in this form the value may begin with dashes. */
-static enum status join_words(struct origin_reader *reader, const char *const words[], int *count)
+static enum status join_words(struct source_reader *reader, const char *const words[], int *count)
 {
     for (*count = 0; words[2 * *count]; ++*count) {
         const char *name = words[2 * *count], *value = words[2 * *count + 1];
         size_t bytes = strlen(name) + strlen(value) + 2;
-        char *argument = *count < ORIGIN_ARGUMENTS_MAX ? malloc(bytes) : NULL;
+        char *argument = *count < SOURCE_ARGUMENTS_MAX ? malloc(bytes) : NULL;
         if (!argument)
-            return status_set(STATUS_FAILED, "out of memory for the options of an origin");
+            return status_set(STATUS_FAILED, "out of memory for the options of a source");
         snprintf(argument, bytes, "%s=%s", name, value);
         reader->arguments[*count] = argument;
     }
     return STATUS_OK;
 }
 
-enum status origin_open(const char *name, const char *const words[], const struct resources *resources,
-                        struct origin_reader *reader)
+enum status source_open(const char *name, const char *const words[], const struct resources *resources,
+                        struct source_reader *reader)
 {
-    const struct origin *origin = origin_find(name);
-    const struct workload *workload = origin->workload ? workload_find(origin->workload) : NULL;
-    char *argv[ORIGIN_ARGUMENTS_MAX + 2] = {(char *)"origin"};
+    const struct source *source = source_find(name);
+    const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
+    char *argv[SOURCE_ARGUMENTS_MAX + 2] = {(char *)"source"};
     int count;
     *reader =
-        (struct origin_reader){.origin = origin,
-                               .parameters = calloc(1, origin->parameters_bytes),
+        (struct source_reader){.source = source,
+                               .parameters = calloc(1, source->parameters_bytes),
                                .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
     if (!reader->parameters || !reader->workload_parameters)
         return status_set(STATUS_FAILED, "out of memory");
     struct options *options = &reader->options;
     options->tables[options->table_count++] =
-        (struct option_table){origin->options, origin->option_count, reader->parameters};
+        (struct option_table){source->options, source->option_count, reader->parameters};
     if (workload)
         options->tables[options->table_count++] =
             (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
     TRY(join_words(reader, words, &count));
     memcpy(argv + 1, reader->arguments, sizeof reader->arguments); /* getopt moves them, and changes none */
     TRY(options_parse(options, count + 1, argv));
-    const struct origin_request request = {.options = options,
+    const struct source_request request = {.options = options,
                                            .parameters = reader->parameters,
                                            .workload_parameters = reader->workload_parameters,
                                            .resources = *resources};
-    return origin->open(&request, &reader->facts, &reader->state);
+    return source->open(&request, &reader->facts, &reader->state);
 }
 
-void origin_close(struct origin_reader *reader)
+void source_close(struct source_reader *reader)
 {
     if (reader->state)
-        reader->origin->close(reader->state);
+        reader->source->close(reader->state);
     options_free(&reader->options);
     free(reader->parameters);
     free(reader->workload_parameters);
-    for (size_t i = 0; i < ORIGIN_ARGUMENTS_MAX; i++)
+    for (size_t i = 0; i < SOURCE_ARGUMENTS_MAX; i++)
         free(reader->arguments[i]);
-    *reader = (struct origin_reader){0};
+    *reader = (struct source_reader){0};
 }
 
-const struct origin_member *origin_member(const struct origin_sample *sample, const char *extension)
+const struct source_member *source_member(const struct source_sample *sample, const char *extension)
 {
     for (size_t i = 0; i < sample->count; i++)
         if (strcmp(sample->members[i].extension, extension) == 0)
@@ -96,21 +96,21 @@ const struct origin_member *origin_member(const struct origin_sample *sample, co
     return NULL;
 }
 
-void origin_add(struct origin_sample *sample, const char *extension, void *bytes, size_t size)
+void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size)
 {
-    sample->members[sample->count++] = (struct origin_member){extension, bytes, size};
+    sample->members[sample->count++] = (struct source_member){extension, bytes, size};
 }
 
-enum status origin_add_label(struct origin_sample *sample, uint64_t label)
+enum status source_add_label(struct source_sample *sample, uint64_t label)
 {
     char *text = malloc(24);
     if (!text)
         return status_set(STATUS_FAILED, "out of memory for a label");
-    origin_add(sample, "cls", text, (size_t)snprintf(text, 24, "%" PRIu64, label));
+    source_add(sample, "cls", text, (size_t)snprintf(text, 24, "%" PRIu64, label));
     return STATUS_OK;
 }
 
-enum status origin_add_array(struct origin_sample *sample, const char *type, const char *shape,
+enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room)
 {
     char header[NPY_HEADER_MAX];
@@ -123,25 +123,25 @@ enum status origin_add_array(struct origin_sample *sample, const char *type, con
         memcpy(file + length, values, bytes);
     if (room)
         *room = file + length;
-    origin_add(sample, "npy", file, length + bytes);
+    source_add(sample, "npy", file, length + bytes);
     return STATUS_OK;
 }
 
-void origin_sample_free(struct origin_sample *sample)
+void source_sample_free(struct source_sample *sample)
 {
     for (size_t i = 0; i < sample->count; i++)
         free(sample->members[i].bytes);
-    *sample = (struct origin_sample){0};
+    *sample = (struct source_sample){0};
 }
 
 /* A message belongs to the thread that failed: so what failed is tried again by this one. */
-enum status origin_make_all(origin_make_one *make, const void *state, uint64_t first, uint64_t count,
-                            struct origin_sample *samples)
+enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
+                            struct source_sample *samples)
 {
 #pragma omp parallel for schedule(dynamic)
     for (uint64_t i = 0; i < count; i++)
         if (make(state, first + i, &samples[i]) != STATUS_OK)
-            origin_sample_free(&samples[i]);
+            source_sample_free(&samples[i]);
     for (uint64_t i = 0; i < count; i++)
         if (samples[i].count == 0)
             TRY(make(state, first + i, &samples[i]));

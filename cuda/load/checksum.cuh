@@ -1,0 +1,43 @@
+/* The hashes of data/checksum.h, of bytes that have arrived on the device, or, by the same lines, on the
+ * host.
+ */
+#ifndef FDSL_CUDA_LOAD_TALLY_CUH
+#define FDSL_CUDA_LOAD_TALLY_CUH
+
+#include "data/checksum.h"
+#include "load/xxh3.cuh"
+
+/* Of a member of more than 2 CHECKSUM_EDGE bytes: part number `part` of its edges, of XXH3_PARTS. The hash is
+ * xxh3_of_parts() of their sum. */
+FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint32_t part)
+{
+    uint32_t at = xxh3_part_at(part);
+    const uint8_t *words = at < CHECKSUM_EDGE ? bytes + at : bytes + size - 2 * CHECKSUM_EDGE + at;
+    return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
+}
+
+/* checksum_edges(): XXH3-64, with the size as the seed, of all bytes up to 2 CHECKSUM_EDGE, else of both
+ * edges. */
+FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
+{
+    uint64_t sum = 0;
+    if (size <= 2 * CHECKSUM_EDGE)
+        return xxh3_64(bytes, size, size);
+    for (uint32_t part = 0; part < XXH3_PARTS; part++)
+        sum += device_checksum_part(bytes, size, part);
+    return xxh3_of_parts(sum);
+}
+
+/* checksum_whole() */
+FDSL_HD uint64_t device_checksum_whole(const uint8_t *bytes, uint64_t size)
+{
+    return xxh3_64(bytes, size, 0);
+}
+
+/* checksum_sample() */
+FDSL_HD uint64_t device_checksum_sample(uint64_t key, const uint64_t *members, uint32_t count)
+{
+    return xxh3_64((const uint8_t *)members, count * sizeof *members, key);
+}
+
+#endif

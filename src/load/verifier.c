@@ -1,0 +1,118 @@
+#include "load/verifier.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* What runs so far made of a sample. A row's runs must all lose the same ones: else their times are of
+ * different work. Counts would not do, as ranks are dealt other samples in every epoch. */
+enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
+
+enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
+{
+    *verifier = (struct verifier){.load = load, .plan = *plan};
+    if (!load->skip)
+        return STATUS_OK;
+    verifier->fates = calloc(load->dataset->sample_count, 1);
+    return verifier->fates ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for the fates of samples");
+}
+
+void verifier_close(struct verifier *verifier)
+{
+    free(verifier->fates);
+    verifier->fates = NULL;
+}
+
+enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before)
+{
+    const struct load *load = verifier->load;
+    if (load->cache != LOAD_WARM || !verifier->settled)
+        TRY(load_settle_cache(load, before));
+    verifier->settled = true;
+    if (!verifier->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
+        TRY(load_expect(load, &verifier->plan, number, &verifier->expected));
+    verifier->expects = true;
+    verifier->device_known = cache_device_bytes(&verifier->device_bytes);
+    return STATUS_OK;
+}
+
+bool verifier_device_bytes(const struct verifier *verifier, uint64_t *bytes)
+{
+    uint64_t now;
+    if (!verifier->device_known || !cache_device_bytes(&now))
+        return false;
+    *bytes = now - verifier->device_bytes;
+    return true;
+}
+
+enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint32_t sample,
+                          enum status status)
+{
+    const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
+    if (!verifier->load->skip || status != STATUS_FAILED)
+        return status;
+    if (losses->checksum.count == 0)
+        snprintf(losses->why, sizeof losses->why, "%s", status_text());
+    uint8_t *fate = &verifier->fates[sample];
+    losses->first |= *fate == FATE_UNKNOWN;
+    losses->changed |= *fate == FATE_READ;
+    *fate = FATE_LOST;
+    checksum_add(&losses->checksum, lost->edges, lost->bytes);
+    return STATUS_OK;
+}
+
+void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order, uint64_t lost)
+{
+    uint64_t known = 0;
+    for (uint32_t i = 0; verifier->fates && i < order->count; i++) {
+        uint8_t *fate = &verifier->fates[order->samples[i]];
+        known += *fate == FATE_LOST;
+        if (*fate == FATE_UNKNOWN)
+            *fate = FATE_READ;
+    }
+    losses->changed |= known != lost;
+}
+
+void losses_merge(struct losses *all, const struct losses *one)
+{
+    if (one->first || (one->changed && one->checksum.count))
+        status_warn_own("left out in a run: %s", one->why);
+    checksum_merge(&all->checksum, &one->checksum);
+    all->first |= one->first;
+    all->changed |= one->changed;
+}
+
+static enum status check_lost(uint64_t number, uint64_t delivered, const struct losses *lost)
+{
+    if (lost->changed)
+        return status_set(
+            STATUS_FAILED,
+            "run %llu could not read %llu samples, and not those that runs before it could not: "
+            "the data set changes while it is measured; mend it, and run again",
+            (unsigned long long)number, (unsigned long long)lost->checksum.count);
+    if (lost->checksum.count > 0 && delivered == 0)
+        return status_set(STATUS_FAILED,
+                          "run %llu could read none of its %llu samples; see the warning above",
+                          (unsigned long long)number, (unsigned long long)lost->checksum.count);
+    return STATUS_OK;
+}
+
+enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
+                            const struct losses *lost)
+{
+    const struct load *load = verifier->load;
+    const struct checksum *expected = &verifier->expected;
+    struct checksum all = lost->checksum;
+    load->control->lost = lost->checksum;
+    TRY(check_lost(number, delivered->count, lost));
+    checksum_merge(&all, delivered);
+    if (load->control->whole || /* samples are checked one by one */
+        (all.count == expected->count && all.bytes == expected->bytes && all.sum == expected->sum))
+        return STATUS_OK;
+    return status_set(STATUS_WRONG,
+                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
+                      "(hash %016llx) are right",
+                      load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
+                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
+                      (unsigned long long)expected->count, (unsigned long long)expected->bytes,
+                      (unsigned long long)expected->sum);
+}

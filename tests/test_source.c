@@ -1,0 +1,35 @@
+/* Sources of samples, opened in the program. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "data/npy.h"
+#include "data/source.h"
+
+TestSuite(source, .timeout = 60);
+
+/* Shards and chunks are cut by these sizes. */
+Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
+{
+    static const char *const encode[] = {"--encode", "npy", NULL}, *const none[] = {NULL};
+    static const struct {
+        const char *name;
+        const char *const *words;
+    } sources[] = {{"counter", none}, {"digits", encode}, {"clips", none}, {"synth", encode}};
+    const struct resources one = {.threads = 1};
+    for (size_t i = 0; i < COUNT_OF(sources); i++) {
+        struct source_reader reader;
+        struct source_sample sample = {0};
+        cr_assert(source_open(sources[i].name, sources[i].words, &one, &reader) == STATUS_OK, "%s",
+                  status_text());
+        cr_assert(reader.source->make(reader.state, 0, 1, &sample) == STATUS_OK, "%s", status_text());
+        const struct source_member *member = source_member(&sample, "npy");
+        cr_assert_not_null(member, "%s", sources[i].name);
+        cr_expect(reader.facts.sample_bytes >= member->size &&
+                      reader.facts.sample_bytes <= member->size + NPY_HEADER_MAX,
+                  "%s: %llu bytes, not %zu", sources[i].name, (unsigned long long)reader.facts.sample_bytes,
+                  member->size);
+        for (size_t m = 0; m < sample.count; m++)
+            free(sample.members[m].bytes);
+        source_close(&reader);
+    }
+}
