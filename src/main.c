@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "core/config.h"
 #include "core/file.h"
 #include "core/status.h"
 #include "core/variant.h"
@@ -33,12 +34,12 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-static enum status dispatch(struct settings *settings, enum status read, int argc, char *argv[])
+static enum status dispatch(struct settings *settings, enum status read, const struct config *config)
 {
     if (read == STATUS_OK && settings_informational(settings))
         return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
     TRY(runner_join(settings, read));
-    return settings->prepare ? prepare_run(argc, argv, settings_has_option) : runner_run(settings);
+    return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
 /* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. A rank
@@ -59,6 +60,7 @@ static enum status conclude(enum status status)
 int main(int argc, char *argv[])
 {
     struct settings settings = {0};
+    struct config config = {0};
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error of write(), which is reported */
     file_remove_on_signals();
     struct launcher launcher;
@@ -66,13 +68,16 @@ int main(int argc, char *argv[])
         status_launched((int)launcher.rank, (int)launcher.ranks);
     enum status status = variant_table_check();
     if (status == STATUS_OK)
-        status = settings_read(&settings, argc, argv);
-    status = dispatch(&settings, status, argc, argv);
+        status = config_read(argc, argv, &config);
+    if (status == STATUS_OK)
+        status = settings_read(&settings, &config);
+    status = dispatch(&settings, status, &config);
     bool joined = comm_size() > 1;
     status = conclude(status);
     comm_close();
     if (status != STATUS_OK && joined)
         launcher_leave_word_to_rank_0();
     settings_free(&settings);
+    config_free(&config);
     return (int)status;
 }

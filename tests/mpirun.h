@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "arguments.h"
 #include "cells.h"
 #include "core/portable.h"
 #include "core/timer.h"
@@ -67,10 +68,13 @@ static inline void shell(const char *format, ...)
 /* Runs the program on that many ranks, or without mpirun for 0. */
 static inline void run(int ranks, const char *arguments)
 {
+    char line[8192];
+    snprintf(line, sizeof line, "%s", arguments);
+    drop_repeated_in(line);
     if (ranks)
-        shell("timeout 50 mpirun --bind-to none -n %d $PROGRAM %s", ranks, arguments);
+        shell("timeout 50 mpirun --bind-to none -n %d $PROGRAM %s", ranks, line);
     else
-        shell("$PROGRAM %s", arguments);
+        shell("$PROGRAM %s", line);
 }
 
 static inline void run_well(int ranks, const char *arguments)

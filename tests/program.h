@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "arguments.h"
 #include "cells.h"
 #include "core/variant.h"
 #include "core/workload.h"
@@ -160,7 +161,7 @@ static inline void run(const char *format, ...)
     while ((word = strsep(&rest, " ")))
         if (*word && count + 1 < ARGUMENTS_MAX)
             argv[count++] = word;
-    argv[count] = NULL;
+    argv[1 + drop_repeated(argv + 1, count - 1)] = NULL;
     run_vector(argv);
 }
 

@@ -47,7 +47,7 @@ static void expect_help_names(const char *name)
 Test(cli, help_names_every_option_and_exit_status)
 {
     static const char *const shared[] = {
-        "variant",   "workload", "list",        "verify",   "out",      "samples",     "format",  "threads",
+        "variant",   "workload", "list",        "verify",   "out",      "samples-out", "format",  "threads",
         "device",    "warmups",  "warmup-time", "min-time", "max-time", "min-samples", "env",     "verbose",
         "max-error", "version",  "help",        "monitor",  "loops",    "best-gpu",    "dry-run", "ranks"};
     static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
@@ -66,7 +66,7 @@ Test(cli, help_names_every_option_and_exit_status)
 
 Test(cli, a_dry_run_checks_all_and_makes_nothing)
 {
-    run_well(NAIVE " --verify --dry-run --out rows.csv --samples samples.csv --npy batch.npy");
+    run_well(NAIVE " --verify --dry-run --out rows.csv --samples-out samples.csv --npy batch.npy");
     cr_expect(*out == '\0' && *err == '\0' && count_files() == 0, "%s%s", out, err);
     run(NAIVE " --dry-run --out nowhere/rows.csv");
     expect_error(2, "nowhere", "a folder that is not there");
@@ -204,7 +204,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant naive --format jsn", "did you mean 'json'?"},
         {"--variant naive --formula uij", "did you mean 'uji'?"},
     };
-    expect_refusals(refusals, COUNT_OF(refusals), "--out rows.csv --samples samples.csv");
+    expect_refusals(refusals, COUNT_OF(refusals), "--out rows.csv --samples-out samples.csv");
 }
 
 Test(cli, refuses_values_out_of_range)
@@ -254,7 +254,7 @@ Test(cli, refuses_values_out_of_range)
         {"--min-time 2 --max-time 1", "--max-time 1 is shorter than --min-time 2"},
         {"--max-error 0", "--max-error: '0' is out of range"},
     };
-    expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv --samples samples.csv");
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv --samples-out samples.csv");
 }
 
 Test(cli, refuses_options_that_contradict_each_other)
@@ -267,10 +267,10 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--preset uji", "--preset has ranges to draw classes from; say how many with --classes N"},
         {"--preset-file some.cfg", "--preset-file has ranges to draw classes from"},
         {"--preset uji --class some.csv", "say how many with --classes N"},
-        {"--out same.csv --samples ./same.csv", "--out and --samples name the same file"},
+        {"--out same.csv --samples-out ./same.csv", "--out and --samples-out name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
-        {"--out same.csv --samples same.csv", "--out and --samples name the same file"},
-        {"--samples same.csv --monitor ./same.csv:50", "--samples and --monitor name the same file"},
+        {"--out same.csv --samples-out same.csv", "--out and --samples-out name the same file"},
+        {"--samples-out same.csv --monitor ./same.csv:50", "--samples-out and --monitor name the same file"},
         {"--best-gpu --device 0", "--best-gpu chooses a device and --device names one; leave one out"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
@@ -306,7 +306,7 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--npy nowhere/a.npy", "its folder does not exist"},
         {"--npy /dev/full", "/dev/full is not a regular file"},
         {"--npy rows.csv", "--out and --npy name the same file"},
-        {"--npy a.npy --samples a.labels.npy", "--npy and --samples would both write a.labels.npy"},
+        {"--npy a.npy --samples-out a.labels.npy", "--npy and --samples-out would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
         {"--output f16 --png folder", "--png shows u8 images of one channel; write others with --npy FILE"},
@@ -394,7 +394,8 @@ Test(cli, an_unambiguous_beginning_of_a_name_will_do)
 {
     run_well("--vari naive --work synth --forma csv " TINY);
     cr_expect_str_eq(value(out, 1, "variant"), "naive");
-    run_well("--vari=naive --forma=csv " TINY " --bat 3");
+    run_well("--vari=naive --forma=csv --res 32 --vertices 20 --orbits 4 --radius 3 --min-samples 3 "
+             "--min-time 0 --max-time 0 --bat 3");
     cr_expect(number(out, 1, "batch") == 3);
 }
 

@@ -14,7 +14,7 @@ Test(cli, refuses_to_write_where_it_cannot)
     static const char foreign[] = "schema,colour\nother/1,blue\n";
     static const struct refusal refusals[] = {
         {"--out nowhere/rows.csv", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
-        {"--samples nowhere/rows.csv", "its folder does not exist"},
+        {"--samples-out nowhere/rows.csv", "its folder does not exist"},
         {"--out file/rows.csv", "file/rows.csv cannot be used: Not a directory"},
         {"--out .", ". is a folder"},
         {"--out rows/", "'rows/' names no file"},
@@ -22,7 +22,7 @@ Test(cli, refuses_to_write_where_it_cannot)
         {"--out", "--out needs a value"},
         {"--out /dev/full", "/dev/full is a device or pipe; name a regular file"},
         {"--out foreign.csv", "foreign.csv holds other columns (column 2 is 'colour', not 'time_utc')"},
-        {"--samples foreign.csv", "foreign.csv holds other columns"},
+        {"--samples-out foreign.csv", "foreign.csv holds other columns"},
         {"--out dangling.csv", "dangling.csv is a link to a file that does not exist"},
         {"--write-classes nowhere/c.csv", "its folder does not exist"},
         {"--write-classes /dev/full", "is not a regular file"},
@@ -108,7 +108,7 @@ Test(cli, a_row_holds_what_was_run)
 
 Test(cli, samples_has_a_row_a_sample)
 {
-    run_well("--variant " VARIANTS " " TINY " --min-samples 7 --out rows.csv --samples samples.csv");
+    run_well("--variant " VARIANTS " " TINY " --min-samples 7 --out rows.csv --samples-out samples.csv");
     char *rows = get("rows.csv", NULL), *samples = get("samples.csv", NULL);
     size_t expected = 0, row = 0;
     for (size_t v = 1; v <= VARIANT_COUNT; v++) {

@@ -202,7 +202,7 @@ Test(cli, loops_are_as_many_as_asked_and_no_more)
 {
     run_well(LOOPED "--loops 1 --warmups 0 --warmup-time 0");
     cr_expect(number(out, 1, "samples") == 1);
-    run_well(LOOPED "--loops 4321 --samples samples.csv");
+    run_well(LOOPED "--loops 4321 --samples-out samples.csv");
     cr_expect(number(out, 1, "samples") == 4321);
     char *samples = get("samples.csv", NULL);
     cr_expect(count_of(samples, "\n") == 4322);
@@ -365,7 +365,7 @@ Test(cli, max_time_is_honoured)
 {
     run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "
              "--min-samples 1 --min-time 0 --max-time 0.2 --max-error 0.000001 --format csv "
-             "--samples samples.csv");
+             "--samples-out samples.csv");
     char *samples = get("samples.csv", NULL);
     size_t count = (size_t)number(out, 1, "samples");
     double sum_s = 0;

@@ -102,7 +102,7 @@ static void expect_refusals(const char *arguments)
 
 Test(memory, images)
 {
-    expect_refusals("--variant naive,omp --res 32 --batch 3 --verify --samples s.csv --out r.csv" ONE);
+    expect_refusals("--variant naive,omp --res 32 --batch 3 --verify --samples-out s.csv --out r.csv" ONE);
     expect_refusals("--variant naive --classes 3 --batch 5 --png made --npy x.npy --write-classes c.csv" ONE);
 }
 

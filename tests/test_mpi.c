@@ -165,7 +165,7 @@ Test(mpi, one_rank_under_mpirun_has_the_row_of_a_program_alone)
 Test(mpi, samples_are_of_every_rank_and_sum_up_to_the_row_of_all)
 {
     static char rows[TEXT_MAX], samples[TEXT_MAX];
-    run_well(3, TINY "--batch 2 --min-samples 7 --out rows.csv --samples samples.csv");
+    run_well(3, TINY "--batch 2 --min-samples 7 --out rows.csv --samples-out samples.csv");
     read_text("rows.csv", rows);
     read_text("samples.csv", samples);
     cr_expect(count_of(rows, "\n") == 1 + 4 * VARIANT_COUNT);
@@ -214,7 +214,7 @@ Test(mpi, ranks_leave_no_memory_behind)
         cr_skip_test("this build is not under a sanitizer");
     setenv("ASAN_OPTIONS", "detect_leaks=1", 1);
     setenv("LSAN_OPTIONS", "exitcode=0", 1);
-    run_well(3, TINY "--batch 2 --verify --out rows.csv --samples samples.csv --format csv");
+    run_well(3, TINY "--batch 2 --verify --out rows.csv --samples-out samples.csv --format csv");
     cr_expect(strstr(err, "LeakSanitizer"), "no report: %s", err);
     for (const char *line = err; line; line = strchr(line + 1, '\n')) {
         const char *second = strstr(line, "    #1 "), *end = second ? strchr(second, '\n') : NULL;
@@ -256,11 +256,14 @@ Test(mpi, what_makes_no_sense_is_said_once)
 
 Test(mpi, ranks_with_different_options_are_refused)
 {
-    static const char *const others[] = {"--batch 3", "--samples samples.csv", "--scaling strong",
+    static const char *const others[] = {"--batch 3", "--samples-out samples.csv", "--scaling strong",
                                          "--bind none", "--dry-run"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
-        shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s %s --out rows.csv",
-              TINY "--batch 2 --out rows.csv", TINY "--batch 2", others[i]);
+        char line[1024];
+        snprintf(line, sizeof line, TINY "--batch 2 %s --out rows.csv", others[i]);
+        drop_repeated_in(line);
+        shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s",
+              TINY "--batch 2 --out rows.csv", line);
         expect_refusal(2, "fdsl-bench: rank 1: its options are not those of rank 0; give all");
         cr_expect(access("rows.csv", F_OK) != 0 && access("samples.csv", F_OK) != 0, "no rows");
     }
@@ -382,7 +385,7 @@ Test(mpi, a_rank_that_hangs_is_named)
 Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
 {
     static const char line[] = "--variant naive --res 64 --vertices 20 --orbits 4 --batch 2 --min-samples 5 "
-                               "--min-time 0 --max-time 0 --out rows.csv --samples samples.csv";
+                               "--min-time 0 --max-time 0 --out rows.csv --samples-out samples.csv";
     static char before[TEXT_MAX], rows[TEXT_MAX];
     pid_t ranks[8] = {0};
     run_well(4, line);

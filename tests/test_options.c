@@ -154,11 +154,10 @@ Test(options, given_flags, .fini = stop)
     cr_expect(!options_given(&options, "batch"), "nothing is given before a parse");
 }
 
-Test(options, last_one_wins, .fini = stop)
+Test(options, none_is_given_twice, .fini = stop)
 {
-    expect_ok("--batch 1 --format csv --batch=2 --format table");
-    cr_expect_eq(values.batch, 2);
-    cr_expect_eq(common.format, 0);
+    expect_usage("--batch 1 --format csv --batch=2", "--batch is given twice; drop one of them");
+    expect_ok("--format csv -v --verbose");
 }
 
 Test(options, short_letters, .fini = stop)

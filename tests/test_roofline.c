@@ -196,7 +196,8 @@ static struct work work_of(const char *workload, const char *const *given, const
     struct settings settings;
     const struct partition alone = {0, 1, false};
     void *input;
-    cr_assert_eq(settings_read(&settings, argc, argv), STATUS_OK, "%s", status_text());
+    cr_assert_eq(settings_read(&settings, &(struct config){.argc = argc, .argv = argv}), STATUS_OK, "%s",
+                 status_text());
     cr_assert_eq(settings.workload->open(&settings.options, settings.parameters, &alone, &input), STATUS_OK,
                  "%s", status_text());
     const struct work work = settings.workload->work(input, variant);
@@ -398,7 +399,8 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
                                           "bound", "roofline_share"};
     char *argv[] = {"fdsl-bench", "--variant", "naive", NULL};
     struct settings settings;
-    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
+    cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK, "%s",
+                 status_text());
     const struct runner runner = {
         .settings = &settings, .entry = settings.variants[0], .partition = {0, 1, false}};
     const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
@@ -424,7 +426,8 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
     struct settings settings;
     struct report *report;
     struct row row = {0};
-    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK, "%s", status_text());
+    cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK, "%s",
+                 status_text());
     const struct result result = {.variant = "fast",
                                   .work.items = 1,
                                   .bench.time.median = 4,

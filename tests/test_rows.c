@@ -172,7 +172,7 @@ static void warn_of(double share, double preempted_per_s, char text[1024])
         .bench = {.count = 100, .settled = true, .time.median_error = 0.001, .time.effective = 100},
         .row_count = 3};
     struct settings settings;
-    cr_assert_eq(settings_read(&settings, 3, argv), STATUS_OK);
+    cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK);
     cr_assert(freopen(path, "w", stderr));
     runner_warn(&settings, &result, facts);
     fflush(stderr);

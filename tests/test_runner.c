@@ -76,7 +76,8 @@ static enum status run_with(const struct variant *variant, const char *names, co
                     NULL};
     const struct variant_entry fake = {"fake", "synth", "NOTHING", "made up", variant};
     struct settings settings;
-    enum status status = settings_read(&settings, (int)COUNT_OF(argv) - 1, argv);
+    enum status status =
+        settings_read(&settings, &(struct config){.argc = (int)COUNT_OF(argv) - 1, .argv = argv});
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
     const struct variant_entry *both[] = {&fake, settings.variants[0]};
     const struct variant_entry **own = settings.variants;

@@ -88,7 +88,7 @@ static enum status run_words(const char *arguments, const char *variant_name, fa
     for (char *word; (word = strsep(&rest, " "));)
         if (*word)
             argv[argc++] = word;
-    enum status status = settings_read(&settings, argc, argv);
+    enum status status = settings_read(&settings, &(struct config){.argc = argc, .argv = argv});
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
     real = settings.variants[0]->variant;
     struct variant faulty = *real;

@@ -21,9 +21,10 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
 /* ---- Live samples ---- */
 
 #if defined(HAVE_INIH) && defined(HAVE_XXHASH)
-#define LIVE                                                                                              \
-    "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
-    "20 --batch 16 "
+#define LIVE_OF(res, train)                                                                             \
+    "--variant train-naive --model logreg --data synth --classes 5 --res " #res " --train-size " #train \
+    " --test-size 20 --batch 16 "
+#define LIVE LIVE_OF(20, 90)
 
 /* Live or stored, in one go or resumed, from one to the other: the same parameters. */
 Test(train_data, live_samples_are_those_that_are_stored)
@@ -59,16 +60,17 @@ Test(train_data, fresh_samples_resume)
 
 Test(train_data, live_samples_refusals)
 {
-    EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
+    EXPECT(2, "$P " LIVE_OF(20, 1001) "--export-data x --dry-run");
     cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
                        out);
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
-    EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
+    EXPECT(0, "$P " LIVE_OF(20, 1001) "--export-data x --feed stored --dry-run");
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
     cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
-    EXPECT(2, "$P " LIVE "--res 4097");
-    EXPECT(2, "$P " LIVE "--batch 91");
+    EXPECT(2, "$P " LIVE_OF(4097, 90));
+    EXPECT(2, "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
+              "--test-size 20 --batch 91");
     EXPECT(2, "$P --variant train-naive --data digits --feed live");
     cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
                        "%s", out);

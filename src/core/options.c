@@ -272,6 +272,31 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
+/* Options that have another name now. The old one works where no option has it and one has the new name. */
+static const struct renamed {
+    const char *was, *now;
+} renamed[] = {{"output", "dtype"},
+               {"tensor", "dtype"},
+               {"depth", "iodepth"},
+               {"layout", "store"},
+               {"samples", "samples-out"}};
+
+static bool has_name(const struct options *options, const char *name, size_t *index)
+{
+    const struct option_spec *spec;
+    void *values = NULL;
+    for (*index = 0; (spec = spec_at(options, *index, &values)); ++*index)
+        if (strcmp(spec->name, name) == 0)
+            return true;
+    return false;
+}
+
+/* Whether the old name works here; `*index` becomes the number of the option that it means. */
+static bool works(const struct options *options, const struct renamed *name, size_t *index)
+{
+    return !has_name(options, name->was, index) && has_name(options, name->now, index);
+}
+
 static size_t spec_count(const struct options *options)
 {
     size_t count = 0;
@@ -356,17 +381,34 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
+enum { GIVEN_IN_FILE = 1, GIVEN_HERE };
+
 /* Takes one option that getopt_long() has recognised. */
-static enum status take_option(struct options *options, size_t index, const char *previous)
+static enum status take_option(struct options *options, size_t index, const char *previous, bool in_file)
 {
-    void *values;
+    void *values = NULL;
     const struct option_spec *spec = spec_at(options, index, &values);
+    unsigned char where = in_file ? GIVEN_IN_FILE : GIVEN_HERE;
+    if (spec->kind != OPTION_FLAG && options->given[index] == where)
+        return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", spec->name);
     /* In `--out --verify` the value was forgotten; `--out=--verify` means it. */
     if (spec->kind != OPTION_FLAG && optarg == previous && strncmp(optarg, "--", 2) == 0)
         return explain_missing(spec);
     TRY(set_value(spec, values, optarg));
-    options->given[index] = true;
+    options->given[index] = where;
     return STATUS_OK;
+}
+
+/* The number of the option that getopt_long() found, with a warning where its name is a former one. */
+static size_t resolve(const struct options *options, int found)
+{
+    size_t index = found_index(options, found), count = spec_count(options);
+    if (index < count)
+        return index;
+    const struct renamed *name = &renamed[index - count];
+    (void)works(options, name, &index);
+    status_warn("--%s is called --%s now", name->was, name->now);
+    return index;
 }
 
 static enum status parse_arguments(struct options *options, const struct option *list, const char *letters,
@@ -383,13 +425,13 @@ static enum status parse_arguments(struct options *options, const struct option 
         if (found == 1)
             return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", optarg);
         if (found == ':')
-            return explain_missing(spec_at(options, found_index(options, optopt), &values));
+            return explain_missing(spec_at(options, resolve(options, optopt), &values));
         if (found == '?' && optopt >= FIRST_VALUE)
             return status_set(STATUS_USAGE, "--%s takes no value",
-                              spec_at(options, found_index(options, optopt), &values)->name);
+                              spec_at(options, resolve(options, optopt), &values)->name);
         if (found == '?')
             return explain_refused(options, argv[at]);
-        TRY(take_option(options, found_index(options, found), argv[optind - 1]));
+        TRY(take_option(options, resolve(options, found), argv[optind - 1], at <= options->file_options));
     }
     if (optind < argc) /* after "--" */
         return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argv[optind]);
@@ -399,7 +441,7 @@ static enum status parse_arguments(struct options *options, const struct option 
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
     size_t count = spec_count(options);
-    struct option *list = calloc(count + 1, sizeof *list);
+    struct option *list = calloc(count + COUNT_OF(renamed) + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
     if (!list || !options->given) {
         free(list);
@@ -418,6 +460,12 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         if (short_letter(spec) && !strchr(letters, short_letter(spec)))
             append(letters, sizeof letters, "%c", short_letter(spec));
         status = set_default(spec, values);
+    }
+    struct option *end = list + count;
+    for (size_t i = 0; i < COUNT_OF(renamed); i++) {
+        size_t index;
+        if (works(options, &renamed[i], &index))
+            *end++ = (struct option){renamed[i].was, required_argument, NULL, FIRST_VALUE + (int)(count + i)};
     }
     if (status == STATUS_OK)
         status = parse_arguments(options, list, letters, argc, argv);
@@ -458,7 +506,7 @@ bool options_given(const struct options *options, const char *name)
     void *values;
     for (size_t i = 0; options->given && (spec = spec_at(options, i, &values)); i++)
         if (strcmp(spec->name, name) == 0)
-            return options->given[i];
+            return options->given[i] != 0;
     return false;
 }
 

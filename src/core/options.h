@@ -44,18 +44,19 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* the core's, then those of what runs */
     size_t table_count;
-    bool *given; /* a flag a spec, tables in order: was it on the command line? */
+    int file_options;     /* the first of the arguments come from a file: later ones may repeat them */
+    unsigned char *given; /* per spec, tables in order: 0, or where it was given */
     /* STATUS_USAGE, with where it belongs, of a name that no table has; STATUS_OK: nobody knows. Or NULL. */
     enum status (*explain)(void *context, const char *name);
     void *explain_context;
 };
 
 /* Writes every default into the structs of options->tables, then the command line's values. `--name value`
- * and `--name=value` are the same, an unambiguous beginning of a name will do, of an option given twice the
- * last one counts, and -h and -v stand for flags named "help" and "verbose". Allocates options->given;
+ * and `--name=value` are the same, an unambiguous beginning of a name will do, a former name works with a
+ * warning, and -h and -v stand for flags named "help" and "verbose". Allocates options->given;
  * options_free() frees it, also after a failure. STATUS_USAGE with one clear line for an unknown option (with
- * the nearest known one), an ambiguous one, a missing or unexpected argument, a value that is no number, or
- * one out of range. */
+ * the nearest known one), an ambiguous one, one given twice, a missing or unexpected argument, a value that
+ * is no number, or one out of range. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 

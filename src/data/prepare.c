@@ -38,7 +38,7 @@
 #define PROGRESS_PERIOD_S 0.1
 
 struct parameters {
-    const char *folder, *from, *name;
+    const char *folder, *from, *name, *config;
     uint64_t samples, shards, threads, device;
     int layout;
     bool help;
@@ -60,6 +60,8 @@ static const struct option_spec specs[] = {
      "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
      "how files are called: NAME-000000.tar, NAME.index (default: the source)"},
+    {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
+     "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
      "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
@@ -163,7 +165,7 @@ static enum status explain_elsewhere(void *context, const char *name)
                : STATUS_OK;
 }
 
-static enum status read_options(struct job *job, int argc, char *argv[])
+static enum status read_options(struct job *job, const struct config *config)
 {
     const struct source *source = job->source;
     job->workload = source->workload ? workload_find(source->workload) : NULL;
@@ -175,12 +177,13 @@ static enum status read_options(struct job *job, int argc, char *argv[])
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
                                     {source->options, source->option_count, job->source_parameters}},
                          .table_count = 2,
+                         .file_options = config->file_options,
                          .explain = explain_elsewhere,
                          .explain_context = job};
     if (job->workload)
         job->options.tables[job->options.table_count++] = (struct option_table){
             job->workload->options, job->workload->option_count, job->workload_parameters};
-    return options_parse(&job->options, argc, argv);
+    return options_parse(&job->options, config->argc, config->argv);
 }
 
 /* Names of files: nothing that a shell, a URL or a list of shards reads otherwise. */
@@ -447,11 +450,11 @@ static enum status make_dataset(struct job *job)
     return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
 }
 
-static enum status prepare(struct job *job, int argc, char *argv[])
+static enum status prepare(struct job *job, const struct config *config)
 {
-    enum status status = find_source(job, argc, argv);
+    enum status status = find_source(job, config->argc, config->argv);
     if (status == STATUS_OK)
-        status = read_options(job, argc, argv);
+        status = read_options(job, config);
     TRY(comm_agree(status));
     TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same"));
     if (job->parameters.help) {
@@ -471,10 +474,10 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     return make_dataset(job);
 }
 
-enum status prepare_run(int argc, char *argv[], bool (*is_option)(const char *name))
+enum status prepare_run(const struct config *config, bool (*is_option)(const char *name))
 {
     struct job job = {.is_option = is_option, .folder = {.lock = -1}};
-    enum status status = prepare(&job, argc, argv);
+    enum status status = prepare(&job, config);
     if (job.folder.lock >= 0)
         folder_release(&job.folder);
     if (job.state)

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "core/config.h"
 #include "core/status.h"
 
 /* Does what the command line, which has --prepare, asks for; with several ranks, each makes its places, and
@@ -11,6 +12,6 @@
  * a kill goes on from there. STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with one line.
  *
  * `is_option` tells whether the program has an option of that name elsewhere: its refusal says so. */
-enum status prepare_run(int argc, char *argv[], bool (*is_option)(const char *name));
+enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
 
 #endif

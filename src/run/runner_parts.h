@@ -80,7 +80,7 @@ void runner_cpu_use(const struct runner *runner, const struct bench *bench, doub
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
-/* A row of --samples: what identifies the `whole` row, and the sample. The caller's to free likewise. */
+/* A row of --samples-out: what identifies the `whole` row, and the sample. The caller's to free likewise. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 

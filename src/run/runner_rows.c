@@ -159,7 +159,8 @@ enum status runner_row(const struct runner *runner, const struct result *result,
     return row_check(row);
 }
 
-/* The columns of --samples: those of the row that say what was run, where and on what, to join them by. */
+/* The columns of --samples-out: those of the row that say what was run, where and on what, to join them by.
+ */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row)
 {
@@ -180,7 +181,7 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
     size_t total = rank_count * count;
     struct row *rows = calloc(total, sizeof *rows);
     if (!rows)
-        return status_set(STATUS_FAILED, "--samples: out of memory for %zu samples", total);
+        return status_set(STATUS_FAILED, "--samples-out: out of memory for %zu samples", total);
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < total; i++)
         status = runner_sample_row(&ranks[i / count], &samples[i], i % count, &rows[i]);

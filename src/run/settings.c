@@ -39,6 +39,8 @@ static const struct option_spec specs[] = {
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "the variant that speed-ups are over; it runs first (default: naive, train-naive, infer-naive, files or "
      "shards)"},
+    {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
+     "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check all that can be checked before a run, then stop"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
@@ -49,7 +51,7 @@ static const struct option_spec specs[] = {
      "wait at most S seconds for another process that has locked one of the output CSV files; rows that "
      "cannot be "
      "written are then printed to stderr"},
-    {"samples", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
+    {"samples-out", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
      "watch the GPU and this process every MS milliseconds (" MONITOR_PERIODS "), and append what is seen to "
@@ -387,8 +389,10 @@ static enum status derive(struct settings *settings)
     return STATUS_OK;
 }
 
-enum status settings_read(struct settings *settings, int argc, char *argv[])
+enum status settings_read(struct settings *settings, const struct config *config)
 {
+    int argc = config->argc;
+    char **argv = config->argv;
     *settings = (struct settings){0};
     settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* its name in full */
     if (settings->prepare)                                            /* its options are its own */
@@ -403,6 +407,7 @@ enum status settings_read(struct settings *settings, int argc, char *argv[])
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
         .table_count = 2,
+        .file_options = config->file_options,
         .explain = explain_elsewhere};
     if (found != STATUS_OK)
         return found;

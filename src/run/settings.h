@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "core/config.h"
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
@@ -17,7 +18,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples, *prepare;
+    const char *variant_names, *workload_name, *out, *samples, *prepare, *config;
     const char *baseline; /* the variant that speed-ups are over; NULL: the workload's */
     const char *monitor;  /* once read, the file alone */
     uint64_t threads, device, warmups, min_samples, loops;
@@ -43,7 +44,7 @@ struct settings {
 /* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,
  * --list or --env is given nothing else need be; where --prepare is, nothing else is read: data/prepare.h
  * does that. The caller frees, also after a failure. */
-enum status settings_read(struct settings *settings, int argc, char *argv[]);
+enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
 /* Takes --threads, or as many threads as this process may run on now, into settings->resources. */

@@ -1,0 +1,43 @@
+/* Command lines of tests: a suite's usual options, and then those of one test, which count. */
+#ifndef FDSL_TESTS_ARGUMENTS_H
+#define FDSL_TESTS_ARGUMENTS_H
+
+#include <string.h>
+
+/* Removes from `count` words all options that a later word repeats, with their values: the program refuses an
+ * option that is given twice. Returns how many words are left. */
+static inline size_t drop_repeated(char **words, size_t count)
+{
+    for (size_t i = 0; i < count;) {
+        size_t length = strcspn(words[i], "="), taken = 1, later = i + 1;
+        if (i + 1 < count && words[i][length] != '=' && strncmp(words[i + 1], "--", 2) != 0)
+            taken = 2;
+        while (later < count &&
+               !(strncmp(words[later], words[i], length) == 0 && strcspn(words[later], "=") == length))
+            later++;
+        if (strncmp(words[i], "--", 2) != 0 || later == count) {
+            i++;
+            continue;
+        }
+        memmove(words + i, words + i + taken, (count - i - taken) * sizeof *words);
+        count -= taken;
+    }
+    return count;
+}
+
+/* The same for a line of words between blanks, in place. */
+static inline void drop_repeated_in(char *line)
+{
+    char copy[8192], *words[512], *rest = copy, *word;
+    size_t count = 0;
+    strcpy(copy, line);
+    while (count < 512 && (word = strsep(&rest, " ")))
+        if (*word)
+            words[count++] = word;
+    count = drop_repeated(words, count);
+    *line = '\0';
+    for (size_t i = 0; i < count; i++)
+        strcat(strcat(line, i ? " " : ""), words[i]);
+}
+
+#endif
