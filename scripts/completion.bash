@@ -1,14 +1,21 @@
 # bash completion for fdsl-bench. It asks the program, so it knows what the program knows.
 _fdsl_bench()
 {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words prepare=()
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words prepare=() chosen=() i
     [[ " ${COMP_WORDS[*]} " == *' --prepare '* ]] && prepare=(--prepare x)
+    for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do # the workload that the command line means
+        [[ ${COMP_WORDS[i]} != --workload && ${COMP_WORDS[i]} != --variant ]] || chosen=("${COMP_WORDS[i]}" "${COMP_WORDS[i + 1]}")
+    done
     case $previous in
     --variant)
         # The last of a comma-separated list.
         local before=${current%"${current##*,}"}
         words="all $(fdsl-bench --list 2>/dev/null | awk '/^  / { print $1 }')"
         mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current##*,}")
+        ;;
+    --workload)
+        words=$(fdsl-bench --help 2>/dev/null | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }')
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
         ;;
     --format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$current") ;;
     --scaling) mapfile -t COMPREPLY < <(compgen -W 'weak strong' -- "$current") ;;
@@ -29,13 +36,16 @@ _fdsl_bench()
     --lr-schedule) mapfile -t COMPREPLY < <(compgen -W 'constant step cosine' -- "$current") ;;
     --data) mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current") ;;
     --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
-    --out | --samples | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --init | --checkpoint | \
+    --out | --samples-out | --config | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --init | --checkpoint | \
         --export | --export-step | --export-data)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         ;;
     --png | --prepare) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     *)
-        words=$(fdsl-bench "${prepare[@]}" --help 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*')
+        words=$({
+            fdsl-bench "${prepare[@]}" --help
+            ((${#prepare[@]} || !${#chosen[@]})) || fdsl-bench "${chosen[@]}" --help
+        } 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
         ;;
     esac

@@ -14,9 +14,20 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .IR NAME [, NAME ...]
 .RI [ options ]
 .SH DESCRIPTION
-Runs the same job through many implementations, verifies each against a reference, times it, and writes CSV.
+Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
+A workload is a kind of job: generating images, loading samples, training or inference.
+The options of each workload come after those that all workloads share.
+.SH EXAMPLES
 HEAD
-"$program" --help | awk '
+"$program" --help | awk '/^examples:/ { on = 1; print ".nf"; next } on && /^$/ { print ".fi"; exit } on { gsub(/-/, "\\-"); print }'
+workloads=$("$program" --help | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }')
+{
+    "$program" --help | sed '/^exit status/,$d'
+    for workload in $workloads; do "$program" --workload "$workload" --help | sed '/^exit status/,$d'; done
+    echo 'options of --prepare:'
+    "$program" --prepare DIR --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
+    "$program" --help | sed -n '/^exit status/,$p'
+} | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }
     /^options/      { sub(/:$/, ""); print ".SH " toupper($0); next }
     /^exit status:/ { print ".SH EXIT STATUS"; sub(/^exit status: /, ""); print escape($0); last = 1; next }

@@ -21,7 +21,7 @@
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
-        settings_help(stdout);
+        settings_help(settings, stdout);
         return STATUS_OK;
     }
     if (settings->version) {

@@ -55,13 +55,34 @@ Test(cli, help_names_every_option_and_exit_status)
     run_well("--help");
     for (size_t i = 0; i < COUNT_OF(shared); i++)
         expect_help_names(shared[i]);
-    for (size_t w = 0; workload_table[w]; w++) {
+    for (size_t w = 0; workload_table[w]; w++)
         cr_expect(strstr(out, workload_table[w]->summary));
+    cr_expect(!strstr(out, "--vertices"), "options of one workload are in its own help");
+    for (size_t w = 0; workload_table[w]; w++) {
+        run("--workload %s --help", workload_table[w]->name);
+        cr_expect(status == 0 && strstr(out, workload_table[w]->summary) && !strstr(out, "--max-error"));
         for (size_t i = 0; i < workload_table[w]->option_count; i++)
             expect_help_names(workload_table[w]->options[i].name);
     }
     for (size_t i = 0; i < COUNT_OF(statuses); i++)
         cr_expect(strstr(strstr(out, "exit status"), statuses[i]), "%s", statuses[i]);
+    run_well("--variant train-naive --help");
+    cr_expect(strstr(out, "--workload train - "), "%s", out);
+}
+
+/* Scripts choose variants by it. */
+Test(cli, the_list_of_variants_is_csv_and_json_too)
+{
+    run_well("--list --format csv");
+    cr_expect(strncmp(out, "workload,variant,platform,available,reason,summary\n", 51) == 0, "%s", out);
+    cr_expect_str_eq(value(out, 1, "variant"), "naive");
+    cr_expect_str_eq(value(out, 1, "available"), "yes");
+    run_well("--list --format csv --workload infer");
+    cr_expect_str_eq(value(out, 1, "variant"), "infer-naive");
+#ifdef HAVE_JANSSON
+    run_well("--list --format json --workload load");
+    cr_expect(*out == '[' && strstr(out, "\"variant\": \"files\"") && !strstr(out, "\"naive\""), "%s", out);
+#endif
 }
 
 Test(cli, a_dry_run_checks_all_and_makes_nothing)
@@ -171,7 +192,6 @@ Test(cli, says_what_to_run_where_nothing_is_asked)
         {"-- naive", "unexpected argument 'naive'"},
         {"-x", "unknown option '-x'"},
         {"--list extra", "unexpected argument 'extra'"},
-        {"--list --format csv", "--format csv does not apply"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), "");
 }

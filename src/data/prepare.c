@@ -50,7 +50,7 @@ static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
      "the folder to write into: new, empty, or one where the same command was cut short"},
-    {"from", "ORIGIN", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
+    {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "what the samples are; see below"},
     {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
      "a file a member in folders of 1000 samples, or tar files"},
@@ -95,7 +95,7 @@ static void print_help(void)
 {
     puts("fdsl-bench --prepare DIR - writes a dataset to read and to train on\n"
          "\n"
-         "usage: fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
+         "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
          "\n"
          "examples:\n"
          "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors of a counter, f16 (3, 8, 64, "
@@ -110,7 +110,8 @@ static void print_help(void)
         printf("\noptions of the source %s (%s):\n", source->name, source->summary);
         options_help(stdout, source->options, source->option_count);
         if (source->workload)
-            printf("  and those of the workload %s that say what an image is, as in fdsl-bench --help\n",
+            printf("  and those of the workload %s that say what an image is, as in fdsl-bench --workload "
+                   "synth --help\n",
                    source->workload);
     }
 }

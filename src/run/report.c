@@ -214,12 +214,60 @@ void report_compiled_at_load(const struct device_info *device)
         device->architecture + strlen("sm_"));
 }
 
+/* One variant for machines to read. Errors are in `row`. */
+static void describe_variant(const struct variant_entry *entry, bool available, struct row *row)
+{
+    row_text(row, "workload", entry->workload);
+    row_text(row, "variant", entry->name);
+    row_text(row, "platform", entry->variant ? entry->variant->platform : "");
+    row_add(row, "available", available ? "yes" : "no", FIELD_FLAG);
+    row_text(row, "reason", available ? "" : status_text());
+    row_text(row, "summary", entry->summary);
+}
+
+/* Lists variants as CSV or JSON: one row per variant. */
+static enum status list_rows(const struct resources *resources, const char *only, int format)
+{
+    enum status status = STATUS_OK;
+    bool first = true;
+#ifdef HAVE_JANSSON
+    json_t *all = json_array();
+#endif
+    for (size_t i = 0; status == STATUS_OK && i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        struct row row = {0};
+        if (only && strcmp(only, entry->workload) != 0)
+            continue;
+        describe_variant(entry, variant_available(entry, resources) == STATUS_OK, &row);
+        status = row_check(&row);
+        if (status == STATUS_OK && format == FORMAT_CSV) {
+            if (first)
+                csv_write_header(stdout, &row);
+            csv_write_row(stdout, &row);
+        }
+#ifdef HAVE_JANSSON
+        if (status == STATUS_OK && format == FORMAT_JSON)
+            json_array_append_new(all, json_row(&row));
+#endif
+        first = false;
+        row_free(&row);
+    }
+#ifdef HAVE_JANSSON
+    if (status == STATUS_OK && format == FORMAT_JSON)
+        return print_json(all);
+    json_decref(all);
+#else
+    if (format == FORMAT_JSON)
+        return status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+#endif
+    return status;
+}
+
 enum status report_list(const struct resources *resources, const char *only, bool verbose, int format)
 {
     const char *workload = "";
     if (format != FORMAT_TABLE)
-        return status_set(STATUS_USAGE, "--list is for people; --format %s does not apply",
-                          format == FORMAT_CSV ? "csv" : "json");
+        return list_rows(resources, only, format);
     for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
         if (only && strcmp(only, entry->workload) != 0)

@@ -26,105 +26,130 @@ static const char *const bindings[] = {"auto", "none", NULL};   /* as enum bindi
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
-     "what to run: names from --list, or all"},
+     "the variants to run: names from --list, or all"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
-     "whose variants 'all' means (default: synth)"},
+     "the workload whose variants 'all' means (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
-     "write a dataset into this folder, and measure nothing; --prepare DIR --help shows its options"},
+     "write a data set into this folder and measure nothing; --prepare DIR --help lists its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list every variant (of --workload, if given), and why one cannot run here"},
+     "list every variant (of --workload, where given), and why it cannot run here; --format csv or json for "
+     "scripts"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "check every result against the oracle before the timing, and after it what was timed; a variant that "
+     "compare results with the reference, before the timing and after it those of timed runs; a variant that "
      "fails writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that speed-ups are over; it runs first (default: naive, train-naive, infer-naive, files or "
+     "the variant that speed-ups compare with; it runs first (default: naive, train-naive, infer-naive, "
+     "files or "
      "shards)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
-     "check all that can be checked before a run, then stop"},
+     "check everything that can be checked before a run, then stop"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
-     "with --dry-run, check for so many ranks; mpirun -n N starts them"},
+     "with --dry-run, check for N ranks; mpirun -n N starts them"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
-     "append a CSV row a variant to this file"},
+     "append one CSV row per variant to this file"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
-     "wait at most S seconds for another process that has locked one of the output CSV files; rows that "
-     "cannot be "
+     "wait at most S seconds for another process that has locked an output CSV file; rows that cannot be "
      "written are then printed to stderr"},
     {"samples-out", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
-     "watch the GPU and this process every MS milliseconds (" MONITOR_PERIODS "), and append what is seen to "
+     "sample the GPU and this process every MS milliseconds (" MONITOR_PERIODS ") and append the samples to "
      "this CSV file"},
-    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "what stdout holds"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
-     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+     "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device number; under mpirun rank i of a machine takes device i"},
+     "CUDA device; under mpirun, rank i of a machine uses device i"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
-     "take the CUDA device with the most free memory"},
+     "use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, false,
-     "under mpirun: every rank makes a batch (weak), or all share one (strong)"},
+     "under mpirun: every rank has a batch of its own (weak), or all ranks share one (strong)"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun: ranks share a machine's cores out (auto), or run where they are (none)"},
+     "under mpirun: divide a machine's cores among its ranks (auto), or leave the binding as it is (none)"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun: end the run when ranks have waited S seconds for another one; 0 only warns, and waits at "
-     "most 300 s for all to start"},
+     "under mpirun: end the run when a rank has waited S seconds for another; 0 only warns, but waits at "
+     "most "
+     "300 s for all ranks to start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "runs before the first sample, at least"},
-    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false, "and at least so long"},
-    {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false, "never fewer samples"},
-    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false, "nor less time over them"},
+     "minimum number of runs before the first sample"},
+    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
+     "minimum time of the warm-up"},
+    {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
+     "minimum number of samples"},
+    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false, "minimum total sampling time"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
-     "stop sampling then, even if the median is still uncertain"},
+     "maximum total sampling time, even if the median is still uncertain"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop once the median's 95 % interval is within this of it"},
+     "stop when the 95 % confidence interval of the median is within this share of it"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "exactly so many samples, however long they take and however they scatter: a stress test"},
+     "take exactly N samples and ignore the limits of time and error: a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
-     "print what is known of this machine, build and job"},
+     "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
-     "with --list, what each variant does"},
+     "with --list, describe each variant"},
     {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
-    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false,
+     "print this help; with --workload NAME, the options of that workload"},
 };
 
-void settings_help(FILE *stream)
+static const char exit_statuses[] =
+    "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
+    "             4 this build or machine lacks what was asked for\n";
+
+/* The options of one workload and the names of its variants. */
+static void help_with(const struct workload *workload, FILE *stream)
 {
-    fputs("fdsl-bench - is it faster to make training images on the GPU than to read them?\n"
+    fprintf(
+        stream,
+        "fdsl-bench --workload %s - %s\n\nusage: fdsl-bench --variant NAME[,NAME...] [options]\n\nvariants:",
+        workload->name, workload->summary);
+    for (size_t i = 0; i < variant_count; i++)
+        if (strcmp(variant_table[i].workload, workload->name) == 0)
+            fprintf(stream, " %s", variant_table[i].name);
+    fprintf(stream, "\n\noptions of the workload %s:\n", workload->name);
+    options_help(stream, workload->options, workload->option_count);
+    fputs("\nfdsl-bench --help lists the options that all workloads share.\n", stream);
+    fputs(exit_statuses, stream);
+}
+
+static void help_common(FILE *stream)
+{
+    fputs("fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
           "\n"
           "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
-          "       fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
+          "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
           "       fdsl-bench --list [-v] | --env | --version | --help\n"
           "\n"
           "examples:\n"
-          "  fdsl-bench --variant all --verify              # every variant that runs here, checked\n"
-          "  fdsl-bench --variant bat --batch 256           # one variant\n"
+          "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
           "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
           "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
-          "  fdsl-bench --variant omp --output f16 --channels 3 --out-res 224 --npy train.npy\n"
           "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
           "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-          "  scripts/fetch_mnist.sh mnist                   # for --data mnist\n"
-          "  fdsl-bench --workload train --variant all --data mnist --epochs 3 --out results/train.csv\n"
-          "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume --export "
-          "lenet.safetensors\n"
-          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data synth --classes 1000 --checkpoint pre\n"
-          "  fdsl-bench --variant train-cuda --model cnn-fdsl --data mnist --init pre   # fine-tuning\n"
+          "  fdsl-bench --workload load --variant all --data train\n"
+          "  fdsl-bench --workload train --variant all --data mnist --epochs 3   # scripts/fetch_mnist.sh "
+          "mnist\n"
+          "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
           "percentile\n"
           "\n"
-          "options:\n",
+          "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
           stream);
+    for (size_t i = 0; workload_table[i]; i++)
+        fprintf(stream, "  %-6s %s\n", workload_table[i]->name, workload_table[i]->summary);
+    fputs("\noptions of all workloads:\n", stream);
     options_help(stream, specs, COUNT_OF(specs));
-    for (size_t i = 0; workload_table[i]; i++) {
-        fprintf(stream, "\noptions of the workload %s (%s):\n", workload_table[i]->name,
-                workload_table[i]->summary);
-        options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
-    }
-    fputs("\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
-          "             4 this build or machine lacks what was asked for\n",
-          stream);
+    fputs(exit_statuses, stream);
+}
+
+void settings_help(const struct settings *settings, FILE *stream)
+{
+    if (settings->workload_name || settings->variant_names)
+        help_with(settings->workload, stream);
+    else
+        help_common(stream);
 }
 
 #define WORKLOADS_MAX 16 /* at least as many as workload_table has */

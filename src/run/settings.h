@@ -62,7 +62,7 @@ bool settings_informational(const struct settings *settings);
 /* Whether a name is that of an option, of any workload or of none. */
 bool settings_has_option(const char *name);
 
-/* Prints --help. */
-void settings_help(FILE *stream);
+/* Prints the help: of the chosen workload where --workload or --variant was given, else the common one. */
+void settings_help(const struct settings *settings, FILE *stream);
 
 #endif
