@@ -69,8 +69,8 @@ static inline struct train_state copy_of(const struct train_state *state, size_t
     if (!train_state_new(values, &copy))
         must_have(NULL);
     memcpy(copy.parameters, state->parameters, values * sizeof(float));
-    memcpy(copy.first, state->first, values * sizeof(float));
-    memcpy(copy.second, state->second, values * sizeof(float));
+    memcpy(copy.m, state->m, values * sizeof(float));
+    memcpy(copy.v, state->v, values * sizeof(float));
     copy.scale = state->scale;
     return copy;
 }
@@ -79,8 +79,8 @@ static inline struct train_state copy_of(const struct train_state *state, size_t
 static inline bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
 {
     return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
-           memcmp(one->first, other->first, values * sizeof(float)) == 0 &&
-           memcmp(one->second, other->second, values * sizeof(float)) == 0;
+           memcmp(one->m, other->m, values * sizeof(float)) == 0 &&
+           memcmp(one->v, other->v, values * sizeof(float)) == 0;
 }
 
 /* The norm of what differs over the norm of what is right; of two zeros 0. */

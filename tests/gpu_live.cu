@@ -140,7 +140,7 @@ static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault
     cudaStream_t training, hasty;
     must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
     must(cudaStreamCreateWithFlags(&hasty, cudaStreamNonBlocking));
-    device_feed_look(feed, steps);
+    device_feed_plan_timings(feed, steps);
     for (uint32_t i = 0; i < steps; i++) {
         struct device_set set = {};
         must(device_feed_take(feed, i / an_epoch, i % an_epoch, training, &set));
@@ -191,7 +191,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     static const char *const names[] = {"", ", planted fault: released early",
                                         ", planted fault: not waited for"};
     struct data data;
-    struct holding holding = {};
+    struct allocations allocations = {};
     struct device_feed feed;
     struct train train = {};
     struct train_totals totals;
@@ -202,7 +202,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     train.seed = 5;
     train.batch = set->batch;
     size_t bytes = (size_t)steps * set->batch * data.sample_bytes;
-    must(device_feed_open(&feed, &train, 0, &holding));
+    must(device_feed_open(&feed, &train, 0, &allocations));
     must(cudaMalloc(&copies, bytes));
     run_steps(&feed, steps, fault, copies);
     must(device_feed_totals(&feed, steps, &totals));
@@ -218,7 +218,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     free(host);
     must(cudaFree(copies));
     device_feed_close(&feed);
-    holding_free(&holding);
+    allocations_free(&allocations);
     data_close(&data);
 }
 

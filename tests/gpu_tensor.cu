@@ -62,7 +62,7 @@ static const struct {
 struct bench {
     struct model model;
     struct layer_spec spec;
-    struct holding holding;
+    struct allocations allocations;
     struct device_layer layer;
     struct pass pass;
     size_t in_values, out_values; /* of the batch */
@@ -80,7 +80,7 @@ static __global__ void fill_kernel(float *values, size_t count, uint32_t stream)
 static float *filled(struct bench *bench, size_t count, uint32_t stream)
 {
     float *values;
-    must(hold(&bench->holding, &values, count));
+    must(allocate(&bench->allocations, &values, count));
     fill_kernel<<<blocks_for(count), BLOCK>>>(values, count, stream);
     must(cudaGetLastError());
     return values;
@@ -90,7 +90,7 @@ static float *filled(struct bench *bench, size_t count, uint32_t stream)
 static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
-    must(hold(&bench->holding, &values, count));
+    must(allocate(&bench->allocations, &values, count));
     must(cudaMemset(values, 0xff, count * sizeof *values));
     return values;
 }
@@ -122,9 +122,9 @@ static void open_bench(const struct trial *trial, struct bench *bench)
     bench->pass.training = true;
     bench->pass.parameters = filled(bench, bench->model.arena_values, 4);
     bench->pass.gradients = cleared(bench, bench->model.arena_values);
-    must(hold(&bench->holding, &bench->pass.workspace, WORKSPACE_VALUES));
+    must(allocate(&bench->allocations, &bench->pass.workspace, WORKSPACE_VALUES));
     if (trial->kind == LAYER_CONV)
-        must(conv_prepare(&bench->layer, trial->batch, &bench->holding, NULL));
+        must(conv_prepare(&bench->layer, trial->batch, &bench->allocations, NULL));
 }
 
 /* What a layer made, on the host: outputs, gradients of the input, gradients of the parameters. */
@@ -138,7 +138,7 @@ static float *results(struct bench *bench, enum precision precision)
         exit(1);
     bench->pass.precision = precision;
     bench->layer.packed = {};
-    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->holding));
+    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->allocations));
     must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
     must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
     must(cudaDeviceSynchronize());
@@ -182,7 +182,7 @@ static int run(const struct trial *trial)
         free(mine);
     }
     free(right);
-    holding_free(&bench.holding);
+    allocations_free(&bench.allocations);
     return failures;
 }
 

@@ -111,10 +111,10 @@ static void expect_steps(const struct optimizer *optimizer, const double expecte
 {
     static const float gradients[2] = {0.5f, -0.25f};
     const struct schedule schedule = {.rate = 0.1};
-    float parameter = 1, first = 0, second = 0;
+    float parameter = 1, m = 0, v = 0;
     for (uint64_t step = 0; step < 2; step++) {
         struct update update = optimizer_at(optimizer, &schedule, step);
-        optimizer_step(&update, gradients[step], &parameter, &first, &second);
+        optimizer_step(&update, gradients[step], &parameter, &m, &v);
         cr_expect(fabs(parameter - expected[step]) < 1e-6, "step %d: %.7f is not %.7f", (int)step, parameter,
                   expected[step]);
     }
@@ -327,8 +327,8 @@ Test(checkpoint, comes_back_whole)
               back.history.to_99_s == 0.25);
     for (int i = 0; i < VALUES; i++)
         cr_expect(back.state.parameters[i] == (float)i + 3.0f / 16 &&
-                  back.state.first[i] == (float)(i + VALUES) + 3.0f / 16 &&
-                  back.state.second[i] == (float)(i + 2 * VALUES) + 3.0f / 16);
+                  back.state.m[i] == (float)(i + VALUES) + 3.0f / 16 &&
+                  back.state.v[i] == (float)(i + 2 * VALUES) + 3.0f / 16);
     checkpoint_free(&back);
 }
 

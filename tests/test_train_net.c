@@ -233,7 +233,7 @@ static void expect_bad(struct net *net, const char *what, const char *layer)
 {
     struct train_totals totals;
     const char *found = NULL;
-    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    const struct train_state begin = {.parameters = net->initial, .m = net->zeros, .v = net->zeros};
     must(net->engine->set(net->state, &begin));
     must(net->engine->steps(net->state, 0, 0, 1));
     must(net->engine->totals(net->state, &totals));

@@ -261,16 +261,16 @@ Test(train_omp, a_planted_nan_shows)
 }
 
 /* A product that leaves out the last of its terms, in one tile of all. */
-static void forgetful(const struct product *product, size_t first, size_t count)
+static void forgetful(const struct gemm *gemm, size_t first, size_t count)
 {
-    struct product less = *product;
-    less.step_count -= first == 0 && product->step_count > 1;
-    omp_net_multiplier().multiply(&less, first, count);
+    struct gemm less = *gemm;
+    less.step_count -= first == 0 && gemm->step_count > 1;
+    omp_net_gemm_kernels().multiply(&less, first, count);
 }
 
 static enum status open_forgetful(const struct train *train, const struct resources *resources, void **state)
 {
-    struct multiplier by = omp_net_multiplier();
+    struct gemm_kernels gemm = omp_net_gemm_kernels();
     by.multiply = forgetful;
     return omp_net_open(train, resources, by, state);
 }

@@ -89,7 +89,7 @@ struct convolution {
     cudnnConvolutionFwdAlgo_t forward;
     cudnnConvolutionBwdDataAlgo_t data;
     cudnnConvolutionBwdFilterAlgo_t filter;
-    struct holding *holding; /* the engine's, for the scratch, which may have to grow */
+    struct allocations *allocations; /* the engine's, for the scratch, which may have to grow */
     void *scratch;
     size_t scratch_bytes, held_bytes; /* what is asked for, and what is there */
     uint32_t count;                   /* samples of the batch that tensors and algorithms are for */
@@ -220,7 +220,7 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(choose_all(layer, self));
     if (self->scratch_bytes >
         self->held_bytes) { /* what was there stays to the end, as all that an engine holds */
-        TRY(hold_bytes(self->holding, &self->scratch, self->scratch_bytes));
+        TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }
     self->count = count;
@@ -228,14 +228,14 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 }
 
 template <cudnnMathType_t MATH>
-static enum status prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+static enum status prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream)
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     if (!self)
         return status_set(STATUS_FAILED, "cudnn: out of memory");
     layer->library = self;
-    self->holding = holding;
+    self->allocations = allocations;
     TRY(create(self, stream));
     TRY(describe_plan(layer->layer, self, MATH));
     return plan_batch(layer, batch);
@@ -245,13 +245,13 @@ static enum status prepare(struct device_layer *layer, uint32_t batch, struct ho
 
 static const float one = 1, zero = 0;
 
-static __global__ void finish_kernel(float *values, const float *bias, struct divider places,
+static __global__ void finish_kernel(float *values, const float *bias, struct divider positions,
                                      uint32_t channels, bool relu, uint32_t count)
 {
     uint32_t i = own_element();
     if (i >= count)
         return;
-    float value = values[i] + bias[places.quotient(i) % channels];
+    float value = values[i] + bias[positions.quotient(i) % channels];
     values[i] = relu && value <= 0 ? 0 : value; /* a NaN goes through */
 }
 
@@ -260,13 +260,13 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     const struct convolution *self = static_cast<const struct convolution *>(layer->library);
     const struct layer *conv = layer->layer;
     const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
-    const struct divider places = divider_of((uint32_t)conv->out_values / channels);
+    const struct divider positions = divider_of((uint32_t)conv->out_values / channels);
     TRY(plan_batch(layer, pass->count));
     CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
                                  pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
                                  self->scratch_bytes, &zero, self->out, layer->out));
     finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
-                                                                  places, channels, layer->relu, values);
+                                                                  positions, channels, layer->relu, values);
     CUDA_TRY_LAUNCH("finish_kernel");
     return STATUS_OK;
 }

@@ -20,7 +20,7 @@ struct network {
     enum precision precision;
     int device;
     cudaStream_t stream;
-    struct holding holding;
+    struct allocations allocations;
     struct train_state state; /* on the device */
     float *gradients, *workspace, *inputs;
     struct device_set sets[DATA_PARTS];
@@ -48,11 +48,11 @@ static const struct layer_passes own_passes[LAYER_KINDS] = {
 
 /* ---- Memory ---- */
 
-enum status hold_bytes(struct holding *holding, void **pointer, size_t bytes)
+enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
-    if (holding->count == COUNT_OF(holding->blocks))
+    if (allocations->count == COUNT_OF(allocations->blocks))
         return status_set(STATUS_FAILED, "cuda: more than %zu blocks of device memory",
-                          COUNT_OF(holding->blocks));
+                          COUNT_OF(allocations->blocks));
     cudaError_t error = cudaMalloc(pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
         size_t free_bytes = 0, total_bytes = 0;
@@ -61,34 +61,34 @@ enum status hold_bytes(struct holding *holding, void **pointer, size_t bytes)
         return status_set(STATUS_USAGE,
                           "training needs more device memory than there is: %.2f GB taken, %.2f GB wanted, "
                           "%.2f GB free; lower --batch",
-                          1e-9 * (double)holding->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+                          1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     }
     CUDA_TRY(error);
-    holding->blocks[holding->count++] = *pointer;
-    holding->bytes += bytes;
+    allocations->blocks[allocations->count++] = *pointer;
+    allocations->bytes += bytes;
     return STATUS_OK;
 }
 
-void holding_free(struct holding *holding)
+void allocations_free(struct allocations *allocations)
 {
-    while (holding->count > 0)
-        (void)cudaFree(holding->blocks[--holding->count]);
-    holding->bytes = 0;
+    while (allocations->count > 0)
+        (void)cudaFree(allocations->blocks[--allocations->count]);
+    allocations->bytes = 0;
 }
 
 /* Memory of zeros. */
-template <class T> static enum status hold_zeros(struct network *network, T **pointer, size_t count)
+template <class T> static enum status allocate_zeros(struct network *network, T **pointer, size_t count)
 {
-    TRY(hold(&network->holding, pointer, count));
+    TRY(allocate(&network->allocations, pointer, count));
     CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), network->stream));
     return STATUS_OK;
 }
 
 /* A copy of host memory. */
-static enum status hold_copy(struct network *network, const void **pointer, const void *from, size_t bytes)
+static enum status allocate_copy(struct network *network, const void **pointer, const void *from, size_t bytes)
 {
     void *copy;
-    TRY(hold_bytes(&network->holding, &copy, bytes));
+    TRY(allocate_bytes(&network->allocations, &copy, bytes));
     CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, network->stream));
     *pointer = copy;
     return STATUS_OK;
@@ -147,16 +147,16 @@ static enum status open_layer(struct network *network, uint32_t i)
         self->out = self->in;
         self->out_delta = self->in_delta;
     } else
-        TRY(hold(&network->holding, &self->out, outputs));
+        TRY(allocate(&network->allocations, &self->out, outputs));
     /* Zeros: see pool_back_kernel. */
     if (!self->out_delta && !network->train->forward_only)
-        TRY(hold_zeros(network, &self->out_delta, outputs));
+        TRY(allocate_zeros(network, &self->out_delta, outputs));
     if (layer->spec.kind == LAYER_POOL)
-        TRY(hold(&network->holding, &self->largest, outputs));
+        TRY(allocate(&network->allocations, &self->largest, outputs));
     if (layer->spec.kind == LAYER_ADD)
         self->added = self - layer->spec.back;
     const struct layer_passes *by = &network->passes[layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->train->batch, &network->holding, network->stream)
+    return by->prepare ? by->prepare(self, network->train->batch, &network->allocations, network->stream)
                        : STATUS_OK;
 }
 
@@ -168,29 +168,29 @@ static enum status open_data(struct network *network)
         const struct data_set *set = &data->sets[part];
         const void *labels;
         if (part == DATA_TEST || data->feed != DATA_LIVE)
-            TRY(hold_copy(network, &network->sets[part].values, set->values,
+            TRY(allocate_copy(network, &network->sets[part].values, set->values,
                           data_held(data, (enum data_part)part) * data->sample_bytes));
-        TRY(hold_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
+        TRY(allocate_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
         network->sets[part].labels = static_cast<const uint32_t *>(labels);
     }
-    TRY(hold(&network->holding, &network->batch.numbers, batch));
-    TRY(hold(&network->holding, &network->batch.labels, batch));
-    TRY(hold(&network->holding, &network->batch.moves, batch));
-    TRY(device_feed_open(&network->feed, network->train, network->device, &network->holding));
-    return hold(&network->holding, &network->inputs, batch * data->sample_values);
+    TRY(allocate(&network->allocations, &network->batch.numbers, batch));
+    TRY(allocate(&network->allocations, &network->batch.labels, batch));
+    TRY(allocate(&network->allocations, &network->batch.moves, batch));
+    TRY(device_feed_open(&network->feed, network->train, network->device, &network->allocations));
+    return allocate(&network->allocations, &network->inputs, batch * data->sample_values);
 }
 
 static enum status open_learning(struct network *network)
 {
     size_t values = network->train->model->arena_values, batch = network->train->batch;
-    TRY(hold_zeros(network, &network->state.first, values));
-    TRY(hold_zeros(network, &network->state.second, values));
-    TRY(hold_zeros(network, &network->gradients, values));
-    TRY(hold(&network->holding, &network->losses.losses, batch));
-    TRY(hold(&network->holding, &network->losses.right, batch));
+    TRY(allocate_zeros(network, &network->state.m, values));
+    TRY(allocate_zeros(network, &network->state.v, values));
+    TRY(allocate_zeros(network, &network->gradients, values));
+    TRY(allocate(&network->allocations, &network->losses.losses, batch));
+    TRY(allocate(&network->allocations, &network->losses.right, batch));
     if (network->precision == PRECISION_FP16)
-        TRY(hold_zeros(network, &network->losses.scale, 1));
-    return hold(&network->holding, &network->losses.totals, 1);
+        TRY(allocate_zeros(network, &network->losses.scale, 1));
+    return allocate(&network->allocations, &network->losses.totals, 1);
 }
 
 static enum status clear_totals(struct network *network)
@@ -220,8 +220,8 @@ static enum status open_all(struct network *network)
     CUDA_TRY(cudaStreamCreateWithFlags(&network->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&network->gather_begin));
     CUDA_TRY(cudaEventCreate(&network->gather_end));
-    TRY(hold_zeros(network, &network->state.parameters, train->model->arena_values));
-    TRY(hold(&network->holding, &network->workspace, WORKSPACE_VALUES));
+    TRY(allocate_zeros(network, &network->state.parameters, train->model->arena_values));
+    TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
     TRY(open_data(network));
     if (!train->forward_only) {
         TRY(open_learning(network));
@@ -232,7 +232,7 @@ static enum status open_all(struct network *network)
         TRY(open_layer(network, i));
     for (uint32_t i = 0; i < train->model->layer_count; i++)
         TRY(packed_prepare(&network->layers[i], network->precision, train->batch, !train->forward_only,
-                           &network->holding));
+                           &network->allocations));
     for (uint32_t i = 1; i < train->model->layer_count; i++)
         share_relu(&network->layers[i - 1], &network->layers[i],
                    i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
@@ -252,7 +252,7 @@ static void cuda_close(void *state)
             network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
     device_feed_close(&network->feed);
     device_progress_close(&network->progress);
-    holding_free(&network->holding);
+    allocations_free(&network->allocations);
     if (network->gather_end)
         (void)cudaEventDestroy(network->gather_end);
     if (network->gather_begin)
@@ -305,8 +305,8 @@ static enum status copy_state(struct network *network, const struct train_state 
     CUDA_TRY(cudaSetDevice(network->device));
     TRY(copy_arena(network, to->parameters, from->parameters));
     if (!network->train->forward_only) {
-        TRY(copy_arena(network, to->first, from->first));
-        TRY(copy_arena(network, to->second, from->second));
+        TRY(copy_arena(network, to->m, from->m));
+        TRY(copy_arena(network, to->v, from->v));
     }
     CUDA_TRY(cudaStreamSynchronize(network->stream));
     return STATUS_OK;
@@ -444,7 +444,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
     uint32_t timed = first + count / 2;
-    device_feed_look(&network->feed, count);
+    device_feed_plan_timings(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
@@ -528,7 +528,7 @@ struct engine_batch engine_batch(const void *state)
 static uint64_t cuda_memory_bytes(const void *state)
 {
     const struct network *network = static_cast<const struct network *>(state);
-    return network->holding.bytes + device_feed_memory_bytes(&network->feed);
+    return network->allocations.bytes + device_feed_memory_bytes(&network->feed);
 }
 
 #define OWN_CONV (&own_passes[LAYER_CONV])

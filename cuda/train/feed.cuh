@@ -16,7 +16,7 @@
 
 #define FEED_BUFFERS 2
 /* Steps that are timed between two totals: events around all would cost more than they tell. */
-#define FEED_LOOKS 16
+#define FEED_TIMINGS 16
 
 /* A batch, or room for one. */
 struct feed_buffer {
@@ -27,7 +27,7 @@ struct feed_buffer {
 };
 
 /* Around what one step waited for and gathered, and around the making of the next one. */
-struct feed_look {
+struct feed_timing {
     cudaEvent_t wait_begin, wait_end, make_begin, make_end;
 };
 
@@ -37,16 +37,16 @@ struct device_feed {
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* the buffer taken last */
-    struct feed_look looks[FEED_LOOKS];
-    uint32_t look_count, stride, since; /* one of `stride` steps is looked at; steps since the last */
+    struct feed_timing timings[FEED_TIMINGS];
+    uint32_t timing_count, stride, since; /* one of `stride` steps is looked at; steps since the last */
 };
 
 #define FEED_EMPTY UINT64_MAX
 
-/* Opens the feed of train->data, where that is live and will be learnt from; `holding` owns its buffers. The
- * caller closes, also after a failure; a zeroed one may be closed. */
+/* Opens the feed of train->data, where that is live and will be learnt from; `allocations` owns its buffers.
+ * The caller closes, also after a failure; a zeroed one may be closed. */
 enum status device_feed_open(struct device_feed *feed, const struct train *train, int device,
-                             struct holding *holding);
+                             struct allocations *allocations);
 void device_feed_close(struct device_feed *feed);
 
 static inline bool device_feed_is_live(const struct device_feed *feed)
@@ -61,8 +61,8 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
 /* What is enqueued on `stream` from here on needs them no more: the step behind it is generated next. */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* So many steps are to come: spreads the looks over them. */
-void device_feed_look(struct device_feed *feed, uint32_t steps);
+/* So many steps are to come: spreads the timings over them. */
+void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
 /* Fills data_s and generate_s of `steps` steps since the last time, from those that were looked at. All must
  * have ended. */

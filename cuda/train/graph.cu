@@ -21,7 +21,7 @@ struct graph_state {
     int device;
     bool colour;
     cudaStream_t stream;
-    struct holding holding;
+    struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
     cudaGraphExec_t one, many; /* a step that keeps all gradients; GRAPH_STEPS that do not */
@@ -29,7 +29,7 @@ struct graph_state {
     uint32_t epoch; /* whose order lies on the device, when there is one */
     bool ordered;
     struct { /* in pinned memory, read and written by the graph of inference */
-        struct graph_moment moment;
+        struct graph_step step;
         float logits[]; /* of a batch */
     } * page;
 };
@@ -116,7 +116,7 @@ static enum status check_device(const struct train *train, struct graph_state *g
 /* Device memory of zeros. */
 template <class T> static enum status zeros(struct graph_state *graph, T **pointer, size_t count)
 {
-    TRY(hold(&graph->holding, pointer, count));
+    TRY(allocate(&graph->allocations, pointer, count));
     CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), graph->stream));
     return STATUS_OK;
 }
@@ -127,7 +127,7 @@ static enum status open_data(struct graph_state *graph)
     for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         size_t bytes = data->sets[part].count * data->sample_bytes;
         uint8_t *values;
-        TRY(hold(&graph->holding, &values, bytes));
+        TRY(allocate(&graph->allocations, &values, bytes));
         CUDA_TRY(
             cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
         graph->plan.values[part] = values;
@@ -149,7 +149,7 @@ static enum status open_forward(struct graph_state *graph)
     for (uint32_t t = 0; t < GRAPH_TENSORS; t++)
         plan->tensors[t] = (uint32_t)model->tensors[t].first;
     TRY(zeros(graph, &plan->state.parameters, model->arena_values));
-    TRY(zeros(graph, &plan->moment, 1));
+    TRY(zeros(graph, &plan->step, 1));
     TRY(zeros(graph, &plan->conv2_weight, CONV2_BYTES / sizeof *plan->conv2_weight));
     TRY(zeros(graph, &plan->fc1_weight, HIDDEN * features));
     TRY(zeros(graph, &plan->pooled, plan->rows * features));
@@ -165,16 +165,16 @@ static enum status open_backward(struct graph_state *graph)
     size_t features = model->layers[DROPOUT1_NUMBER].out_values;
     size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
     uint32_t *labels;
-    TRY(hold(&graph->holding, &labels, set->count));
+    TRY(allocate(&graph->allocations, &labels, set->count));
     CUDA_TRY(cudaMemcpyAsync(labels, set->labels, set->count * sizeof *labels, cudaMemcpyHostToDevice,
                              graph->stream));
     plan->labels = labels;
-    TRY(zeros(graph, &plan->state.first, model->arena_values));
-    TRY(zeros(graph, &plan->state.second, model->arena_values));
+    TRY(zeros(graph, &plan->state.m, model->arena_values));
+    TRY(zeros(graph, &plan->state.v, model->arena_values));
     TRY(zeros(graph, &plan->gradients, model->arena_values));
     TRY(zeros(graph, &plan->order, set->count));
-    TRY(zeros(graph, &plan->place, 1));
-    TRY(zeros(graph, &plan->peaks, plan->rows * features));
+    TRY(zeros(graph, &plan->position, 1));
+    TRY(zeros(graph, &plan->argmax, plan->rows * features));
     TRY(zeros(graph, &plan->hidden, (size_t)plan->rows * HIDDEN));
     TRY(zeros(graph, &plan->hidden_delta, (size_t)plan->rows * HIDDEN));
     TRY(zeros(graph, &plan->logit_delta, (size_t)plan->rows * plan->classes));
@@ -228,7 +228,7 @@ static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
 static enum status enqueue_inference(struct graph_state *graph)
 {
     const struct graph_plan *plan = &graph->plan;
-    CUDA_TRY(cudaMemcpyAsync(plan->moment, &graph->page->moment, sizeof *plan->moment, cudaMemcpyHostToDevice,
+    CUDA_TRY(cudaMemcpyAsync(plan->step, &graph->page->step, sizeof *plan->step, cudaMemcpyHostToDevice,
                              graph->stream));
     TRY(graph_forward(plan, graph->colour, false, graph->stream));
     TRY(graph_dense(plan, graph->colour, false, graph->stream));
@@ -282,7 +282,7 @@ static enum status open_all(struct graph_state *graph)
     CUDA_TRY(cudaHostAlloc(&graph->page,
                            sizeof *graph->page + (size_t)train->batch * train->model->classes * sizeof(float),
                            cudaHostAllocDefault));
-    memset(&graph->page->moment, 0, sizeof graph->page->moment);
+    memset(&graph->page->step, 0, sizeof graph->page->step);
     TRY(open_data(graph));
     TRY(open_forward(graph));
     if (!train->forward_only) {
@@ -305,7 +305,7 @@ static void graph_close(void *state)
     for (cudaGraphExec_t each : {graph->one, graph->many, graph->inference})
         if (each)
             (void)cudaGraphExecDestroy(each);
-    holding_free(&graph->holding);
+    allocations_free(&graph->allocations);
     device_progress_close(&graph->progress);
     if (graph->page)
         (void)cudaFreeHost(graph->page);
@@ -345,8 +345,8 @@ static enum status copy_state(struct graph_state *graph, const struct train_stat
     CUDA_TRY(cudaSetDevice(graph->device));
     TRY(copy_arena(graph, to->parameters, from->parameters));
     if (!graph->train->forward_only) {
-        TRY(copy_arena(graph, to->first, from->first));
-        TRY(copy_arena(graph, to->second, from->second));
+        TRY(copy_arena(graph, to->m, from->m));
+        TRY(copy_arena(graph, to->v, from->v));
     }
     return STATUS_OK;
 }
@@ -390,7 +390,7 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    const struct graph_place place = {
+    const struct graph_position position = {
         .epoch = epoch, .step = first, .number = (uint64_t)epoch * train_steps(graph->train) + first};
     CUDA_TRY(cudaSetDevice(graph->device));
     if (!graph->ordered || graph->epoch != epoch) {
@@ -398,7 +398,7 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
         graph->ordered = true;
         graph->epoch = epoch;
     }
-    TRY(graph_go_to(&graph->plan, &place, graph->stream));
+    TRY(graph_go_to(&graph->plan, &position, graph->stream));
     for (; count > GRAPH_STEPS; count -= GRAPH_STEPS)
         TRY(launch(graph, graph->many, GRAPH_STEPS));
     for (; count > 0; count--)
@@ -435,9 +435,9 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
     CUDA_TRY(cudaSetDevice(graph->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t now = count - done < batch ? count - done : batch;
-        graph->page->moment.part = part;
-        graph->page->moment.first = first + done;
-        graph->page->moment.count = now;
+        graph->page->step.part = part;
+        graph->page->step.first = first + done;
+        graph->page->step.count = now;
         {
             RANGE(GRAPH);
             CUDA_TRY(cudaGraphLaunch(graph->inference, graph->stream));
@@ -450,7 +450,7 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
 
 static uint64_t graph_memory_bytes(const void *state)
 {
-    return static_cast<const struct graph_state *>(state)->holding.bytes;
+    return static_cast<const struct graph_state *>(state)->allocations.bytes;
 }
 
 extern "C" {

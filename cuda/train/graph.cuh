@@ -25,7 +25,7 @@
 #define GRAPH_CLASSES      32  /* at most: a lane of a warp each */
 #define GRAPH_ROWS         128 /* buffers of a batch have a multiple of this: tiles need not ask */
 #define GRAPH_PARTS_MAX    128 /* blocks that share the samples of the convolutions' backward */
-#define DROPOUT1_NUMBER    5   /* places in the table: the streams of their draws */
+#define DROPOUT1_NUMBER    5   /* positions in the table: the streams of their draws */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128
@@ -79,14 +79,14 @@ FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
 }
 
 /* Where training is: read by a step's first kernel, moved on by its last. */
-struct graph_place {
+struct graph_position {
     uint32_t epoch, step; /* in the epoch */
     uint64_t number;      /* of the step, over all epochs */
 };
 
 /* What the kernels of a step must know of it: made by the first of them; for inference, by the host. */
-struct graph_moment {
-    uint32_t epoch, first, count; /* `count` samples from place `first` of the order */
+struct graph_step {
+    uint32_t epoch, first, count; /* `count` samples from position `first` of the order */
     uint32_t part;                /* of inference: which set, in its own order */
     uint64_t number;
     struct update update;
@@ -104,20 +104,20 @@ struct graph_plan {
     float scale[3], offset[3];
     const uint8_t *values[DATA_PARTS];
     const uint32_t *labels; /* of the training set */
-    uint32_t *order;        /* the epoch's: which sample is at a place */
-    struct graph_place *place;
-    struct graph_moment *moment;
+    uint32_t *order;        /* the epoch's: which sample is at a position */
+    struct graph_position *position;
+    struct graph_step *step;
     struct train_state state;
     float *gradients; /* an arena */
     uint32_t tensors[GRAPH_TENSORS];
     bool keep_gradients; /* fc1's too; the little ones always are */
-    bool overlap;        /* a kernel may begin while the one before it ends: begin_beside() */
+    bool overlap;        /* a kernel may begin while the one before it ends: launch_overlapped() */
     /* Parameters as matrices are multiplied by them. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES, as above */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
     /* Activations and their gradients; [rows] samples each. */
     __nv_bfloat16 *pooled; /* (features): behind ReLU and dropout, not yet scaled by its 4/3 */
-    uint8_t *peaks;        /* (features): a bit for the one of four that was the largest; 0: no gradient */
+    uint8_t *argmax;       /* (features): a bit for the one of four that was the largest; 0: no gradient */
     float *split_sums;     /* [splits][rows](128): of fc1 */
     float *hidden;         /* (128): behind ReLU and dropout, scaled */
     __nv_bfloat16 *hidden_delta; /* (128) */
@@ -125,7 +125,7 @@ struct graph_plan {
     float *logits;               /* (classes), of inference */
     float *losses;
     uint32_t *right;
-    __nv_bfloat16 *pooled_delta; /* (features): in terms of conv2's output where `peaks` has a bit */
+    __nv_bfloat16 *pooled_delta; /* (features): in terms of conv2's output where `argmax` has a bit */
     float *conv_sums;            /* [parts](conv_parameters): gradients of the samples of a block */
     struct train_totals *totals;
 };
@@ -143,23 +143,24 @@ int graph_shared_bytes(bool colour);
 
 /* Between steps: the order of an epoch; where to go on; the bf16 copies of new parameters. */
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
-enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream);
+enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
+                        cudaStream_t stream);
 enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
 /* ---- Launches that overlap (sm_90; elsewhere one begins when the one before it has ended) ----
  *
- * Every kernel calls end_of_last() before it touches what the kernel before it wrote, or what that one still
- * reads, and let_next_begin() behind that. So what lies before end_of_last() runs beside the kernel before,
+ * Every kernel calls wait_for_previous() before it touches what the kernel before it wrote, or what that one still
+ * reads, and allow_next() behind that. So what lies before wait_for_previous() runs beside the kernel before,
  * and may use all that older ones wrote. */
 
-static __device__ __forceinline__ void end_of_last(void)
+static __device__ __forceinline__ void wait_for_previous(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-static __device__ __forceinline__ void let_next_begin(void)
+static __device__ __forceinline__ void allow_next(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -167,7 +168,7 @@ static __device__ __forceinline__ void let_next_begin(void)
 }
 
 /* Launches a kernel of a step with `bytes` of shared memory. */
-static inline enum status begin_beside(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
+static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
                                        int threads, int bytes, const struct graph_plan *plan,
                                        cudaStream_t stream)
 {
@@ -196,8 +197,8 @@ static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* An 8 x 8 matrix of 16 bits a value, across the warp, turned around. */
-static __device__ __forceinline__ uint32_t turned(uint32_t word)
+/* An 8 x 8 matrix of 16 bits a value, across the warp, transposed around. */
+static __device__ __forceinline__ uint32_t transposed(uint32_t word)
 {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
@@ -239,15 +240,15 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
 static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
                                                        const struct update &update, size_t at, float gradient)
 {
-    float parameter = plan.state.parameters[at], first = plan.state.first[at], second = 0;
+    float parameter = plan.state.parameters[at], m = plan.state.m[at], v = 0;
     if (update.kind != OPTIMIZER_SGD)
-        second = plan.state.second[at];
+        v = plan.state.v[at];
     plan.gradients[at] = gradient;
-    optimizer_step(&update, gradient, &parameter, &first, &second);
+    optimizer_step(&update, gradient, &parameter, &m, &v);
     plan.state.parameters[at] = parameter;
-    plan.state.first[at] = first;
+    plan.state.m[at] = m;
     if (update.kind != OPTIMIZER_SGD)
-        plan.state.second[at] = second;
+        plan.state.v[at] = v;
     return parameter;
 }
 

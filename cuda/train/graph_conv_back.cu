@@ -54,7 +54,7 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
     int piece = warp % 2 * 4 + lane / 2 % 4, own = lane % 2 + lane / 8 * 2;
     const uint8_t *deltas =
         reinterpret_cast<const uint8_t *>(plan.pooled_delta + (size_t)row * NET::features);
-    const uint8_t *peaks = plan.peaks + (size_t)row * NET::features;
+    const uint8_t *argmax = plan.argmax + (size_t)row * NET::features;
     float sums[8] = {};
     for (int pair = quarter * share + own; pair < min((quarter + 1) * share, pairs); pair += 8) {
         uint32_t delta[8], peak[8];
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
         for (int c = 0; c < 8; c++) {
             int at = (8 * piece + c) * NET::windows + 2 * pair;
             delta[c] = *reinterpret_cast<const uint32_t *>(deltas + 2 * at);
-            peak[c] = *reinterpret_cast<const uint16_t *>(peaks + at);
+            peak[c] = *reinterpret_cast<const uint16_t *>(argmax + at);
         }
         int y = 2 * pair / NET::window_columns * 2, x = 2 * pair % NET::window_columns * 2;
 #pragma unroll
@@ -110,8 +110,8 @@ static __device__ __forceinline__ void take_row(const struct graph_plan &plan, u
                                                 uint8_t *image)
 {
     asm volatile("" : "+r"(thread)); /* else what depends on it alone is kept in registers over all samples */
-    uint32_t number = plan.order[plan.moment->first + row];
-    struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
+    uint32_t number = plan.order[plan.step->first + row];
+    struct draw_move move = draw_move(&plan.augment, plan.seed, plan.step->epoch, number);
     take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
                            reinterpret_cast<uint16_t *>(image));
 }
@@ -243,7 +243,7 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
                         *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
                     value = pack(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
                 }
-                b[n][h] = turned(value);
+                b[n][h] = transposed(value);
             }
         int first[2]; /* of pixels 2t and 2t + 8 of the tile; the next pixel is the next in its row */
 #pragma unroll
@@ -334,7 +334,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint8_t *images = shared + at::images;
     float *bias2 = reinterpret_cast<float *>(shared + at::bias2);
     float *sums = plan.conv_sums + (size_t)blockIdx.x * NET::conv_parameters;
-    uint32_t count = plan.moment->count, base = shared_address(shared);
+    uint32_t count = plan.step->count, base = shared_address(shared);
     bool for_inputs = threadIdx.x < THREADS / 2;
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();
@@ -355,8 +355,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
     float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        end_of_last(); /* the gradients of what was pooled; all else is older */
-        let_next_begin();
+        wait_for_previous(); /* the gradients of what was pooled; all else is older */
+        allow_next();
     }
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
         if (for_inputs)
@@ -391,7 +391,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    return begin_beside(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS), THREADS,
+    return launch_overlapped(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS), THREADS,
                         layout<NET>::bytes, plan, stream);
 }
 

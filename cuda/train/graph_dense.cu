@@ -40,13 +40,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const __nv_bfloat16 *samples = plan.pooled + (size_t)row * NET::features + column;
     take_half<NET, HIDDEN>(plan.fc1_weight + column, 0, shared + at::weight);
     take_half<NET, HIDDEN>(plan.fc1_weight + column, 1, shared + at::weight);
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
     take_half<NET, ROWS>(samples, 0, shared);
     copy_commit();
     take_half<NET, ROWS>(samples, 1, shared);
     copy_commit();
-    if (row >= plan.moment->count) {
+    if (row >= plan.step->count) {
         copy_wait<0>();
         return;
     }
@@ -121,10 +121,10 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) { /* of equal ones the first */
         float other = __shfl_xor_sync(~0u, best, offset);
-        uint32_t place = __shfl_xor_sync(~0u, guess, offset);
-        if (other > best || (other == best && place < guess)) {
+        uint32_t position = __shfl_xor_sync(~0u, guess, offset);
+        if (other > best || (other == best && position < guess)) {
             best = other;
-            guess = place;
+            guess = position;
         }
     }
     best = __shfl_sync(~0u, best, 0);
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float wanted = plan.smoothing / (float)plan.classes + (lane == label ? 1 - plan.smoothing : 0);
     float loss = warp_sum(real ? -wanted * log_p : 0);
     if (real) {
-        float delta = (expf(log_p) - wanted) / (float)plan.moment->count;
+        float delta = (expf(log_p) - wanted) / (float)plan.step->count;
         deltas[lane] = delta;
         plan.logit_delta[(size_t)row * plan.classes + lane] = delta;
     }
@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     int lane = threadIdx.x % 32;
     const float *weight = plan.state.parameters + plan.tensors[FC2_W];
     const float *bias = plan.state.parameters + plan.tensors[FC2_B];
-    if (row >= plan.moment->count) { /* of a short batch: adds nothing to gradients of weights */
+    if (row >= plan.step->count) { /* of a short batch: adds nothing to gradients of weights */
         if (TRAINING)
             plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
         return;
@@ -159,14 +159,14 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     float kept = 1;
     uint32_t label = 0;
     if (TRAINING) {
-        uint32_t number = plan.order[plan.moment->first + row];
+        uint32_t number = plan.order[plan.step->first + row];
         struct philox_block draw =
-            draw_dropout(plan.seed, plan.moment->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
+            draw_dropout(plan.seed, plan.step->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
         kept = draw_kept(draw, threadIdx.x, DROPOUT2_THRESHOLD) ? 256.0f / (256 - DROPOUT2_THRESHOLD) : 0;
         label = plan.labels[number];
     }
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
     float value = take_hidden<NET, TRAINING>(plan, row, kept);
     hidden[threadIdx.x] = value;
     __syncthreads();
@@ -200,9 +200,9 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
 template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    TRY(begin_beside(dense_kernel<NET>, "dense_kernel", dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS),
+    TRY(launch_overlapped(dense_kernel<NET>, "dense_kernel", dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS),
                      THREADS, slice<NET>::bytes, plan, stream));
-    return begin_beside(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
+    return launch_overlapped(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
                         stream);
 }
 

@@ -138,12 +138,12 @@ static __device__ __forceinline__ void leave_gradients(const float c[][4], uint8
 
 /* Four parameters beside each other, and the optimizer's step with them. */
 static __device__ __forceinline__ void step_four(const struct update &update, float4 gradient,
-                                                 float4 *parameter, float4 *first, float4 *second)
+                                                 float4 *parameter, float4 *m, float4 *v)
 {
-    optimizer_step(&update, gradient.x, &parameter->x, &first->x, &second->x);
-    optimizer_step(&update, gradient.y, &parameter->y, &first->y, &second->y);
-    optimizer_step(&update, gradient.z, &parameter->z, &first->z, &second->z);
-    optimizer_step(&update, gradient.w, &parameter->w, &first->w, &second->w);
+    optimizer_step(&update, gradient.x, &parameter->x, &m->x, &v->x);
+    optimizer_step(&update, gradient.y, &parameter->y, &m->y, &v->y);
+    optimizer_step(&update, gradient.z, &parameter->z, &m->z, &v->z);
+    optimizer_step(&update, gradient.w, &parameter->w, &m->w, &v->w);
 }
 
 /* The optimizer's step with the weights of this slice: each thread loads all its share before the first use.
@@ -154,21 +154,21 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
 {
     typedef layout<NET> at;
     constexpr int fours = at::columns / 4, all = HIDDEN * fours, share = (all + THREADS - 1) / THREADS;
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     bool moments = update.kind != OPTIMIZER_SGD;
     size_t begin = plan.tensors[FC1_W] + column;
-    float4 parameter[share], first[share], second[share];
-    size_t place[share];
+    float4 parameter[share], m[share], v[share];
+    size_t position[share];
 #pragma unroll
     for (int k = 0; k < share; k++) {
         int i = threadIdx.x + k * THREADS;
-        place[k] = (size_t)(i / fours) * NET::features + i % fours * 4;
-        second[k] = make_float4(0, 0, 0, 0);
+        position[k] = (size_t)(i / fours) * NET::features + i % fours * 4;
+        v[k] = make_float4(0, 0, 0, 0);
         if (i < all) {
-            parameter[k] = *reinterpret_cast<const float4 *>(plan.state.parameters + begin + place[k]);
-            first[k] = *reinterpret_cast<const float4 *>(plan.state.first + begin + place[k]);
+            parameter[k] = *reinterpret_cast<const float4 *>(plan.state.parameters + begin + position[k]);
+            m[k] = *reinterpret_cast<const float4 *>(plan.state.m + begin + position[k]);
             if (moments)
-                second[k] = *reinterpret_cast<const float4 *>(plan.state.second + begin + place[k]);
+                v[k] = *reinterpret_cast<const float4 *>(plan.state.v + begin + position[k]);
         }
     }
     __syncthreads(); /* the gradients are there */
@@ -178,27 +178,27 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
         if (i >= all)
             continue;
         float4 gradient = reinterpret_cast<const float4 *>(shared + at::gradient)[i];
-        step_four(update, gradient, &parameter[k], &first[k], &second[k]);
-        *reinterpret_cast<float4 *>(plan.state.parameters + begin + place[k]) = parameter[k];
-        *reinterpret_cast<float4 *>(plan.state.first + begin + place[k]) = first[k];
+        step_four(update, gradient, &parameter[k], &m[k], &v[k]);
+        *reinterpret_cast<float4 *>(plan.state.parameters + begin + position[k]) = parameter[k];
+        *reinterpret_cast<float4 *>(plan.state.m + begin + position[k]) = m[k];
         if (moments)
-            *reinterpret_cast<float4 *>(plan.state.second + begin + place[k]) = second[k];
-        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + place[k]) =
+            *reinterpret_cast<float4 *>(plan.state.v + begin + position[k]) = v[k];
+        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + position[k]) =
             make_uint2(pack(parameter[k].x, parameter[k].y), pack(parameter[k].z, parameter[k].w));
         if (plan.keep_gradients)
-            *reinterpret_cast<float4 *>(plan.gradients + begin + place[k]) = gradient;
+            *reinterpret_cast<float4 *>(plan.gradients + begin + position[k]) = gradient;
     }
 }
 
 /* What that will load, on its way to the L2 while the products are made. */
 template <class NET>
-static __device__ __forceinline__ void expect_weights(const struct graph_plan &plan, uint32_t column)
+static __device__ __forceinline__ void prefetch_weights(const struct graph_plan &plan, uint32_t column)
 {
     constexpr int eights = layout<NET>::columns / 8; /* a sector each */
     size_t begin = plan.tensors[FC1_W] + column;
     for (int i = threadIdx.x; i < HIDDEN * eights; i += THREADS) {
         size_t at = begin + (size_t)(i / eights) * NET::features + i % eights * 8;
-        for (const float *from : {plan.state.parameters, plan.state.first, plan.state.second})
+        for (const float *from : {plan.state.parameters, plan.state.m, plan.state.v})
             asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
     }
 }
@@ -209,15 +209,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     typedef layout<NET> at;
     extern __shared__ __align__(1024) uint8_t shared[];
-    uint32_t column = blockIdx.x * at::columns, count = plan.moment->count, base = shared_address(shared);
+    uint32_t column = blockIdx.x * at::columns, count = plan.step->count, base = shared_address(shared);
     bool for_inputs = threadIdx.x < THREADS / 2;
     float c[at::columns / 8][4] = {};
     take(plan.fc1_weight + column, NET::features * 2, HIDDEN, at::columns / 8, shared + at::weight,
          at::pitch);
     take_inputs<NET>(plan, 0, column, shared);
-    expect_weights<NET>(plan, column);
-    end_of_last();
-    let_next_begin();
+    prefetch_weights<NET>(plan, column);
+    wait_for_previous();
+    allow_next();
     take_deltas<NET>(plan, 0, shared);
     copy_commit();
     for (uint32_t row = 0; row < count; row += ROWS) { /* rows behind `count` are zeros */
@@ -242,7 +242,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    return begin_beside(dense_back_kernel<NET>, "dense_back_kernel", dim3(NET::features / NET::slice),
+    return launch_overlapped(dense_back_kernel<NET>, "dense_back_kernel", dim3(NET::features / NET::slice),
                         THREADS, layout<NET>::bytes, plan, stream);
 }
 

@@ -18,12 +18,12 @@ template <class NET> struct layout {
     /* Values between channels: eight channels' are stored at a time, each in a bank of its own. Sixteen that
      * share a draw of dropout lie together. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
-    static constexpr int peaks = pooled + CONV2_CHANNELS * pitch * 2;
-    static constexpr int image = peaks + NET::features;
+    static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
+    static constexpr int image = argmax + NET::features;
     static constexpr int bias = image + NET::values * 2;
     static constexpr int bytes = bias + CONV1_CHANNELS * 4;
     static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* that an SM of 228 KB takes */
-    static_assert(image % 16 == 0 && peaks % 16 == 0 && bias % 4 == 0, "aligned");
+    static_assert(image % 16 == 0 && argmax % 16 == 0 && bias % 4 == 0, "aligned");
 };
 
 /* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
  * equal values the first counts, as in the reference. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
-                                            uint16_t *values, uint8_t *peaks)
+                                            uint16_t *values, uint8_t *argmax)
 {
     int lane = threadIdx.x % 32, g = lane / 4;
     bool odd = g % 2;
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
             if (window < NET::windows) {
                 int channel = 8 * n + 2 * (lane % 4) + odd;
                 values[channel * layout<NET>::pitch + window] = (uint16_t)bf16_bits(best);
-                peaks[channel * NET::windows + window] = (uint8_t)peak;
+                argmax[channel * NET::windows + window] = (uint8_t)peak;
             }
         }
     }
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
                                             uint32_t row, const uint8_t *shared)
 {
     uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
-    uint4 *peaks = reinterpret_cast<uint4 *>(plan.peaks + (size_t)row * NET::features);
+    uint4 *argmax = reinterpret_cast<uint4 *>(plan.argmax + (size_t)row * NET::features);
     for (int i = threadIdx.x; i < NET::features / 16; i += THREADS) {
         int channel = 16 * i / NET::windows, at = 16 * i % NET::windows;
         const uint4 *from = reinterpret_cast<const uint4 *>(shared + layout<NET>::pooled +
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
         union {
             uint4 all;
             uint32_t word[4];
-        } peak = {reinterpret_cast<const uint4 *>(shared + layout<NET>::peaks)[i]};
+        } peak = {reinterpret_cast<const uint4 *>(shared + layout<NET>::argmax)[i]};
         if (TRAINING) {
             struct philox_block draw = draw_dropout(plan.seed, epoch, number, DROPOUT1_NUMBER, 16 * i);
 #pragma unroll
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
                 value.word[2 * j] &= __byte_perm(kept, 0, 0x1100);
                 value.word[2 * j + 1] &= __byte_perm(kept, 0, 0x3322);
             }
-            peaks[i] = peak.all;
+            argmax[i] = peak.all;
         }
         pooled[2 * i] = value.all[0];
         pooled[2 * i + 1] = value.all[1];
@@ -154,14 +154,14 @@ template <class NET> static __device__ void clear_row(const struct graph_plan &p
 }
 
 /* What the step's other kernels must know of it: by one thread, beside all that the others do. */
-static __device__ void tell_moment(const struct graph_plan &plan, uint32_t first, uint32_t count)
+static __device__ void store_step(const struct graph_plan &plan, uint32_t first, uint32_t count)
 {
-    struct graph_moment *moment = plan.moment;
-    moment->epoch = plan.place->epoch;
-    moment->first = first;
-    moment->count = count;
-    moment->number = plan.place->number;
-    moment->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.place->number);
+    struct graph_step *step = plan.step;
+    step->epoch = plan.position->epoch;
+    step->first = first;
+    step->count = count;
+    step->number = plan.position->number;
+    step->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.position->number);
 }
 
 template <class NET, bool TRAINING>
@@ -172,18 +172,18 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     extern __shared__ __align__(1024) uint8_t shared[];
     uint32_t epoch = 0, first, count, row = blockIdx.x, number;
     if (TRAINING) {
-        epoch = plan.place->epoch;
-        first = plan.place->step * plan.batch;
+        epoch = plan.position->epoch;
+        first = plan.position->step * plan.batch;
         count = min(plan.batch, plan.samples - first);
     } else {
-        first = plan.moment->first;
-        count = plan.moment->count;
+        first = plan.step->first;
+        count = plan.step->count;
     }
     if (row >= count) {
-        end_of_last();
-        let_next_begin();
+        wait_for_previous();
+        allow_next();
         if (TRAINING && row == plan.batch && threadIdx.x == 0)
-            tell_moment(plan, first, count);
+            store_step(plan, first, count);
         if (TRAINING && row < plan.batch)
             clear_row<NET>(plan, row);
         return;
@@ -192,12 +192,12 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     struct draw_move move = {0, 0, false};
     if (TRAINING)
         move = draw_move(&plan.augment, plan.seed, epoch, number);
-    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.moment->part];
+    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.step->part];
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
     take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
-    end_of_last(); /* the parameters of the convolutions */
-    let_next_begin();
+    wait_for_previous(); /* the parameters of the convolutions */
+    allow_next();
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();
     if (threadIdx.x < CONV1_CHANNELS)
@@ -215,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     for (int unit = threadIdx.x / 32; unit < (NET::windows + 4 * TILES - 1) / (4 * TILES); unit += WARPS) {
         float c[TILES][8][4];
         conv2_forward<NET>(shared_address(shared + at::conv1), shared_address(shared + at::weight), unit, c);
-        pool<NET>(c, bias2, unit, reinterpret_cast<uint16_t *>(shared + at::pooled), shared + at::peaks);
+        pool<NET>(c, bias2, unit, reinterpret_cast<uint16_t *>(shared + at::pooled), shared + at::argmax);
     }
     __syncthreads();
     drop<NET, TRAINING>(plan, epoch, number, row, shared);
@@ -226,7 +226,7 @@ static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
     struct graph_plan own = *plan;
     own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
-    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
+    return launch_overlapped(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
                         THREADS, layout<NET>::bytes, &own, stream);
 }
 

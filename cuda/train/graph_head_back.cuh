@@ -19,7 +19,7 @@ static __device__ __forceinline__ void update_classes(const struct graph_plan &p
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
     static_assert(groups == HEAD_CLASSES, "a group of threads a class");
-    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
+    uint32_t count = plan.step->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
     float sums[HEAD_CLASSES] = {}, sum = 0;
 #pragma unroll 4
     for (uint32_t j = own; j < count; j += groups) {
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void update_hidden_bias(const struct graph_pla
                                                           const struct update &update, float *shared)
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
-    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN;
+    uint32_t count = plan.step->count, n = threadIdx.x % HIDDEN;
     float sum = 0;
 #pragma unroll 8
     for (uint32_t j = threadIdx.x / HIDDEN; j < count; j += groups)
@@ -69,7 +69,7 @@ template <int THREADS>
 static __device__ __forceinline__ void update_last_bias(const struct graph_plan &plan,
                                                         const struct update &update)
 {
-    uint32_t count = plan.moment->count;
+    uint32_t count = plan.step->count;
     for (uint32_t k = threadIdx.x / 32; k < plan.classes; k += THREADS / 32) {
         float sum = 0;
 #pragma unroll 8
@@ -86,7 +86,7 @@ template <int THREADS>
 static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
 {
     uint32_t *rights = reinterpret_cast<uint32_t *>(sums + THREADS);
-    uint32_t count = plan.moment->count, correct = 0;
+    uint32_t count = plan.step->count, correct = 0;
     double sum = 0;
     for (uint32_t j = threadIdx.x; j < count; j += THREADS) {
         sum += plan.losses[j];
@@ -107,10 +107,10 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.totals->correct += rights[0];
     plan.totals->samples += count;
     if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
-        plan.totals->bad_step = plan.moment->number;
+        plan.totals->bad_step = plan.step->number;
     /* Only the first kernel of a step reads it. */
-    plan.place->step++;
-    plan.place->number++;
+    plan.position->step++;
+    plan.position->number++;
 }
 
 /* Block `block` of HEAD_BLOCKS: classes are dealt out among all but the last, which has the rest. `shared`
@@ -119,7 +119,7 @@ template <int THREADS>
 static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,
                                                  uint8_t *shared)
 {
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     if (block < HEAD_BLOCKS - 1) {
         for (uint32_t k = block * HEAD_CLASSES; k < plan.classes; k += (HEAD_BLOCKS - 1) * HEAD_CLASSES)
             update_classes<THREADS>(plan, update, k, reinterpret_cast<float *>(shared));

@@ -25,11 +25,11 @@ template <class NET>
 static __global__ void __launch_bounds__(THREADS)
     update_kernel(const __grid_constant__ struct graph_plan plan)
 {
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     uint32_t value = blockIdx.x * VALUES + threadIdx.x % VALUES;
     float part = 0;
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
 #pragma unroll 32
     for (uint32_t p = threadIdx.x / VALUES; p < plan.parts; p += GROUPS)
         part += plan.conv_sums[(size_t)p * NET::conv_parameters + value];
@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(THREADS)
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream)
 {
     uint32_t blocks = (colour ? graph_colour::conv_parameters : graph_gray::conv_parameters) / VALUES;
-    return begin_beside(colour ? update_kernel<graph_colour> : update_kernel<graph_gray>, "update_kernel",
+    return launch_overlapped(colour ? update_kernel<graph_colour> : update_kernel<graph_gray>, "update_kernel",
                         dim3(blocks), THREADS, 0, plan, stream);
 }
 
@@ -71,14 +71,15 @@ enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStrea
     return STATUS_OK;
 }
 
-static __global__ void go_to_kernel(const struct graph_place place, struct graph_place *to)
+static __global__ void go_to_kernel(const struct graph_position position, struct graph_position *to)
 {
-    *to = place;
+    *to = position;
 }
 
-enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream)
+enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
+                        cudaStream_t stream)
 {
-    go_to_kernel<<<1, 1, 0, stream>>>(*place, plan->place);
+    go_to_kernel<<<1, 1, 0, stream>>>(*position, plan->position);
     CUDA_TRY_LAUNCH("go_to_kernel");
     return STATUS_OK;
 }

@@ -6,14 +6,14 @@
 
 /* Block (channel, z) adds up slice z of its channel's gradients: thread i elements i, i + BLOCK, ... of it,
  * then a tree. */
-static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider places,
-                                   const struct product size, float *slices)
+static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider positions,
+                                   const struct gemm size, float *slices)
 {
     __shared__ float sums[BLOCK];
     float sum = 0;
     uint32_t begin = blockIdx.y * size.slice, end = min(begin + size.slice, size.depth);
     for (uint32_t i = begin + threadIdx.x; i < end; i += BLOCK)
-        sum += deltas[(size_t)(places.quotient(i) * (channels - 1) + blockIdx.x) * places.by + i];
+        sum += deltas[(size_t)(positions.quotient(i) * (channels - 1) + blockIdx.x) * positions.by + i];
     sums[threadIdx.x] = sum;
     for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
         __syncthreads();
@@ -40,13 +40,13 @@ static uint32_t bias_slice(uint32_t channels, uint32_t depth)
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t channels = layer->layer->out.channels;
-    uint32_t places = (uint32_t)(layer->layer->out_values / channels);
-    struct product size = {.rows = 1, .columns = channels, .depth = pass->count * places, .slice = 0};
+    uint32_t positions = (uint32_t)(layer->layer->out_values / channels);
+    struct gemm size = {.rows = 1, .columns = channels, .depth = pass->count * positions, .slice = 0};
     size.slice = bias_slice(channels, size.depth);
     uint32_t slices = (size.depth - 1) / size.slice + 1;
     float *gradient = pass->gradients + layer->layer->bias;
     bias_kernel<<<dim3(channels, slices), BLOCK, 0, pass->stream>>>(
-        layer->out_delta, channels, divider_of(places), size, slices == 1 ? gradient : pass->workspace);
+        layer->out_delta, channels, divider_of(positions), size, slices == 1 ? gradient : pass->workspace);
     CUDA_TRY_LAUNCH("bias_kernel");
     if (slices == 1)
         return STATUS_OK;
@@ -108,11 +108,11 @@ struct pool_plan {
     uint32_t count;     /* outputs of the batch */
 };
 
-/* Splits i = rest * unit.by + place. */
-static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *place)
+/* Splits i = rest * unit.by + position. */
+static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *position)
 {
     uint32_t rest = unit.quotient(i);
-    *place = i - rest * unit.by;
+    *position = i - rest * unit.by;
     return rest;
 }
 

@@ -124,7 +124,7 @@ static __global__ void update_kernel(const struct update update, size_t values, 
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i < values && !(scale && scale->overflowed))
-        optimizer_step(&update, gradients[i], &state.parameters[i], &state.first[i], &state.second[i]);
+        optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,

@@ -31,7 +31,7 @@
 /* Slices of all sums together, in floats: one of each warp that fills the GPU. */
 #define WORKSPACE_VALUES ((size_t)FULL_WARPS * WARP_ROWS * WARP_SUMS)
 
-struct product {
+struct gemm {
     uint32_t rows, columns, depth;
     uint32_t slice; /* terms of one; a multiple of TILE_DEPTH */
 };
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void add_tile(float sums[8][8], const float (*
 
 /* Stores a thread's sums; `row` and `column` are those of the first. */
 template <class Into>
-static __device__ __forceinline__ void put_sums(const Into &into, const struct product &size,
+static __device__ __forceinline__ void put_sums(const Into &into, const struct gemm &size,
                                                 const float sums[8][8], uint32_t row, uint32_t column)
 {
 #pragma unroll
@@ -176,7 +176,7 @@ static constexpr int blocks_held(int warps)
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *ACROSS))
     multiply_kernel(const Left left, const Right right, const Into into, float *slices,
-                    const struct product size)
+                    const struct gemm size)
 {
     constexpr int ROWS = WARP_ROWS * DOWN, COLUMNS = WARP_SUMS * ACROSS, THREADS = 32 * DOWN * ACROSS;
     __shared__ __align__(16) float lefts[2][TILE_DEPTH][ROWS + 4], rights[2][TILE_DEPTH][COLUMNS + 4];
@@ -227,7 +227,7 @@ static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *A
  * those. */
 template <class Into>
 static __global__ void slices_kernel(const float *slices, uint32_t count, const Into into,
-                                     const struct product size)
+                                     const struct gemm size)
 {
     __shared__ float parts[ADDERS][32];
     uint32_t values = size.rows * size.columns, at = blockIdx.x * 32 + threadIdx.x;
@@ -248,7 +248,7 @@ static __global__ void slices_kernel(const float *slices, uint32_t count, const 
 /* Launches it: `count` slices of size.rows x size.columns each. */
 template <class Into>
 static enum status add_slices(cudaStream_t stream, const float *slices, uint32_t count, const Into &into,
-                              const struct product &size)
+                              const struct gemm &size)
 {
     uint32_t blocks = (size.rows * size.columns - 1) / 32 + 1;
     slices_kernel<<<blocks, dim3(32, ADDERS), 0, stream>>>(slices, count, into, size);
@@ -274,7 +274,7 @@ static inline uint32_t slice_of(uint32_t depth, uint64_t tiles, uint32_t blocks)
  * `workspace` has room for WORKSPACE_VALUES. */
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static enum status multiply(cudaStream_t stream, float *workspace, const Left &left, const Right &right,
-                            const Into &into, struct product size)
+                            const Into &into, struct gemm size)
 {
     dim3 grid((size.columns - 1) / (WARP_SUMS * ACROSS) + 1, (size.rows - 1) / (WARP_ROWS * DOWN) + 1);
     size.slice = slice_of(size.depth, (uint64_t)grid.x * grid.y, FULL_WARPS / (DOWN * ACROSS));

@@ -28,7 +28,7 @@ struct device_layer {
     struct windows forward, backward; /* of a convolution: over `in`, and over `out_delta` */
     uint32_t *largest;                /* of a pool: which element of the sample each output was */
     struct {                          /* of a convolution that packed_conv.cu makes; else NULL: */
-        uint16_t *in, *deltas;        /* copies in 16 bits, (sample, place, channel) */
+        uint16_t *in, *deltas;        /* copies in 16 bits, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
     const struct device_layer *added; /* of an addition: the earlier layer */
@@ -50,26 +50,27 @@ struct pass {
 };
 
 /* All device memory of an engine. */
-struct holding {
+struct allocations {
     void *blocks[8 * MODEL_LAYERS_MAX];
     uint32_t count;
     uint64_t bytes;
 };
 
-/* Device memory until holding_free(). STATUS_USAGE with a remedy where there is not enough. */
-enum status hold_bytes(struct holding *holding, void **pointer, size_t bytes);
-void holding_free(struct holding *holding);
+/* Device memory until allocations_free(). STATUS_USAGE with a remedy where there is not enough. */
+enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes);
+void allocations_free(struct allocations *allocations);
 
-template <class T> static inline enum status hold(struct holding *holding, T **pointer, size_t count)
+template <class T>
+static inline enum status allocate(struct allocations *allocations, T **pointer, size_t count)
 {
-    return hold_bytes(holding, reinterpret_cast<void **>(pointer), count * sizeof(T));
+    return allocate_bytes(allocations, reinterpret_cast<void **>(pointer), count * sizeof(T));
 }
 
 /* Who computes a kind of layer. Before the first pass, `prepare` makes what it needs for batches of up to so
  * many samples, and `release` frees what of that is no device memory, also after a failure; both may be NULL.
  */
 struct layer_passes {
-    enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct holding *holding,
+    enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream);
     enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
     enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
@@ -78,14 +79,14 @@ struct layer_passes {
 
 /* The parts of a network, each in its file. Forward fills layer->out; backward fills layer->in_delta from
  * layer->out_delta, and the gradients of the layer's parameters. */
-enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                          cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 /* The same in 16 bits, of layers that packed_prepare() has given copies: it takes convolutions whose channels
  * allow it, in precisions that have 16 bits, and leaves all other layers. `learns`: there is a way back. */
 enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
-                           struct holding *holding);
+                           struct allocations *allocations);
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
 enum status packed_backward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
@@ -109,7 +110,7 @@ enum status added_backward(const struct device_layer *layer, const struct device
 /* Zeros in `deltas` where a ReLU's output is not above 0. */
 enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
 
-/* The gradient of a bias: the sum of layer->out_delta over samples and places. */
+/* The gradient of a bias: the sum of layer->out_delta over samples and positions. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);
 
 /* ---- Samples ---- */

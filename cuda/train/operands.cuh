@@ -5,8 +5,8 @@
  * line, point_at() once a tile. ALONG_DEPTH says whether the neighbour in memory is the next point or the
  * next line. All offsets are below 2^31 (engine.cu sees to it).
  *
- * A tensor of activations is (sample, channel, depth, height, width); a "place" is a sample's (depth, height,
- * width), and a column of a convolution is a sample and a place. */
+ * A tensor of activations is (sample, channel, depth, height, width); a "position" is a sample's (depth,
+ * height, width), and a column of a convolution is a sample and a position. */
 #ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
 #define FDSL_CUDA_TRAIN_OPERANDS_CUH
 
@@ -81,22 +81,22 @@ struct opposite_weights {
     }
 };
 
-/* A tensor of activations: line = channel, depth = (sample, place). */
+/* A tensor of activations: line = channel, depth = (sample, position). */
 struct channel_lines {
     static constexpr bool ALONG_DEPTH = true;
     typedef const float *line;
     typedef uint32_t point;
     const float *values;
     uint32_t channels;
-    struct divider places;
+    struct divider positions;
 
     __device__ line line_at(uint32_t channel) const
     {
-        return values + channel * places.by;
+        return values + channel * positions.by;
     }
     __device__ point point_at(uint32_t k) const
     {
-        return k + places.quotient(k) * (channels - 1) * places.by;
+        return k + positions.quotient(k) * (channels - 1) * positions.by;
     }
     static __device__ float value(line from, point at)
     {
@@ -104,9 +104,9 @@ struct channel_lines {
     }
 };
 
-/* How a convolution's windows lie in the tensor that it reads: place p of what it makes and weight
- * k = (channel, tap) meet at the sample's element places[p].offset + taps[k].offset. It is inside where
- * places[p].bits has all of taps[k].bits: a bit for each coordinate that a tap has along an axis. */
+/* How a convolution's windows lie in the tensor that it reads: position p of what it makes and weight
+ * k = (channel, tap) meet at the sample's element positions[p].offset + taps[k].offset. It is inside where
+ * positions[p].bits has all of taps[k].bits: a bit for each coordinate that a tap has along an axis. */
 struct window_part {
     int32_t offset;
     uint32_t bits;
@@ -115,27 +115,27 @@ struct window_part {
 #define AXIS_BITS 10 /* a kernel's longest axis */
 
 struct windows {
-    const struct window_part *taps, *places; /* device memory */
-    uint32_t tap_count;                      /* channels times the kernel's */
-    struct divider place_count;
+    const struct window_part *taps, *positions; /* device memory */
+    uint32_t tap_count;                         /* channels times the kernel's */
+    struct divider position_count;
     uint32_t sample_values;
     bool padded; /* some window reaches outside */
 };
 
-/* A place of a sample, and what of its surroundings is inside; a tap. */
-struct window_place {
+/* A position of a sample, and what of its surroundings is inside; a tap. */
+struct window_position {
     const float *values;
     uint32_t bits;
 };
 
-/* What a tap finds at a place. */
+/* What a tap finds at a position. */
 template <bool PADDED>
-static __device__ __forceinline__ float window_value(const struct window_place &place,
+static __device__ __forceinline__ float window_value(const struct window_position &position,
                                                      const struct window_part &tap)
 {
-    if (PADDED && (~place.bits & tap.bits) != 0)
+    if (PADDED && (~position.bits & tap.bits) != 0)
         return 0;
-    return __ldg(place.values + tap.offset);
+    return __ldg(position.values + tap.offset);
 }
 
 static __device__ __forceinline__ struct window_part read_part(const struct window_part *from)
@@ -145,41 +145,41 @@ static __device__ __forceinline__ struct window_part read_part(const struct wind
 }
 
 /* Place i of a tensor of samples. */
-static __device__ __forceinline__ struct window_place place_at(const struct windows &windows,
-                                                               const float *values, uint32_t i)
+static __device__ __forceinline__ struct window_position position_at(const struct windows &windows,
+                                                                     const float *values, uint32_t i)
 {
-    uint32_t sample = windows.place_count.quotient(i);
-    struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+    uint32_t sample = windows.position_count.quotient(i);
+    struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
     return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
 }
 
-/* All windows as a matrix, of which memory holds nothing: a line is a place, the depth is the weights. */
+/* All windows as a matrix, of which memory holds nothing: a line is a position, the depth is the weights. */
 template <bool PADDED> struct window_rows {
     static constexpr bool ALONG_DEPTH = false;
-    typedef struct window_place line;
+    typedef struct window_position line;
     typedef struct window_part point;
     const float *values;
     struct windows windows;
 
     __device__ line line_at(uint32_t i) const
     {
-        return place_at(windows, values, i);
+        return position_at(windows, values, i);
     }
     __device__ point point_at(uint32_t k) const
     {
         return read_part(&windows.taps[k]);
     }
-    static __device__ float value(const line &place, const point &tap)
+    static __device__ float value(const line &position, const point &tap)
     {
-        return window_value<PADDED>(place, tap);
+        return window_value<PADDED>(position, tap);
     }
 };
 
-/* Its transpose: a line is a weight, the depth is the places. */
+/* Its transpose: a line is a weight, the depth is the positions. */
 template <bool PADDED> struct window_columns {
     static constexpr bool ALONG_DEPTH = true;
     typedef struct window_part line;
-    typedef struct window_place point;
+    typedef struct window_position point;
     const float *values;
     struct windows windows;
 
@@ -189,11 +189,11 @@ template <bool PADDED> struct window_columns {
     }
     __device__ point point_at(uint32_t k) const
     {
-        return place_at(windows, values, k);
+        return position_at(windows, values, k);
     }
-    static __device__ float value(const line &tap, const point &place)
+    static __device__ float value(const line &tap, const point &position)
     {
-        return window_value<PADDED>(place, tap);
+        return window_value<PADDED>(position, tap);
     }
 };
 
@@ -205,7 +205,7 @@ static __device__ __forceinline__ void put_four(const Into &into, bool together,
                                                 uint32_t column, uint32_t columns, const float sums[4])
 {
     if (together && column < columns) { /* columns are a multiple of 4 too */
-        size_t at = into.place(row, column);
+        size_t at = into.index(row, column);
         *reinterpret_cast<float4 *>(into.values + at) = make_float4(
             into.finished(row, column, sums[0], at), into.finished(row, column + 1, sums[1], at + 1),
             into.finished(row, column + 2, sums[2], at + 2), into.finished(row, column + 3, sums[3], at + 3));
@@ -232,7 +232,7 @@ struct matrix_out {
     bool relu;
     const float *above; /* like `values`, or NULL */
 
-    __device__ size_t place(uint32_t row, uint32_t column) const
+    __device__ size_t index(uint32_t row, uint32_t column) const
     {
         return (size_t)row * stride + column;
     }
@@ -242,7 +242,7 @@ struct matrix_out {
     }
     __device__ void put_one(uint32_t row, uint32_t column, float sum) const
     {
-        size_t at = place(row, column);
+        size_t at = index(row, column);
         values[at] = finished(row, column, sum, at);
     }
     __device__ void put(uint32_t row, uint32_t column, uint32_t columns, const float sums[4]) const
@@ -251,30 +251,30 @@ struct matrix_out {
     }
 };
 
-/* A tensor of activations: row = channel, column = (sample, place); a bias for each channel. */
+/* A tensor of activations: row = channel, column = (sample, position); a bias for each channel. */
 struct channel_out {
     float *values;
     const float *bias; /* or NULL */
     uint32_t channels;
-    struct divider places;
+    struct divider positions;
     bool relu;
     const float *above; /* like `values`, or NULL */
 
-    __device__ size_t place(uint32_t channel, uint32_t column) const
+    __device__ size_t index(uint32_t channel, uint32_t column) const
     {
-        uint32_t sample = places.quotient(column);
-        return (size_t)(sample * (channels - 1) + channel) * places.by + column;
+        uint32_t sample = positions.quotient(column);
+        return (size_t)(sample * (channels - 1) + channel) * positions.by + column;
     }
     __device__ void put_one(uint32_t channel, uint32_t column, float sum) const
     {
-        size_t at = place(channel, column);
+        size_t at = index(channel, column);
         values[at] = finish(sum, bias, channel, relu, above, at);
     }
     /* In few instructions, as they stand behind a short loop for each of a thread's sums: what four have in
      * common is read once, and where they do not lie together the loop over them stays one. */
     __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
     {
-        if (places.by % 4 == 0) {
+        if (positions.by % 4 == 0) {
             if (column < columns) /* columns are a multiple of 4 too */
                 put_together(channel, column, sums);
             return;
@@ -285,7 +285,7 @@ struct channel_out {
     }
     __device__ void put_together(uint32_t channel, uint32_t column, const float sums[4]) const
     {
-        size_t at = place(channel, column);
+        size_t at = index(channel, column);
         float own = bias ? __ldg(bias + channel) : 0;
         float4 gate = above ? *reinterpret_cast<const float4 *>(above + at) : make_float4(1, 1, 1, 1);
         *reinterpret_cast<float4 *>(values + at) =

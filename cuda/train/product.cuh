@@ -9,7 +9,7 @@
 /* Tiles of 32 DOWN rows and 64 ACROSS columns. */
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static enum status multiply_layer(const struct pass *pass, const Left &left, const Right &right,
-                                  const Into &into, const struct product &size)
+                                  const Into &into, const struct gemm &size)
 {
     constexpr int ROWS = WARP_ROWS * DOWN, COLUMNS = WARP_SUMS * ACROSS;
     switch (pass->precision) {

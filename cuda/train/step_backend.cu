@@ -37,7 +37,7 @@ struct step_backend {
     float *arena; /* parameters to begin with, on the host, and as many zeros */
     void *engine;
     struct engine_batch batch;
-    struct holding holding;
+    struct allocations allocations;
     struct normal *normals;     /* by channel, on the device */
     struct moment *moments;     /* (channel, part), on the device: what `normals` come from */
     struct train_totals *looks; /* step % LOOKS: the engine's sums behind it, on the device */
@@ -61,13 +61,13 @@ static struct intake intake_of(const struct step_backend *self, const struct bat
             shape->height * shape->width, self->data.classes};
 }
 
-/* Value (channel, place) of sample j. */
+/* Value (channel, position) of sample j. */
 static __device__ __forceinline__ float value_at(const struct intake &intake, uint32_t j, uint32_t channel,
-                                                 uint32_t place)
+                                                 uint32_t position)
 {
     const uint8_t *sample = static_cast<const uint8_t *>(intake.batch.values) + j * intake.batch.stride;
     uint32_t i =
-        intake.batch.interleaved ? place * intake.channels + channel : channel * intake.plane + place;
+        intake.batch.interleaved ? position * intake.channels + channel : channel * intake.plane + position;
     switch (intake.batch.type) {
     case DTYPE_U8:
         return (float)sample[i];
@@ -88,8 +88,8 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
     uint32_t channel = blockIdx.y;
     double sum = 0, square = 0;
     for (uint32_t j = blockIdx.x; j < intake.batch.count; j += MOMENT_PARTS)
-        for (uint32_t place = threadIdx.x; place < intake.plane; place += MOMENT_BLOCK) {
-            float value = value_at(intake, j, channel, place);
+        for (uint32_t position = threadIdx.x; position < intake.plane; position += MOMENT_BLOCK) {
+            float value = value_at(intake, j, channel, position);
             sum += value;
             square += (double)value * value;
         }
@@ -211,8 +211,7 @@ extern "C" enum status step_backend_reset(struct step_backend *self)
 {
     struct train_totals unused;
     float *zeros = self->arena + self->model.arena_values;
-    const struct train_state state = {
-        .parameters = self->arena, .first = zeros, .second = zeros, .scale = {}};
+    const struct train_state state = {.parameters = self->arena, .m = zeros, .v = zeros, .scale = {}};
     CUDA_TRY(cudaSetDevice(self->device));
     TRY(ENGINE->set(self->engine, &state));
     TRY(ENGINE->totals(self->engine, &unused)); /* begins them anew */
@@ -235,13 +234,13 @@ extern "C" void step_backend_close(struct step_backend *self)
         return;
     if (self->engine)
         ENGINE->close(self->engine);
-    holding_free(&self->holding);
+    allocations_free(&self->allocations);
     data_close(&self->data);
     free(self->arena);
     free(self);
 }
 
-/* The engine copies what the sets hold: zeros, in the place of what will be handed over. */
+/* The engine copies what the sets hold: zeros, in the position of what will be handed over. */
 static enum status make_sets(struct step_backend *self, uint32_t batch)
 {
     struct data *data = &self->data;
@@ -301,9 +300,9 @@ static enum status make(struct step_backend *self, const struct task *task)
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
     self->batch = engine_batch(self->engine);
     forget_values(self);
-    TRY(hold(&self->holding, &self->normals, task->channels));
-    TRY(hold(&self->holding, &self->moments, (size_t)task->channels * MOMENT_PARTS));
-    TRY(hold(&self->holding, &self->looks, LOOKS));
+    TRY(allocate(&self->allocations, &self->normals, task->channels));
+    TRY(allocate(&self->allocations, &self->moments, (size_t)task->channels * MOMENT_PARTS));
+    TRY(allocate(&self->allocations, &self->looks, LOOKS));
     return step_backend_reset(self);
 }
 

@@ -1,4 +1,5 @@
-/* multiply.cuh's product on tensor cores: the same operands, the same places for the sums, the same slices,
+/* multiply.cuh's product on tensor cores: the same operands, the same positions for the sums, the same
+ * slices,
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
@@ -121,8 +122,7 @@ static constexpr int tensor_blocks_held(int sums)
 
 template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, tensor_blocks_held(ROWS *COLUMNS))
-    tensor_kernel(const Left left, const Right right, const Into into, float *slices,
-                  const struct product size)
+    tensor_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)
 {
     typedef struct tensor_loader<Left, Format, ROWS> left_loader;
     typedef struct tensor_loader<Right, Format, COLUMNS> right_loader;
@@ -168,7 +168,7 @@ static __global__ void __launch_bounds__(TENSOR_THREADS, tensor_blocks_held(ROWS
 /* Launches the product in tiles of ROWS x COLUMNS; `workspace` has room for WORKSPACE_VALUES. */
 template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static enum status tensor_multiply(cudaStream_t stream, float *workspace, const Left &left,
-                                   const Right &right, const Into &into, struct product size)
+                                   const Right &right, const Into &into, struct gemm size)
 {
     constexpr uint32_t HELD = tensor_blocks_held(ROWS * COLUMNS);
     static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);

@@ -1,6 +1,7 @@
 /* The product of convolutions whose channels are multiples of 8, in formats of 16 bits: operands lie packed,
- * (sample, place, channel) in 16 bits ("NHWC"), so that 16 bytes are a place's neighbouring channels, and the
- * windows of a convolution are copied by cp.async from where they lie into shared memory, past the registers.
+ * (sample, position, channel) in 16 bits ("NHWC"), so that 16 bytes are a position's neighbouring channels,
+ * and the windows of a convolution are copied by cp.async from where they lie into shared memory, past the
+ * registers.
  *
  * The depth of a sum, and the columns of a gradient of weights, are (tap, channel). */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
@@ -42,8 +43,9 @@ struct packed_matrix {
     }
 };
 
-/* The windows over a packed tensor: a row is a place of what the convolution makes, a unit is a tap and eight
- * channels. `windows` are those over the same tensor unpacked, whose first taps are those of channel 0. */
+/* The windows over a packed tensor: a row is a position of what the convolution makes, a unit is a tap and
+ * eight channels. `windows` are those over the same tensor unpacked, whose first taps are those of channel 0.
+ */
 struct packed_windows {
     const uint16_t *values;
     struct windows windows;
@@ -52,8 +54,8 @@ struct packed_windows {
 
     __device__ __forceinline__ struct packed_row row(uint32_t i) const
     {
-        uint32_t sample = windows.place_count.quotient(i);
-        struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+        uint32_t sample = windows.position_count.quotient(i);
+        struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
         return {values + ((int32_t)(sample * windows.sample_values) + part.offset * (int32_t)channels),
                 part.bits};
     }
@@ -66,7 +68,7 @@ struct packed_windows {
 };
 
 /* Copies 16 bytes, or zeros where they are not inside; `valid` is any address of the tensor. Through L1, as
- * the taps of a window read a place again and again, and neighbouring blocks the same weights. */
+ * the taps of a window read a position again and again, and neighbouring blocks the same weights. */
 static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
                                                  const struct packed_unit &unit, const uint16_t *valid,
                                                  bool inside)
@@ -141,12 +143,11 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT>
 /* ---- The product ---- */
 
 /* Both operands by lines, or both by depth. PACKED_STAGES - 1 tiles are on their way while one is multiplied;
- * the barrier that shows a tile to all also says that all are done with the one before it, whose place the
+ * the barrier that shows a tile to all also says that all are done with the one before it, whose position the
  * next copies take. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
-    packed_kernel(const Left left, const Right right, const Into into, float *slices,
-                  const struct product size)
+    packed_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)
 {
     typedef struct packed_loader<Left, BY_DEPTH, ROWS> left_loader;
     typedef struct packed_loader<Right, BY_DEPTH, COLUMNS> right_loader;
@@ -188,7 +189,7 @@ static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
 /* Launches it; `workspace` has room for WORKSPACE_VALUES. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static enum status packed_multiply(cudaStream_t stream, float *workspace, const Left &left,
-                                   const Right &right, const Into &into, struct product size)
+                                   const Right &right, const Into &into, struct gemm size)
 {
     constexpr uint32_t HELD = 3;
     static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);

@@ -88,7 +88,7 @@ static __device__ __forceinline__ void add_units(struct tensor_sums<DOWN, ACROSS
 /* Stores them. A lane has two neighbours in each of two rows; neighbouring lanes trade a pair, and each has
  * four of one row. */
 template <class Into, int DOWN, int ACROSS>
-static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct product &size,
+static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct gemm &size,
                                                        const struct tensor_sums<DOWN, ACROSS> &sums,
                                                        uint32_t row, uint32_t column)
 {
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void put_tensor_sums(const Into &into, const s
 
 /* Puts a block's sums where they belong: of a sum in slices, into this block's slice. */
 template <class Share, class Into, int DOWN, int ACROSS>
-static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct product &size,
+static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct gemm &size,
                                                  const struct tensor_sums<DOWN, ACROSS> &sums,
                                                  uint32_t first_row, uint32_t first_column)
 {
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void put_block(const Into &into, float *slices
 
 /* The grid of a product in tiles of ROWS x COLUMNS, DEPTH deep, with its slices, where a multiprocessor holds
  * so many blocks. */
-template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct product *size, uint32_t held)
+template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct gemm *size, uint32_t held)
 {
     dim3 grid((size->columns - 1) / COLUMNS + 1, (size->rows - 1) / ROWS + 1);
     size->slice = round_up(slice_of(size->depth, (uint64_t)grid.x * grid.y, FULL_BLOCKS(held)), DEPTH);

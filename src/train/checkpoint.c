@@ -20,15 +20,15 @@
 
 #define MAGIC    "FDSLCKPT"
 #define SCHEMA   3
-#define ARENAS   3 /* parameters and the optimizer's two */
+#define ARENAS   3 /* parameters, m, v */
 #define TEXT_MAX 65536
 #define TEXTS    3 /* identity, data, row */
 
-/* What a file begins with; little-endian. Behind it: the texts, then the arenas. */
+/* The start of a file, little-endian. The texts and then the arenas follow. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
-    uint64_t digest; /* XXH3-64 of the whole file with this field zero */
+    uint64_t digest; /* XXH3-64 of the whole file, computed with this field zero */
     char model[MODEL_NAME_MAX];
     struct shape input;
     uint32_t classes, epochs;
@@ -46,8 +46,8 @@ void checkpoint_free(struct checkpoint *checkpoint)
     free(checkpoint->data);
     free(checkpoint->row);
     free(checkpoint->state.parameters);
-    free(checkpoint->state.first);
-    free(checkpoint->state.second);
+    free(checkpoint->state.m);
+    free(checkpoint->state.v);
     *checkpoint = (struct checkpoint){0};
 }
 
@@ -133,7 +133,7 @@ enum status checkpoint_exists(const char *folder, bool *exists)
 
 /* ---- The folder ---- */
 
-/* "epoch-000012.ckpt.1234-0.tmp", as file_begin() names what is not whole yet. */
+/* "epoch-000012.ckpt.1234-0.tmp": file_begin() gives this name to a file that is not complete yet. */
 static bool is_temporary(const char *name)
 {
     uint32_t epochs;
@@ -143,13 +143,13 @@ static bool is_temporary(const char *name)
            used > 0 && name[used] == '\0';
 }
 
-/* Whoever has the lock knows that nobody is writing them. */
+/* Call with the lock held: then no process is writing these files. */
 static void remove_temporaries(const char *folder)
 {
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory && (entry = readdir(directory));)
         if (is_temporary(entry->d_name))
-            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* what stays is only in the way */
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* a leftover file does no harm */
     if (directory)
         closedir(directory);
 }
@@ -161,7 +161,8 @@ enum status checkpoint_lock(const char *folder, int *lock)
     *lock = -1;
     if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* NFS locks only what may be written */
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC,
+                  0666); /* NFS grants an exclusive lock only on a file opened for writing */
     if (fd < 0)
         return status_set(STATUS_USAGE, "--checkpoint: %s cannot be opened: %s", path, strerror(errno));
     while ((failed = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR)
@@ -211,7 +212,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
 {
     struct env env;
     env_capture(&env);
-    memset(header, 0, sizeof *header); /* the gaps too: they are hashed */
+    memset(header, 0, sizeof *header); /* also the padding, which is hashed */
     memcpy(header->magic, MAGIC, sizeof header->magic);
     header->schema = SCHEMA;
     header->header_bytes = sizeof *header;
@@ -272,9 +273,9 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
                                  {texts[1], header.text_bytes[1]},
                                  {texts[2], header.text_bytes[2]},
                                  {checkpoint->state.parameters, bytes},
-                                 {checkpoint->state.first, bytes},
-                                 {checkpoint->state.second, bytes}};
-    uint64_t digest = 0; /* of a header without it */
+                                 {checkpoint->state.m, bytes},
+                                 {checkpoint->state.v, bytes}};
+    uint64_t digest = 0; /* the digest is computed with this field zero */
     TRY(hash(parts, COUNT_OF(parts), &digest));
     header.digest = digest;
     if (!path_of(folder, header.epochs, path))
@@ -288,14 +289,14 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     while (oldest >= 0) {
         TRY(highest(folder, oldest, &oldest));
         if (oldest >= 0 && path_of(folder, (uint32_t)oldest, path))
-            unlink(path); /* what stays is only in the way */
+            unlink(path); /* a leftover file does no harm */
     }
     return STATUS_OK;
 }
 
 /* ---- Reading ---- */
 
-/* What a file that is no whole checkpoint fails with: a kill or a power cut may leave one. */
+/* The error for a file that is not a complete checkpoint. A kill or a power failure may leave one. */
 static enum status damaged(bool *is_damaged, const char *reason)
 {
     *is_damaged = true;
@@ -331,12 +332,11 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     return STATUS_OK;
 }
 
-/* Copies of what stands behind the header. */
+/* Copies the texts and arenas that follow the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
     char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row};
-    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.first,
-                              &checkpoint->state.second};
+    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v};
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
         *texts[i] = strndup(at, header->text_bytes[i]);
@@ -377,7 +377,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     return copy_parts(&header, bytes + sizeof header, checkpoint);
 }
 
-/* `*is_damaged`: the file could be read, and what it holds is no whole checkpoint. */
+/* Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */
 static enum status read_file(const char *path, struct checkpoint *checkpoint, bool *is_damaged)
 {
     char *bytes;

@@ -16,8 +16,8 @@ struct display {
     const void *state;
     const struct train *train;
     uint32_t epochs;
-    _Atomic uint32_t running; /* the epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* of that epoch */
+    _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
+    _Atomic double begin_s;   /* start of that epoch */
     pthread_t thread;
     pthread_mutex_t mutex; /* held while a line is printed */
     pthread_cond_t closing;
@@ -66,7 +66,7 @@ static void *run(void *context)
     return NULL;
 }
 
-/* Signals are for the main thread. */
+/* The thread blocks all signals; the main thread handles them. */
 static int start_thread(struct display *display)
 {
     sigset_t every, before;

@@ -1,4 +1,4 @@
-/* The workload `infer`: a trained network over the test set, batch by batch. */
+/* The workload `infer`: runs a trained network over the test set, batch by batch. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "train/trainer.h"
 
 struct parameters {
-    struct job_parameters job; /* first */
+    struct job_parameters job; /* must be the first member */
     const char *checkpoint;
 };
 
@@ -36,9 +36,9 @@ static const char *const baselines[] = {"infer-naive", NULL};
 
 /* ---- Opening ---- */
 
-/* The input, with what it owns. */
+/* The workload's input and what it owns. */
 struct opened {
-    struct infer_job job; /* first: variants see this */
+    struct infer_job job; /* must be the first member: variants cast the input to it */
     struct model model;
     struct data data;
     struct checkpoint checkpoint;
@@ -67,7 +67,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     return STATUS_OK;
 }
 
-/* What was not given is what the network learnt from; sizes are of that data alone. */
+/* Takes options that were not given from the checkpoint: the network's own training data. Sizes carry over
+ * only if the data are the same. */
 static void take_samples(const struct options *given, const struct checkpoint *checkpoint,
                          struct job_parameters *job)
 {
@@ -114,7 +115,8 @@ static enum status fill(const struct options *given, struct parameters *paramete
                           "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
-    parameters->job.feed = -1; /* what is not learnt from need not be stored */
+    parameters->job.feed =
+        -1; /* training samples are not used here, so the default feed avoids storing them */
     TRY(job_open_data(&parameters->job, partition, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;
@@ -169,7 +171,7 @@ static struct work infer_work(const void *input, const struct variant *variant)
                                    .once_bytes = bytes}};
 }
 
-/* How many samples' logits are farther from the oracle's than the bound allows. */
+/* Number of samples whose logits differ from the oracle's by more than the bound. */
 static uint64_t count_off(const struct train *train, double bound, const float *mine, const float *exact)
 {
     size_t classes = train->model->classes;
@@ -186,7 +188,8 @@ static uint64_t count_off(const struct train *train, double bound, const float *
     return off;
 }
 
-/* Counts the samples whose logits are not the oracle's: all where the latest run is not this one. */
+/* Counts the samples whose logits differ from the oracle's; all of them if the variant's latest run is not
+ * run `number`. */
 static enum status infer_verify(const void *input, const struct variant *variant, void *state,
                                 uint64_t number, uint64_t *wrong)
 {
@@ -217,7 +220,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
     return status;
 }
 
-/* Judges the whole test set, with a last batch that may be short. */
+/* Computes loss and accuracy over the whole test set; the last batch may be short. */
 static enum status judge(const struct opened *opened, void *state, double *loss, double *accuracy)
 {
     const struct inferrer *inferrer = state;

@@ -1,4 +1,4 @@
-/* Which network learns from batches that others make (core/step_backend.h). */
+/* Chooses the network that trains on batches from another workload (core/step_backend.h). */
 #include "core/step_backend.h"
 
 #include <inttypes.h>

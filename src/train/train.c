@@ -1,5 +1,5 @@
-/* The workload `train`: its options, its input, and what its rows say. A run is an epoch, and a
- * row is a run. */
+/* The workload `train`: its options, its input, and the columns of its rows. A run is one epoch and makes one
+ * row. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "train/trainer.h"
 
 struct parameters {
-    struct job_parameters job; /* first */
+    struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
@@ -22,9 +22,11 @@ struct parameters {
     bool flip, raw, resume, allow_nan;
 };
 
-static const char *const optimizers[] = {"sgd", "adam", "adamw", NULL};      /* as enum optimizer_kind */
-static const char *const feeds[] = {"stored", "live", "constant", NULL};     /* as enum data_feed */
-static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* as enum schedule_kind */
+static const char *const optimizers[] = {"sgd", "adam", "adamw",
+                                         NULL}; /* in the order of enum optimizer_kind */
+static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
+static const char *const schedules[] = {"constant", "step", "cosine",
+                                        NULL}; /* in the order of enum schedule_kind */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -114,14 +116,14 @@ static const struct measure columns[] = {
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
 
-/* The input, with what it owns. */
+/* The workload's input and what it owns. */
 struct opened {
-    struct train_job job; /* first: trainers see this */
+    struct train_job job; /* must be the first member: trainers cast the input to it */
     struct model model;
     struct data data;
     char *identity;
-    float *initial; /* parameters */
-    char init[17];  /* the hash of those of --init; "" without */
+    float *initial; /* initial parameters */
+    char init[17];  /* hash of the parameters from --init; "" without --init */
 };
 
 static void train_close(void *input)
@@ -143,7 +145,7 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
-/* What an option needs to mean anything, where these parameters have it not; else NULL. */
+/* What `option` needs in order to apply, if these parameters lack it; otherwise NULL. */
 static const char *lacking(const struct parameters *parameters, const char *option)
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
@@ -170,7 +172,7 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
-/* A picture that is shifted by its side is gone. */
+/* A shift by the image's width or height would leave nothing of it. */
 static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
 {
     uint32_t side = shape->height < shape->width ? shape->height : shape->width;
@@ -180,7 +182,7 @@ static enum status check_shift(const struct parameters *parameters, const struct
                             parameters->shift, shape->height, shape->width);
 }
 
-/* What does not apply had better not be asked for, and files had better be writable. */
+/* Rejects options that do not apply, and output files that cannot be written. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
     for (size_t i = 0; i < COUNT_OF(options); i++) {
@@ -198,10 +200,11 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
+/* Whether the option has no influence on the parameters after an epoch, or is covered by the hash of the
+ * data. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
-    if (strcmp(option, "feed") == 0) /* live and stored samples have the same bits */
+    if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
@@ -211,7 +214,7 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
-/* "model=cnn batch=64 ...": what must be alike to go on from a checkpoint. */
+/* Sets opened->identity, "model=cnn batch=64 ...": a checkpoint can be resumed only if this is equal. */
 static enum status identify(const struct parameters *parameters, struct opened *opened)
 {
     size_t size;
@@ -277,7 +280,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
-/* The parameters that training begins with. */
+/* Computes the initial parameters. */
 static enum status begin(const struct parameters *parameters, struct opened *opened)
 {
     uint64_t hash;
@@ -333,7 +336,7 @@ static enum status train_open(const struct options *given, void *parameters,
 
 /* ---- Runs and rows ---- */
 
-/* A parameter and the optimizer's state of it, which a step must read and write. */
+/* Bytes of the parameters and their optimizer state, which every step must read and write. */
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;
@@ -392,14 +395,14 @@ static enum status train_accepts(const void *input, const struct variant *varian
 {
     const struct opened *opened = input;
     const struct engine *engine = variant->traits;
-    if (engine->accepts) /* first: what it says no option about feeds can mend */
+    if (engine->accepts) /* first, because --feed cannot fix what it complains about */
         TRY(engine->accepts(&opened->job.train));
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
                : status_set(STATUS_USAGE, "it keeps all training samples in memory; take --feed stored");
 }
 
-/* A number, or nothing where it is none. */
+/* Values that are unknown (NaN) leave their column empty. */
 static enum status train_measure(const void *input, const struct variant *variant, void *state,
                                  struct measures *measures)
 {
