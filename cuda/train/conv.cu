@@ -1,24 +1,24 @@
-/* Convolutions as products: the windows are a matrix that is never made, only read through its indices
- * ("implicit GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). Sums are
+/* Convolutions as GEMMs. The matrix of windows is never stored; the kernels compute its indices ("implicit
+ * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). The sums are:
  *
  * - forward, out[o][position]: over (c, tap), weight[o][c, tap] * in[c, position + tap];
  * - backward, in_delta[c][position]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, position +
  * tap];
  * - gradient[o][c, tap] of the weights: over (sample, position), out_delta[o][position] * in[c, position +
- * tap].
- */
+ * tap]. */
 #include "train/conv.cuh"
 
-/* ---- Where windows lie ---- */
+/* ---- Window offsets ---- */
 
-/* A convolution, as seen from what it reads: `lead` positions of zeros come before the tensor. */
+/* A convolution that reads `from` and writes `into`; `lead` is the zero padding before each axis of
+ * `from`. */
 struct window_plan {
     struct shape from, into;
     uint32_t kernel[MODEL_AXES];
     int32_t lead[MODEL_AXES];
 };
 
-/* An element of a channel of the tensor that is read. */
+/* Index of an element in a channel of the tensor that is read. */
 static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
                                                      int32_t x)
 {
@@ -39,13 +39,14 @@ static __global__ void taps_kernel(const struct window_plan plan, struct window_
     taps[k].bits = 1u << t | 1u << (AXIS_BITS + y) | 1u << (2 * AXIS_BITS + x);
 }
 
-/* Which taps along an axis are inside from coordinate `at` on. */
+/* Bit mask of the taps along an axis that are inside the tensor for output coordinate `at`. */
 static __device__ __forceinline__ uint32_t inside_bits(uint32_t at, int32_t lead, uint32_t kernel,
                                                        uint32_t length)
 {
     uint32_t bits = 0;
     for (uint32_t tap = 0; tap < kernel; tap++)
-        if ((uint32_t)((int32_t)(at + tap) - lead) < length) /* a negative one is beyond any length */
+        if ((uint32_t)((int32_t)(at + tap) - lead) <
+            length) /* unsigned comparison: a negative coordinate exceeds any length */
             bits |= 1u << tap;
     return bits;
 }
@@ -99,8 +100,8 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
         forward.kernel[i] = conv->spec.kernel[i];
         forward.lead[i] = (int32_t)conv->spec.padding[i];
     }
-    /* The way back reads out_delta with the kernel turned around: output i has read input i + tap - lead, so
-     * input j meets output j + (lead - tap), the first of these with the last tap. */
+    /* Backward convolves out_delta with the flipped kernel. Output i reads input i + tap - lead, so input j
+     * contributes to output j + (lead - tap); the last tap gives the first of these outputs. */
     struct window_plan backward = forward;
     backward.from = conv->out;
     backward.into = conv->in;

@@ -1,5 +1,5 @@
-/* Convolution, backward: the gradient of the weights. Rows are output channels, columns (channel, tap); each
- * sum runs over the whole batch. */
+/* Convolution, backward: the gradient of the weights. Rows are output channels, columns are (channel, tap);
+ * each sum runs over the whole batch. */
 #include "train/conv.cuh"
 
 template <bool PADDED>

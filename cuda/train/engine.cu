@@ -1,6 +1,6 @@
-/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`: both data
- * sets, parameters and activations live on the device. A step is a row of launches that nobody waits for;
- * sums of losses stay there until totals() asks for them. */
+/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`. Both data
+ * sets, parameters and activations are in device memory. A step is a sequence of asynchronous launches; loss
+ * sums stay on the device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -21,17 +21,17 @@ struct network {
     int device;
     cudaStream_t stream;
     struct allocations allocations;
-    struct train_state state; /* on the device */
+    struct train_state state; /* device memory */
     float *gradients, *workspace, *inputs;
     struct device_set sets[DATA_PARTS];
-    struct device_feed feed; /* of the training set, where it is live */
+    struct device_feed feed; /* live training samples */
     struct device_batch batch;
     struct device_losses losses;
     struct device_progress progress;
     struct device_layer layers[MODEL_LAYERS_MAX];
     struct layer_passes passes[LAYER_KINDS];
-    /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
-     * launches to go on with and the host's are not in the time. */
+    /* Events around the gather of one step: the middle step of the latest call of steps(). By then the device
+     * has queued work, so launch latency is not part of the measured time. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
@@ -76,7 +76,7 @@ void allocations_free(struct allocations *allocations)
     allocations->bytes = 0;
 }
 
-/* Memory of zeros. */
+/* Allocates zeroed device memory. */
 template <class T> static enum status allocate_zeros(struct network *network, T **pointer, size_t count)
 {
     TRY(allocate(&network->allocations, pointer, count));
@@ -84,8 +84,9 @@ template <class T> static enum status allocate_zeros(struct network *network, T 
     return STATUS_OK;
 }
 
-/* A copy of host memory. */
-static enum status allocate_copy(struct network *network, const void **pointer, const void *from, size_t bytes)
+/* Allocates device memory and copies host memory to it. */
+static enum status allocate_copy(struct network *network, const void **pointer, const void *from,
+                                 size_t bytes)
 {
     void *copy;
     TRY(allocate_bytes(&network->allocations, &copy, bytes));
@@ -96,7 +97,7 @@ static enum status allocate_copy(struct network *network, const void **pointer, 
 
 /* ---- Opening ---- */
 
-/* Kernels number the elements of a batch by 31 bits. */
+/* Kernels index the elements of a batch with 31 bits. */
 static enum status check_size(const struct train *train)
 {
     const struct model *model = train->model;
@@ -121,8 +122,8 @@ static bool has_products(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Shares a ReLU's work among its neighbours; backward it is on its own where the one behind does not store
- * all of its gradient. */
+/* Fuses a ReLU into its neighbours. Its backward pass runs separately if the next layer does not overwrite
+ * the whole gradient. */
 static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
@@ -133,7 +134,7 @@ static void share_relu(struct device_layer *before, struct device_layer *relu, s
             has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
 }
 
-/* Layer i behind those before it. */
+/* Opens layer i; the layers before it must be open. */
 static enum status open_layer(struct network *network, uint32_t i)
 {
     const struct model *model = network->train->model;
@@ -148,7 +149,7 @@ static enum status open_layer(struct network *network, uint32_t i)
         self->out_delta = self->in_delta;
     } else
         TRY(allocate(&network->allocations, &self->out, outputs));
-    /* Zeros: see pool_back_kernel. */
+    /* Zeroed: pool_back_kernel does not write elements outside all windows. */
     if (!self->out_delta && !network->train->forward_only)
         TRY(allocate_zeros(network, &self->out_delta, outputs));
     if (layer->spec.kind == LAYER_POOL)
@@ -169,7 +170,7 @@ static enum status open_data(struct network *network)
         const void *labels;
         if (part == DATA_TEST || data->feed != DATA_LIVE)
             TRY(allocate_copy(network, &network->sets[part].values, set->values,
-                          data_held(data, (enum data_part)part) * data->sample_bytes));
+                              data_held(data, (enum data_part)part) * data->sample_bytes));
         TRY(allocate_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
         network->sets[part].labels = static_cast<const uint32_t *>(labels);
     }
@@ -243,7 +244,7 @@ static enum status open_all(struct network *network)
 static void cuda_close(void *state)
 {
     struct network *network = static_cast<struct network *>(state);
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     (void)cudaSetDevice(network->device);
     if (network->stream)
         (void)cudaStreamSynchronize(network->stream);
@@ -262,7 +263,7 @@ static void cuda_close(void *state)
     free(network);
 }
 
-/* With convolutions by `conv`, and products in a precision. */
+/* Opens a network with convolutions by `conv` and the given GEMM precision. */
 static enum status open_with(const struct layer_passes *conv, enum precision precision,
                              const struct train *train, const struct resources *resources, void **state)
 {
@@ -289,7 +290,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
     return open_with(CONV, PRECISION, train, resources, state);
 }
 
-/* ---- State, in and out ---- */
+/* ---- Copying the state ---- */
 
 static enum status copy_arena(struct network *network, float *to, const float *from)
 {
@@ -298,7 +299,7 @@ static enum status copy_arena(struct network *network, float *to, const float *f
     return STATUS_OK;
 }
 
-/* Parameters, and the optimizer's state where there is one; waits until they have arrived. */
+/* Copies parameters and, when training, the optimizer's state; synchronises. */
 static enum status copy_state(struct network *network, const struct train_state *to,
                               const struct train_state *from)
 {
@@ -312,7 +313,7 @@ static enum status copy_state(struct network *network, const struct train_state 
     return STATUS_OK;
 }
 
-/* The scale of the loss, and waits for it. */
+/* Copies the loss scale; synchronises. */
 static enum status copy_scale(struct network *network, struct loss_scale *to, const struct loss_scale *from)
 {
     CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, network->stream));
@@ -372,7 +373,8 @@ static enum status forward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
-/* A layer stores the gradient of what it is given; additions, which have had their turn, then add theirs. */
+/* Each layer overwrites the gradient of its input. LAYER_ADD layers run earlier in the backward pass, so
+ * their gradients are added afterwards. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *end = last_layer(network) + 1;
@@ -380,7 +382,7 @@ static enum status backward(struct network *network, const struct pass *pass)
     for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
         const struct device_layer *self = &network->layers[i];
         bool shared = i > 0 && self[-1].layer->is_added;
-        if (shared && self->layer->spec.kind == LAYER_POOL) /* it stores nothing outside of its windows */
+        if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
             CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
                                      pass->count * self->layer->in_values * sizeof *self->in_delta,
                                      pass->stream));
@@ -403,14 +405,14 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
-/* Samples of a step: all but the last of an epoch have a full batch. */
+/* Samples in a step; only the last step of an epoch can have a short batch. */
 static uint32_t step_count(const struct train *train, uint32_t step)
 {
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
     return left < train->batch ? left : train->batch;
 }
 
-/* Where the loss is scaled, the device finds out whether there is a step to take. */
+/* With loss scaling, the device decides whether to apply the step. */
 static enum status update_parameters(struct network *network, const struct update *update)
 {
     size_t values = network->train->model->arena_values;
@@ -458,7 +460,8 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     return STATUS_OK;
 }
 
-/* `data_s` is that of one step, times all steps: to time each of them would take longer than they do. */
+/* `data_s` is the time of one step times the number of steps, because timing each step would take longer than
+ * the steps. */
 static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
@@ -533,7 +536,7 @@ static uint64_t cuda_memory_bytes(const void *state)
 
 #define OWN_CONV (&own_passes[LAYER_CONV])
 
-/* The unit of a precision's products. */
+/* The hardware unit that computes GEMMs in a precision. */
 template <enum precision PRECISION>
 static constexpr enum unit unit_of = PRECISION == PRECISION_FP32   ? UNIT_FP32
                                      : PRECISION == PRECISION_TF32 ? UNIT_TF32
@@ -560,7 +563,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .memory_bytes = cuda_memory_bytes};
 }
 
-/* docs/train_mixed.md gives the reasons of the bounds. */
+/* docs/train_mixed.md explains the bounds. */
 extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
@@ -572,7 +575,7 @@ const struct engine engine_amp =
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
-/* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
+/* TF32 operands have 10 mantissa bits: a relative error of 5e-4 per factor, compared with 6e-8 in fp32. */
 const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
     "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif

@@ -38,8 +38,8 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
         TRY(open_buffer(&buffer, train, allocations));
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    /* Of the highest priority: steps take as long with the lowest, but then a batch is on its way for most of
-     * one, and generate_s would tell that and not the work. */
+    /* Highest priority. With the lowest, steps take as long, but generating a batch spreads over most of a
+     * step, so generate_s would measure that span instead of the work. */
     TRY(stream_open(&feed->stream));
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train->batch};
@@ -48,7 +48,7 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
 
 void device_feed_close(struct device_feed *feed)
 {
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
@@ -70,7 +70,7 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
     return feed->generator ? generator_memory_bytes(feed->generator) : 0;
 }
 
-/* ---- Making ---- */
+/* ---- Generating ---- */
 
 static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
                                      uint64_t fresh, uint32_t epoch, uint64_t *numbers)
@@ -80,14 +80,16 @@ static __global__ void number_kernel(const struct draw_order order, uint32_t fir
         numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
 }
 
-/* The timing at this step, or NULL. */
+/* The events that time the current step, or NULL if it is not timed. */
 static struct feed_timing *current_timing(struct device_feed *feed)
 {
-    return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS ? &feed->timings[feed->timing_count]
-                                                                            : nullptr;
+    return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS
+               ? &feed->timings[feed->timing_count]
+               : nullptr;
 }
 
-/* Generates the batch of a step once the buffer's last one has been taken. */
+/* Generates the batch of step `number` into a buffer; on the device it waits until the buffer's previous
+ * batch has been consumed. */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
                         const struct feed_timing *timing)
 {
@@ -97,7 +99,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t first = (uint32_t)(number % steps) * train->batch, all = train->data->sets[DATA_TRAIN].count;
     uint32_t count = all - first < train->batch ? all - first : train->batch;
     struct draw_order order = draw_order(train->seed, epoch, all);
-    buffer->step = FEED_EMPTY; /* until all is enqueued */
+    buffer->step = FEED_EMPTY; /* until everything is enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
@@ -118,7 +120,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (buffer->step != number) /* the first step of all, or one that does not follow the last */
+    if (buffer->step != number) /* the first step ever, or a step that does not follow the previous one */
         TRY(make(feed, buffer, number, nullptr));
     if (current_timing(feed))
         CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
@@ -156,7 +158,8 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     for (uint32_t i = 0; i < feed->timing_count; i++) {
         float one_wait_ms, one_make_ms;
         const struct feed_timing *timing = &feed->timings[i];
-        CUDA_TRY(cudaEventSynchronize(timing->make_end)); /* the last one may be of a step to come */
+        CUDA_TRY(cudaEventSynchronize(
+            timing->make_end)); /* the latest one may belong to a step that is still ahead */
         CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
         CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
         wait_ms += one_wait_ms;

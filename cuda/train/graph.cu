@@ -1,5 +1,6 @@
-/* `train-graph`, `infer-graph`: `cnn` alone, in bf16 on tensor cores, six kernels a step, replayed as a CUDA
- * graph over many steps. Where training is lives on the device, so one graph serves all epochs. */
+/* `train-graph`, `infer-graph`: only `cnn`, in bf16 on tensor cores, six kernels per step, replayed as a CUDA
+ * graph over many steps. The position in the training is stored on the device, so one graph serves all
+ * epochs. */
 #include "train/graph_engine.cuh"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-#define GRAPH_STEPS 32 /* of the long graph */
+#define GRAPH_STEPS 32 /* steps in the long graph */
 
 bool graph_overlaps = true;
 
@@ -24,17 +25,17 @@ struct graph_state {
     struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
-    cudaGraphExec_t one, many; /* a step that keeps all gradients; GRAPH_STEPS that do not */
+    cudaGraphExec_t one, many; /* one step that keeps all gradients; GRAPH_STEPS steps that do not */
     cudaGraphExec_t inference;
-    uint32_t epoch; /* whose order lies on the device, when there is one */
+    uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
     bool ordered;
-    struct { /* in pinned memory, read and written by the graph of inference */
+    struct { /* pinned memory that the inference graph reads and writes */
         struct graph_step step;
-        float logits[]; /* of a batch */
+        float logits[]; /* of one batch */
     } * page;
 };
 
-/* ---- What it takes ---- */
+/* ---- Supported networks and devices ---- */
 
 static bool same_layer(const struct layer_spec *mine, const struct layer_spec *other)
 {
@@ -43,7 +44,7 @@ static bool same_layer(const struct layer_spec *mine, const struct layer_spec *o
            memcmp(mine->padding, other->padding, sizeof mine->padding) == 0;
 }
 
-/* The layers that the kernels are written for. */
+/* Whether the model has the layers that the kernels are written for. */
 static bool is_cnn(const struct model *model)
 {
     static const struct layer_spec layers[] = {
@@ -72,7 +73,7 @@ template <class NET> static bool has_shape(const struct shape *shape)
            shape->width == NET::width;
 }
 
-/* The variant that takes what this one does not. */
+/* The variant to suggest for networks that this one does not support. */
 static const char *other_variant(const struct train *train)
 {
     return train->forward_only ? "infer-cuda" : "train-cuda";
@@ -92,7 +93,7 @@ static enum status graph_accepts(const struct train *train)
         model->input.height, model->input.width, model->classes, other_variant(train));
 }
 
-/* Tensor cores for bf16, and shared memory for a sample's convolutions. */
+/* Checks for bf16 tensor cores and for enough shared memory for a sample's convolutions. */
 static enum status check_device(const struct train *train, struct graph_state *graph)
 {
     int major, shared, architecture;
@@ -101,7 +102,8 @@ static enum status check_device(const struct train *train, struct graph_state *g
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
     TRY(device_code(graph->device, &architecture, &at_load));
     graph->plan.overlap =
-        graph_overlaps && architecture >= 90; /* older code does not wait for the last kernel */
+        graph_overlaps &&
+        architecture >= 90; /* code for older architectures does not wait for the previous kernel */
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,
@@ -113,7 +115,7 @@ static enum status check_device(const struct train *train, struct graph_state *g
 
 /* ---- Memory ---- */
 
-/* Device memory of zeros. */
+/* Allocates zeroed device memory. */
 template <class T> static enum status zeros(struct graph_state *graph, T **pointer, size_t count)
 {
     TRY(allocate(&graph->allocations, pointer, count));
@@ -139,7 +141,7 @@ static enum status open_data(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* What both directions need. */
+/* Memory that training and inference both need. */
 static enum status open_forward(struct graph_state *graph)
 {
     struct graph_plan *plan = &graph->plan;
@@ -194,7 +196,7 @@ static void open_plan(struct graph_state *graph)
     plan->rows = (train->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
     plan->samples = train->data->sets[DATA_TRAIN].count;
     plan->classes = train->model->classes;
-    /* Never by the device: the same sums on any. */
+    /* Independent of the device, so that the sums are the same on every GPU. */
     plan->parts = train->batch < GRAPH_PARTS_MAX ? train->batch : GRAPH_PARTS_MAX;
     plan->augment = train->augment;
     plan->optimizer = train->optimizer;
@@ -238,7 +240,7 @@ static enum status enqueue_inference(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* Records steps, or an inference where `steps` is 0. */
+/* Captures `steps` training steps, or an inference if `steps` is 0. */
 static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphExec_t *into)
 {
     cudaGraph_t made = NULL;
@@ -298,7 +300,7 @@ static enum status open_all(struct graph_state *graph)
 static void graph_close(void *state)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     (void)cudaSetDevice(graph->device);
     if (graph->stream)
         (void)cudaStreamSynchronize(graph->stream);
@@ -330,7 +332,7 @@ static enum status graph_open(const struct train *train, const struct resources 
     return STATUS_OK;
 }
 
-/* ---- State, in and out ---- */
+/* ---- Copying the state ---- */
 
 static enum status copy_arena(struct graph_state *graph, float *to, const float *from)
 {
@@ -386,7 +388,7 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
 
-/* The last step is never one of a long graph: its gradients may be asked for. */
+/* The last step is always a single-step graph, because its gradients may be requested. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
@@ -406,8 +408,8 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     return STATUS_OK;
 }
 
-/* Samples are found, moved and normalised inside the first kernel: what of its time that takes is not known.
- */
+/* The first kernel looks up, shifts and normalises the samples as part of its work, so the time for data is
+ * not known. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
@@ -457,7 +459,7 @@ extern "C" {
 extern const struct engine engine_graph;
 const struct engine engine_graph = {
     .name = "graph",
-    /* bf16 has 8 bits: docs/train_graph.md says what these come from, and what breaks them. */
+    /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
     .unit = UNIT_HALF,
     .accepts = graph_accepts,

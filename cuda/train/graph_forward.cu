@@ -1,33 +1,33 @@
-/* train-graph, the first kernel of a step: a block a sample, from its bytes to what fc1 takes. The sample is
- * gathered, moved and normalised, conv1's output stays in shared memory, conv2 multiplies it there as an
- * implicit GEMM, and ReLU, pooling and dropout are the end of that product: written are 2 bytes a pooled
- * value and a byte that says where it came from. */
+/* train-graph, the first kernel of a step: one block per sample, from its bytes to fc1's input. The block
+ * gathers, shifts and normalises the sample. conv1's output stays in shared memory; conv2 multiplies it there
+ * as an implicit GEMM. ReLU, pooling and dropout are fused into the end of that GEMM. Per pooled value it
+ * writes 2 bytes and one byte for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
 
 #define WARPS   6
 #define THREADS (32 * WARPS)
-#define TILES   3 /* of 16 pixels, 4 windows, that a warp makes at a time, all 64 channels of them */
+#define TILES   3 /* tiles of 16 pixels (4 windows) that a warp computes at a time, with all 64 channels */
 
-/* Shared memory, in bytes from its beginning. */
+/* Shared memory offsets in bytes. */
 template <class NET> struct layout {
     static constexpr int conv1 = 0;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int pooled = weight + CONV2_BYTES;
-    /* Values between channels: eight channels' are stored at a time, each in a bank of its own. Sixteen that
-     * share a draw of dropout lie together. */
+    /* Values from channel to channel. Eight channels are stored at a time, each in its own bank. Sixteen
+     * values that share a dropout draw are contiguous. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
     static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
     static constexpr int image = argmax + NET::features;
     static constexpr int bias = image + NET::values * 2;
     static constexpr int bytes = bias + CONV1_CHANNELS * 4;
-    static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* that an SM of 228 KB takes */
+    static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* blocks per SM with 228 KB */
     static_assert(image % 16 == 0 && argmax % 16 == 0 && bias % 4 == 0, "aligned");
 };
 
-/* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of
- * window r % 8 / 2, so the four pixels of a window are two values in each of two lanes. */
+/* The sums of conv2 for 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of window r
+ * % 8 / 2, so two lanes hold the four pixels of a window, two values each. */
 template <class NET>
 static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
                                                      float c[TILES][8][4])
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
         for (int n = 0; n < 8; n++)
             c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
     }
-    /* Of the weights: rows are outputs, 8 deep a matrix. */
+    /* Address of the weights: rows are outputs, a matrix is 8 deep. */
     weight += (lane % 8 + lane / 16 * 8) * CONV2_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int tap = 0; tap < CONV_TAPS; tap++) {
@@ -72,8 +72,8 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
     }
 }
 
-/* Bias, ReLU and pooling: lanes with even windows' columns take one channel, their neighbours the next. Of
- * equal values the first counts, as in the reference. */
+/* Bias, ReLU and pooling. Lanes with even g take one channel, their neighbours the next. Of equal values the
+ * first wins, as in the reference. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
                                             uint16_t *values, uint8_t *argmax)
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
     }
 }
 
-/* Dropout, and out to memory: 16 values that share a draw at a time. */
+/* Applies dropout and writes to memory, 16 values that share a draw at a time. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
                                             uint32_t row, const uint8_t *shared)
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
     }
 }
 
-/* The row of a sample that a short batch has not: zeros, which add nothing to gradients of weights. */
+/* Zeros a row past the end of a short batch, so that it adds nothing to weight gradients. */
 template <class NET> static __device__ void clear_row(const struct graph_plan &plan, uint32_t row)
 {
     uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
@@ -153,7 +153,8 @@ template <class NET> static __device__ void clear_row(const struct graph_plan &p
         pooled[i] = make_uint4(0, 0, 0, 0);
 }
 
-/* What the step's other kernels must know of it: by one thread, beside all that the others do. */
+/* Writes what the step's other kernels need to know; run by one thread of an extra block, in parallel with
+ * the others. */
 static __device__ void store_step(const struct graph_plan &plan, uint32_t first, uint32_t count)
 {
     struct graph_step *step = plan.step;
@@ -196,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
     take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
-    wait_for_previous(); /* the parameters of the convolutions */
+    wait_for_previous(); /* for the parameters of the convolutions */
     allow_next();
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();
@@ -225,9 +226,9 @@ template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
     struct graph_plan own = *plan;
-    own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
+    own.overlap &= TRAINING; /* inference starts with a copy, which cannot overlap */
     return launch_overlapped(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
-                        THREADS, layout<NET>::bytes, &own, stream);
+                             THREADS, layout<NET>::bytes, &own, stream);
 }
 
 enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)

@@ -1,6 +1,6 @@
-/* Convolutions in 16 bits whose channels are multiples of 8, both ways: their tensors are packed before each
- * product and the sums come back as fp32 tensors, so no other layer knows. Sums are those of conv.cu, with
- * the depth in another order. */
+/* Convolutions in 16-bit formats whose channel counts are multiples of 8, forward and backward. Their tensors
+ * are packed before each GEMM; the results are fp32 tensors, so no other layer is affected. The sums are
+ * those of conv.cu, in another order of the depth. */
 #include "train/network.cuh"
 #include "train/tensor_packed.cuh"
 
@@ -26,18 +26,18 @@ enum status packed_prepare(struct device_layer *layer, enum precision precision,
 
 /* ---- Packing ---- */
 
-#define PACKED_POSITIONS 16 /* neighbours that are packed by neighbouring threads: 64 bytes that they read \
+#define PACKED_POSITIONS 16 /* adjacent positions packed by adjacent threads, which read 64 bytes together \
                              */
 
 struct pack_plan {
-    uint32_t count;     /* threads with work */
-    uint32_t positions; /* of a sample */
+    uint32_t count;     /* number of threads */
+    uint32_t positions; /* per sample */
     struct divider units,
-        groups; /* units of a position; PACKED_POSITIONS positions of a sample, rounded up */
+        groups; /* units per position; groups of PACKED_POSITIONS positions per sample, rounded up */
 };
 
-/* A thread packs eight channels of a position; then come those of the next positions, then the next channels:
- * so both what is read and what is written are whole sectors. */
+/* A thread packs eight channels of one position. Consecutive threads take consecutive positions, then the
+ * next channels, so reads and writes cover whole sectors. */
 template <class Format>
 static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
 {
@@ -71,7 +71,8 @@ static enum status pack(const struct pass *pass, const struct shape *shape, cons
     return STATUS_OK;
 }
 
-/* Weights (out, in, tap) as (out, tap, in), and for the way back, unless NULL, as (in, opposite tap, out). */
+/* Copies weights (out, in, tap) to (out, tap, in) and, unless `opposite` is NULL, to (in, opposite tap, out)
+ * for the backward pass. */
 template <class Format>
 static __global__ void pack_weights_kernel(const float *from, struct divider taps, struct divider channels,
                                            uint32_t out, uint32_t count, uint16_t *weights,
@@ -105,7 +106,7 @@ static enum status pack_weights(const struct device_layer *layer, const struct p
     return STATUS_OK;
 }
 
-/* ---- Both ways: rows are channels, columns (sample, position) ---- */
+/* ---- Forward, and gradient of the input: rows are channels, columns (sample, position) ---- */
 
 static struct packed_windows windows_over(const uint16_t *values, const struct windows *windows,
                                           uint32_t channels)

@@ -1,4 +1,4 @@
-/* What residual networks add to the layers without products: additions, and the mean of each channel. */
+/* The layers of residual networks without GEMMs: addition, and the mean of each channel. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
@@ -6,7 +6,7 @@
 
 /* ---- Addition ---- */
 
-/* ReLU, where one follows, lets a NaN through. */
+/* The optional fused ReLU passes NaN through. */
 static __global__ void add_kernel(const float *in, const float *added, uint32_t count, bool relu, float *out)
 {
     uint32_t i = own_element();
@@ -25,8 +25,8 @@ enum status add_forward(const struct device_layer *layer, const struct pass *pas
     return STATUS_OK;
 }
 
-/* A copy, not the same position: a dropout before the addition works in its own, and the earlier layer's turn
- * comes later. */
+/* Copies the gradient instead of sharing the buffer: an in-place dropout before the addition changes its own
+ * gradient, and the earlier layer reads this one later. */
 enum status add_backward(const struct device_layer *layer, const struct pass *pass)
 {
     size_t bytes = pass->count * layer->layer->out_values * sizeof *layer->in_delta;
@@ -58,7 +58,7 @@ enum status added_backward(const struct device_layer *layer, const struct device
 
 /* ---- The mean of each channel ---- */
 
-/* Warp i takes channel i of the batch, lane j positions j, j + 32, ... of it; then a tree. */
+/* Warp i averages channel i of the batch: lane j sums positions j, j + 32, ..., then a tree reduction. */
 static __global__ void mean_kernel(const float *in, uint32_t positions, uint32_t count, float *out)
 {
     uint32_t i = own_element() / 32, lane = threadIdx.x % 32;
