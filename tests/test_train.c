@@ -1,4 +1,4 @@
-/* The parts of training: draws, optimizers, schedules, checkpoints. */
+/* Tests of the parts of training: draws, optimizers, schedules, checkpoints. */
 #include <criterion/criterion.h>
 
 #include <float.h>
@@ -24,8 +24,8 @@ Test(train, an_order_has_every_sample_once)
         uint32_t count = counts[i];
         uint8_t *seen = calloc(count, 1);
         struct draw_order order = draw_order(9, 4, count);
-        for (uint32_t place = 0; place < count; place++) {
-            uint32_t sample = draw_order_at(&order, place);
+        for (uint32_t index = 0; index < count; index++) {
+            uint32_t sample = draw_order_at(&order, index);
             cr_assert_lt(sample, count);
             cr_assert(!seen[sample]++, "%u of %u comes twice", sample, count);
         }
@@ -33,8 +33,8 @@ Test(train, an_order_has_every_sample_once)
     }
 }
 
-/* The mean distance of a random permutation is a third of its length, and another epoch's shares one place
- * with it, more or less. */
+/* In a random permutation the mean distance of an element from its index is a third of the length. Two epochs
+ * agree in about one index. */
 Test(train, orders_are_shuffled_and_differ)
 {
     const uint32_t count = 10000;
@@ -85,12 +85,12 @@ Test(train, moves_stay_in_their_span)
     }
     cr_expect(flips > 2300 && flips < 2700);
     const struct draw_move move = {1, -1, true};
-    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last but one of the next row */
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last pixel but one of the next row */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
 }
 
-/* ---- What the rest of a training must know ---- */
+/* ---- Training history ---- */
 
 Test(train, the_times_to_98_and_99_percent_are_those_of_the_first_epochs_there)
 {
@@ -131,7 +131,7 @@ Test(train, optimizers_by_hand)
     const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
                  (const double[]){0.9, adam});
-    /* the same ways, and before each the parameter shrinks by 0.1 * 0.1 */
+    /* the same updates, but before each one the parameter shrinks by 0.1 * 0.1 */
     expect_steps(
         &(struct optimizer){
             .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1},
@@ -184,9 +184,9 @@ Test(train, halves)
     cr_expect(isinf(data_half(0x7C00)) && isnan(data_half(0x7C01)));
 }
 
-/* ---- What the engine gives ---- */
+/* ---- Input and output of an engine ---- */
 
-/* Normalised, the training set has mean 0 and deviation 1 in each channel. */
+/* After normalisation, each channel of the training set has mean 0 and deviation 1. */
 Test(train, samples_are_normalised)
 {
     struct data data;
@@ -206,7 +206,7 @@ Test(train, samples_are_normalised)
     data_close(&data);
 }
 
-/* A last batch that is short, several steps a call, and logits of any part of a set. */
+/* A short last batch, several steps per call, and logits of any part of a set. */
 Test(train, steps_and_logits_do_not_depend_on_the_calls)
 {
     const struct shape shape = {1, 1, 16, 16};
@@ -229,7 +229,8 @@ Test(train, steps_and_logits_do_not_depend_on_the_calls)
     net_close(&two);
 }
 
-/* By hand: a tap of a kernel over zeros around the input is no work. test_roofline.c counts backward too. */
+/* Computed by hand: kernel taps on padding zeros do not count as work. test_roofline.c also counts the
+ * backward pass. */
 Test(train, work_is_what_must_be_done)
 {
     struct model model;
@@ -241,12 +242,13 @@ Test(train, work_is_what_must_be_done)
         {.kind = LAYER_LINEAR}};
     const struct model_table padded = {"padded", "", false, specs, COUNT_OF(specs)};
     must(model_build(&padded, (struct shape){2, 1, 4, 5}, 7, &model));
-    /* Of three taps a side, at the first and the last place one is outside: 3 * 4 - 2 and 3 * 5 - 2 */
+    /* Of three taps per axis, one is outside at the first and at the last position: 3 * 4 - 2 and 3 * 5 -
+     * 2 */
     cr_expect_eq(model.multiplications, 2 * 3 * 10 * 13 + 60 * 7.0);
     cr_expect_eq(model_flops(&model, &(struct model_savings){.backward = true}), 2 * model.multiplications);
 }
 
-/* What is compared takes a NaN for the worst there is. */
+/* Comparisons treat NaN as the worst value. */
 Test(train, a_nan_is_the_worst)
 {
     cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
@@ -352,7 +354,7 @@ static void expect_fault(const char *path, const char *words)
     checkpoint_free(&back);
 }
 
-/* Every byte that is flipped, and every length that it is cut to, shows. */
+/* Detects every flipped byte and every truncation. */
 Test(checkpoint, damage_shows)
 {
     char path[PATH_MAX], *bytes;
@@ -372,7 +374,7 @@ Test(checkpoint, damage_shows)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "no checkpoint" : "cut");
     }
-    bytes[8] = 4; /* the schema's first byte */
+    bytes[8] = 4; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
     expect_fault(path, "of schema 4; this program knows 3");
     must(file_write_atomic(path, "hello", 5));
@@ -380,7 +382,7 @@ Test(checkpoint, damage_shows)
     free(bytes);
 }
 
-/* The one before a broken one is taken; where all are broken that is an error. */
+/* Reads the checkpoint before a damaged one; if all are damaged, that is an error. */
 Test(checkpoint, the_latest_whole_one_counts)
 {
     char path[PATH_MAX];
@@ -401,7 +403,8 @@ Test(checkpoint, the_latest_whole_one_counts)
     cr_expect(!found);
 }
 
-/* What is not known to be damaged is nothing to write over: a newer schema, and what cannot be read. */
+/* Only known damage is skipped, so that nothing else is overwritten: neither a newer schema nor a file that
+ * cannot be read. */
 Test(checkpoint, only_damaged_ones_are_passed_over)
 {
     char path[PATH_MAX], *bytes;
@@ -418,14 +421,14 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "of schema 4"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
-    cr_assert_eq(mkdir(path, 0777), 0); /* as little to be read as a file of somebody else */
+    cr_assert_eq(mkdir(path, 0777), 0); /* unreadable, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "no regular file"), "%s", status_text());
     cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
     cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
 }
 
-/* One at a time; and what a killed one left half-written goes, but nothing else. */
+/* One training at a time. Locking removes half-written files of a killed training, but nothing else. */
 Test(checkpoint, a_folder_is_one_training_s)
 {
     char path[PATH_MAX], other[PATH_MAX];

@@ -1,4 +1,5 @@
-/* Training and inference from outside: rows, learning, going on after a kill, and what is refused. */
+/* Training and inference from the command line: rows, learning, resuming after a kill, and what is
+ * rejected. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 
 /* ---- Running ---- */
 
-/* Refused with one line that holds these words. Options that begin with a comma name more variants. */
+/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -31,10 +32,10 @@ Test(train_cli, a_row_an_epoch)
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
         cr_expect(number(out, row, "samples") == 1 && number(out, row, "warmups") == 0);
         cr_expect_eq(number(out, row, "parameters"), 7850);
-        /* 7840 multiply-adds forward, as many for the gradient of the weights */
+        /* 7840 multiply-adds forward, and as many for the gradient of the weights */
         cr_expect_eq(number(out, row, "flops"), 200 * 2 * 2 * 7840.0);
         cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
-        cr_expect_str_eq(value(out, row, "momentum"), ""); /* of sgd */
+        cr_expect_str_eq(value(out, row, "momentum"), ""); /* sgd only */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");
         cr_expect_str_eq(value(out, row, "loss_scale"), "");
     }
@@ -48,7 +49,7 @@ Test(train_cli, digits_are_learnt_in_an_epoch)
     cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
 }
 
-/* The same bits, however often; other seeds, other ones. */
+/* The same command gives the same bits every time; another seed gives others. */
 Test(train_cli, the_same_command_gives_the_same_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export a");
@@ -60,17 +61,17 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 
 #ifdef HAVE_XXHASH
 
-/* ---- Going on ---- */
+/* ---- Resuming ---- */
 
-/* How much slower the program is under the sanitizers: epochs then have as many fewer samples. */
+/* How much slower the program is with sanitizers; epochs then have that many times fewer samples. */
 #ifdef __SANITIZE_ADDRESS__
 #define SLOWER 5
 #else
 #define SLOWER 1
 #endif
 
-/* Killed 20 times, each time when it has come an epoch further and a little more, it comes to the same bits.
- * Epochs take some tens of milliseconds, so that it is not done before. */
+/* Killed 20 times, each time one epoch later plus a varying delay, training ends with the same bits. An epoch
+ * takes some tens of milliseconds, so that training does not finish earlier. */
 static void kill_and_resume(const char *variant, unsigned samples)
 {
     char train[512];
@@ -107,7 +108,7 @@ Test(train_cli, train_omp_killed_and_resumed)
 }
 #endif
 
-/* Whatever was lost behind the last epoch comes back, and nothing comes twice. */
+/* What was lost after the last epoch (export, row) is restored, and nothing appears twice. */
 Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
 {
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
@@ -125,7 +126,7 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
 }
 
-/* An export that fails (here for the size that files may have) takes no row with it. */
+/* If the export fails (here because of the file size limit), the row is still written. */
 Test(train_cli, a_row_comes_before_the_export)
 {
     EXPECT(1, "trap '' XFSZ; ulimit -f 20; $P " SMALL "--epochs 1 --out r.csv --export e");
@@ -133,7 +134,7 @@ Test(train_cli, a_row_comes_before_the_export)
     EXPECT(0, "[ $(wc -l < r.csv) = 2 ] && [ ! -e e ]");
 }
 
-/* A checkpoint that was cut is passed over, with a warning, and nothing is lost but time. */
+/* A truncated checkpoint is skipped with a warning; only time is lost. */
 Test(train_cli, resumed_behind_a_broken_checkpoint)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
@@ -141,11 +142,11 @@ Test(train_cli, resumed_behind_a_broken_checkpoint)
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --export again --format csv");
     cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is cut"));
     EXPECT(0, "cmp whole again");
-    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing is left to do */
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing left to do */
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing is left to do\n");
 }
 
-/* One that another program may well read is not written over. */
+/* A checkpoint that another program may be able to read is not overwritten. */
 Test(train_cli, a_newer_checkpoint_ends_the_run)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
@@ -187,15 +188,16 @@ Test(train_cli, other_trainings_are_not_resumed)
                    "cut");
 }
 
-/* ---- Beginning with what another training has learnt ---- */
+/* ---- Starting from another training's parameters ---- */
 
-/* At a rate of 0 parameters stay as they began: those of a pre-training on synth of another size and number
- * of classes, but for the last layer's; and all of them where the classes are as many. */
+/* With a learning rate of 0, parameters stay as they start. They are those of a pre-training on synth with
+ * another size and number of classes, except the last layer's; with the same number of classes, all of
+ * them. */
 #ifdef _OPENMP
 Test(train_cli, fine_tuning_begins_with_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
-#define KEPT   1920768 /* bytes of all tensors but the last layer's, and of that for 7 and for 10 classes */
+#define KEPT   1920768 /* bytes of all tensors but the last layer's; LAST_7: the last layer's for 7 classes */
 #define LAST_7 3612
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
     EXPECT(0,
@@ -214,7 +216,8 @@ Test(train_cli, fine_tuning_begins_with_the_checkpoint)
     EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
 }
 
-/* What it began with is in its rows and in its identity: the same command goes on, another one does not. */
+/* The rows and the identity record the parameters that training started with: the same command resumes,
+ * another one is rejected. */
 Test(train_cli, fine_tuning_is_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
@@ -270,9 +273,9 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
               number(out, 1, "wrong") == 0);
     cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
-    cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward alone */
+    cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward only */
     EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
-    cr_expect_eq(number(out, 1, "test_samples"), 50); /* with the rest that is no batch */
+    cr_expect_eq(number(out, 1, "test_samples"), 50); /* including the rest that is not a whole batch */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
@@ -283,8 +286,8 @@ Test(train_cli, inference_from_a_checkpoint)
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these test samples are not those that the network was tested with"));
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
-    cr_expect_str_eq(value(out, 1, "batch"), "50"); /* as many as there are */
-    /* Those that are generated are the same, however many others there are to learn from. */
+    cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
+    /* Generated test samples are the same for any number of training samples. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
     cr_expect_null(strstr(out, "these test samples"), "%s", out);
     EXPECT(2, INFER "--batch 51 --checkpoint k");
@@ -301,22 +304,22 @@ Test(train_cli, inference_from_a_checkpoint)
 }
 
 #ifdef _OPENMP
-/* Where one variant has stopped another goes on. */
+/* One variant continues where another stopped. */
 Test(train_cli, a_checkpoint_of_naive_goes_on_in_omp)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     EXPECT(0, "$P --variant train-omp --model logreg --train-size 200 --test-size 50 --batch 16 --epochs 2 "
               "--checkpoint k --resume --verify --out r.csv");
-    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* naive's row is in it */
+    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* including naive's row */
 }
 #endif
 
 #endif
 
-/* ---- What is written ---- */
+/* ---- Exports ---- */
 
-/* By hand, as others read it: the length of the header, the header, the values. */
+/* Parses the file as other programs do: the length of the header, the header, the values. */
 Test(train_cli, an_export_is_safetensors)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --export e");
@@ -341,14 +344,14 @@ Test(train_cli, an_export_is_safetensors)
         cr_assert(value > -1 && value < 1);
         largest = value > largest ? value : largest;
     }
-    cr_expect_gt(largest, 0.03f); /* they began within 1/28 */
+    cr_expect_gt(largest, 0.03f); /* initial values are within 1/28 */
     cr_expect_not_null(strstr(header, ",\"input\":\"[1, 28, 28]\",\"classes\":\"10\",\"scale\":\"[0.0"), "%s",
                        header);
     cr_expect_not_null(strstr(header, "]\",\"offset\":\"[-"), "%s", header);
     free(header);
 }
 
-/* An export of ours is replaced; whatever else is there stays. */
+/* Overwrites only our own exports; any other file stays. */
 Test(train_cli, an_export_replaces_nothing_else)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
@@ -362,7 +365,7 @@ Test(train_cli, an_export_replaces_nothing_else)
     EXPECT(1, "cmp -s empty first");
 }
 
-/* Epochs have their own times: once others took longer than a second, another one. */
+/* Each epoch has its own start time: if the others took more than a second, it differs. */
 Test(train_cli, an_epoch_has_its_own_time)
 {
     EXPECT(0,
@@ -382,7 +385,7 @@ Test(train_cli, numbers_are_numbers_in_json)
 }
 #endif
 
-/* ---- What goes wrong ---- */
+/* ---- Failures ---- */
 
 Test(train_cli, a_loss_that_is_no_number_ends_the_run)
 {
@@ -393,8 +396,7 @@ Test(train_cli, a_loss_that_is_no_number_ends_the_run)
     cr_expect_str_eq(value(out, 2, "loss"), "");
 }
 
-/* Against an oracle that has no number itself nothing can be compared; what is compared is called by its
- * name. */
+/* If the oracle's own loss is not finite, nothing can be compared; the message says which step. */
 Test(train_cli, verification_of_what_diverges)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
@@ -406,7 +408,7 @@ Test(train_cli, verification_of_what_diverges)
 }
 
 #ifdef _OPENMP
-/* Adam makes much of a rounding in so many steps; --verify tells that from what an engine does wrong. */
+/* Adam amplifies rounding over that many steps; --verify distinguishes this from a fault of the engine. */
 Test(train_cli, fifty_steps_of_adam_verify)
 {
     EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
@@ -440,14 +442,15 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
     expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
-    /* Before anything is read or set up: of a folder that is not there, nothing is said. */
+    /* Checked before any data is read: the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
                    "--checkpoint is for one variant at a time, and --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
 }
 
-/* What would not fit is refused before it is made; what fits is taken, however large a sample is. */
+/* Sets that do not fit into memory are rejected before they are generated; sets that fit are accepted,
+ * however large a sample is. */
 Test(train_cli, sets_larger_than_memory)
 {
     expect_refusal(2, "--data digits --train-size 2147483647 --dry-run",
@@ -478,7 +481,7 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 
 /* ---- Scripts ---- */
 
-/* As far as they come without PyTorch: what a file of its name stands for has no CUDA. */
+/* As far as the script runs without PyTorch: a stub module stands in for it and has no CUDA. */
 Test(train_cli, comparisons_that_cannot_be_made)
 {
     if (run("command -v python3") != 0)
@@ -538,7 +541,7 @@ Test(train_cli, comparisons_that_cannot_be_made)
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }
 
-/* Nothing is made for a variant that cannot run. */
+/* Scripts generate nothing if the variant cannot run. */
 Test(train_cli, scripts_look_at_the_variant_first)
 {
     EXPECT(2, "%s/scripts/fine_tuning.sh", root);

@@ -1,4 +1,4 @@
-/* What training learns from, from outside: samples that are made meanwhile, and files with their faults. */
+/* Training data from the command line: samples generated during training, and files with faults. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include "cells.h"
 #include "data/npy.h"
 
-/* Refused with one line that holds these words. Options that begin with a comma name more variants. */
+/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -25,7 +25,7 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
     "--variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 --test-size " \
     "20 --batch 16 "
 
-/* Live or stored, in one go or resumed, from one to the other: the same parameters. */
+/* Live or stored, in one run or resumed, from one to the other: the same parameters. */
 Test(train_data, live_samples_are_those_that_are_stored)
 {
     EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
@@ -44,7 +44,7 @@ Test(train_data, live_samples_are_those_that_are_stored)
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
 }
 
-/* Others in every epoch, and resumed they are the same others. */
+/* Fresh samples differ between epochs, and a resumed run gets the same ones. */
 Test(train_data, fresh_samples_resume)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
@@ -80,11 +80,11 @@ Test(train_data, live_samples_refusals)
 
 /* ---- Files ---- */
 
-/* What a mirror gives is not taken for what it should be. */
+/* Rejects what a faulty mirror returns. */
 Test(train_data, files_of_a_bad_mirror_are_refused)
 {
     if (run("command -v curl") != 0)
-        return; /* nothing is fetched without it */
+        return; /* the script downloads with curl */
     EXPECT(0, "mkdir bad && for part in train t10k; do for kind in images-idx3 labels-idx1; do "
               "echo no > bad/$part-$kind-ubyte.gz; done; done");
     EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/fetch_mnist.sh m", root);
@@ -93,7 +93,7 @@ Test(train_data, files_of_a_bad_mirror_are_refused)
     EXPECT(2, "%s/scripts/fetch_mnist.sh", root);
 }
 
-/* IDX files of `images` pictures of 6 x 6 and `labels` labels; the highest label is given. */
+/* Writes IDX files with `images` images of 6 x 6 and `labels` labels up to `highest`. */
 static void put_idx(const char *images_name, const char *labels_name, uint8_t images, uint8_t labels,
                     uint8_t highest)
 {
@@ -172,7 +172,7 @@ Test(train_data, cifar_and_its_faults)
 }
 
 #ifdef HAVE_XXHASH
-/* What --prepare made: two folders, or one of which a tenth is held out. */
+/* Data sets made by --prepare: two folders, or one of which a tenth is held out. */
 Test(train_data, datasets_and_their_faults)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
@@ -189,7 +189,7 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
-    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* cut at 64 digits it would be a 0 */
+    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits it would be a 0 */
     expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
     expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
@@ -202,7 +202,7 @@ Test(train_data, datasets_and_their_faults)
 #endif
 
 #ifdef HAVE_XXHASH
-/* A half that is no finite number is found where it comes in, not blamed on the learning rate later. */
+/* A non-finite half is reported when it is read, not later as a bad learning rate. */
 Test(train_data, halves_that_are_not_finite_name_their_sample)
 {
     static const struct {
@@ -235,7 +235,7 @@ Test(train_data, halves_that_are_not_finite_name_their_sample)
 #endif
 
 #ifdef _OPENMP
-/* Without normalisation, from the first step on. */
+/* It learns without normalisation layers, from the first step on. */
 Test(train_data, the_residual_net_learns)
 {
     EXPECT(0,
@@ -244,7 +244,7 @@ Test(train_data, the_residual_net_learns)
     cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
 }
 
-/* A motion that no frame alone shows. */
+/* The class is a motion that no single frame shows. */
 Test(train_data, clips_are_learnt)
 {
     EXPECT(0,

@@ -1,5 +1,5 @@
-/* Loss scaling on the host's side: its rule, what verification makes of skipped steps, what epochs say of
- * them, and that checkpoints keep the scale. */
+/* Loss scaling on the host: the rule, verification with skipped steps, what epochs report, and the scale in
+ * checkpoints. */
 #include "train_support.h"
 
 #include <limits.h>
@@ -41,7 +41,7 @@ Test(loss_scale, has_a_floor_and_a_ceiling)
 
 /* ---- The trainer ---- */
 
-/* The reference, with steps that overflow: so many of the next ones change nothing, and are counted. */
+/* The reference with simulated overflow: the next `left` steps change nothing and are counted as skipped. */
 static struct {
     uint32_t left;
     uint64_t skipped;
@@ -119,7 +119,8 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net, uin
     return wrong;
 }
 
-/* Steps that overflow are made again and compared when they are taken; one that always does is wrong. */
+/* Steps that overflow are repeated and compared once they are applied; a step that always overflows is
+ * wrong. */
 Test(loss_scale, verification_compares_the_steps_that_are_taken)
 {
     struct net net;
@@ -173,8 +174,8 @@ Test(loss_scale, an_epoch_says_what_was_skipped)
 
 #ifdef HAVE_XXHASH
 
-/* The scale is in the checkpoint: an engine that scales goes on with it, also where one that does not came in
- * between. */
+/* The checkpoint stores the scale. An engine that scales continues with it, even if one that does not scale
+ * ran in between. */
 Test(loss_scale, is_in_checkpoints)
 {
     char folder[] = "/tmp/fdsl-scale-XXXXXX", command[PATH_MAX];

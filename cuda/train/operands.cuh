@@ -199,8 +199,8 @@ template <bool PADDED> struct window_columns {
 
 /* ---- Storing sums ---- */
 
-/* put() stores sums of four adjacent columns, `columns` being the end of the range; put_one() stores one
- * sum. */
+/* put() stores four sums of adjacent columns if they are below `columns`, the number of output columns;
+ * put_one() stores one sum. */
 template <class Into>
 static __device__ __forceinline__ void put_four(const Into &into, bool together, uint32_t row,
                                                 uint32_t column, uint32_t columns, const float sums[4])
