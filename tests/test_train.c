@@ -372,13 +372,13 @@ Test(checkpoint, damage_shows)
     }
     for (size_t length = 0; length < size; length += 13) {
         must(file_write_atomic(path, bytes, length));
-        expect_fault(path, length < 8 ? "no checkpoint" : "cut");
+        expect_fault(path, length < 8 ? "not a checkpoint" : "truncated");
     }
     bytes[8] = 4; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "of schema 4; this program knows 3");
+    expect_fault(path, "has schema 4; this program reads 3");
     must(file_write_atomic(path, "hello", 5));
-    expect_fault(path, "this is no checkpoint");
+    expect_fault(path, "this is not a checkpoint");
     free(bytes);
 }
 
@@ -396,7 +396,7 @@ Test(checkpoint, the_latest_whole_one_counts)
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
     cr_expect_eq(checkpoint_read_latest(folder, false, &back, &found), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "the latest checkpoint cannot be taken"), "%s", status_text());
+    cr_expect(strstr(status_text(), "the latest checkpoint cannot be used"), "%s", status_text());
     path_of(1, path);
     cr_assert_eq(truncate(path, 10), 0);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
@@ -419,7 +419,7 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "of schema 4"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 4"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* unreadable, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

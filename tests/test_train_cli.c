@@ -120,7 +120,7 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
     EXPECT(0, ON_AND_ON);
     cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing is left to do\n");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume");
-    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, and --epochs asks for 2: nothing is left to do\n");
+    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, but --epochs asks for 2: nothing is left to do\n");
     EXPECT(0, "cmp rows r.csv");
     EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
@@ -140,7 +140,7 @@ Test(train_cli, resumed_behind_a_broken_checkpoint)
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
     EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --export again --format csv");
-    cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is cut"));
+    cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is truncated"));
     EXPECT(0, "cmp whole again");
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing left to do */
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing is left to do\n");
@@ -152,12 +152,12 @@ Test(train_cli, a_newer_checkpoint_ends_the_run)
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
     EXPECT(0, "printf '\\004' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "of schema 4; this program knows 3");
+                   "has schema 4; this program reads 3");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
-    cr_expect_not_null(strstr(out, "the latest checkpoint cannot be taken"), "%s", out);
+    cr_expect_not_null(strstr(out, "the latest checkpoint cannot be used"), "%s", out);
 }
 
 Test(train_cli, other_trainings_are_not_resumed)
@@ -179,13 +179,13 @@ Test(train_cli, other_trainings_are_not_resumed)
                    "other options: optimizer=adam there, sgd here");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "other options: train-samples=");
-    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
-                   "--resume belongs to --checkpoint");
-    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no", "cannot be made");
-    expect_refusal(2, "--model logreg --checkpoint k/epoch-000001.ckpt", "is no folder; name one");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
+                   "cannot be created");
+    expect_refusal(2, "--model logreg --checkpoint k/epoch-000001.ckpt", "is not a folder; give a folder");
     EXPECT(0, "truncate -s 50 k/*");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "cut");
+                   "truncated");
 }
 
 /* ---- Starting from another training's parameters ---- */
@@ -203,8 +203,8 @@ Test(train_cli, fine_tuning_begins_with_the_checkpoint)
     EXPECT(0,
            TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
     cr_expect_not_null(strstr(out,
-                              "--init: 18 of 20 tensors are those of pre after 2 epochs of synth; the last "
-                              "layer begins with zeros"),
+                              "--init: 18 of 20 tensors taken from pre after 2 epochs of synth; the last "
+                              "layer starts with zeros"),
                        "%s", out);
     EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
            KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
@@ -244,19 +244,18 @@ Test(train_cli, what_cannot_be_begun_with)
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
     expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
-    expect_refusal(1, "--init text", "text: this is no checkpoint of fdsl-bench");
+    expect_refusal(1, "--init text", "text: this is not a checkpoint of fdsl-bench");
     expect_refusal(2, "--model lenet --init k",
-                   "--init k: it is of the model logreg, and this is lenet; take --model logreg, or another");
+                   "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
     expect_refusal(2, "--model logreg --classes 12 --init k",
-                   "--init k: nothing of it fits: its only layer has other shapes");
+                   "--init k: nothing fits: its only layer has another shape");
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
-    expect_refusal(
-        2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
-        "--init l: its fc1.weight is 120x400, and for these samples it must be 120x576; take samples "
-        "of 1x1x28x28, or cnn-fdsl, which takes any size");
+    expect_refusal(2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
+                   "--init l: its fc1.weight is 120x400, but these samples need 120x576; use samples "
+                   "of 1x1x28x28, or cnn-fdsl, which supports any size");
     EXPECT(0, "truncate -s 5000 k/*");
-    expect_refusal(1, "--model logreg --init k", "cut");
+    expect_refusal(1, "--model logreg --init k", "truncated");
 }
 
 /* ---- Inference ---- */
@@ -280,20 +279,20 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "these are not as many test samples as the network was tested with"));
+    cr_expect_not_null(strstr(out, "the number of test samples differs from that during training"));
     EXPECT(
         0,
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "these test samples are not those that the network was tested with"));
+    cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
     /* Generated test samples are the same for any number of training samples. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
-    cr_expect_null(strstr(out, "these test samples"), "%s", out);
+    cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
     EXPECT(2, INFER "--batch 51 --checkpoint k");
     cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
     EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
-    cr_expect_not_null(strstr(out, "a network for 1x1x28x28 and 10 classes"));
+    cr_expect_not_null(strstr(out, "the network is for 1x1x28x28 and 10 classes"));
     EXPECT(2, "$P --variant infer-naive");
     cr_expect_not_null(strstr(out, "--checkpoint FILE"));
     EXPECT(2, INFER "--checkpoint k/none");
@@ -390,7 +389,7 @@ Test(train_cli, numbers_are_numbers_in_json)
 Test(train_cli, a_loss_that_is_no_number_ends_the_run)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20",
-                   "epoch 1, step 2 of 4: the loss is no finite number; ");
+                   "epoch 1, step 2 of 4: the loss is not finite; ");
     cr_expect(strstr(out, "conv") || strstr(out, "fc"), "%s", out);
     EXPECT(0, "$P " SMALL "--epochs 2 --optimizer sgd --lr 1e38 --allow-nan --format csv");
     cr_expect_str_eq(value(out, 2, "loss"), "");
@@ -400,7 +399,7 @@ Test(train_cli, a_loss_that_is_no_number_ends_the_run)
 Test(train_cli, verification_of_what_diverges)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
-                   "the oracle's own loss at step 3 is no finite number");
+                   "the oracle's own loss at step 3 is not finite");
     EXPECT(3,
            "$P --variant train-naive --model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20 "
            "--verify --verify-steps 5");
@@ -419,25 +418,25 @@ Test(train_cli, fifty_steps_of_adam_verify)
 
 Test(train_cli, options_that_make_no_sense)
 {
-    expect_refusal(2, "--batch 300 --train-size 200",
-                   "--batch 300 is more than the 200 samples to learn from");
-    expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
-    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
-    expect_refusal(2, "--res 32", "--res belongs to --data synth");
+    expect_refusal(2, "--batch 300 --train-size 200", "--batch 300 is more than the 200 samples to train on");
+    expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
+    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma needs --lr-schedule step");
+    expect_refusal(2, "--res 32", "--res needs --data synth");
     expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
     expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
-    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist makes it\n");
-    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least so many");
+    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist downloads it\n");
+    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least that many");
     expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
-    expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
-    expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
+    expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; use cnn3d");
+    expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves none of the 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
-    expect_refusal(2, "--model lenet --data synth --res 7", "lenet: its conv2 gets ");
-    expect_refusal(2, "--model cnn3d",
-                   "cnn3d: its pool1 gets 1 x 28 x 28 (depth, height, width), too small for it");
-    expect_refusal(2, "--verify-steps 5", "--verify-steps belongs to --verify; add that");
-    expect_refusal(2, "--fresh", "--fresh belongs to --data synth; add that");
-    expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
+    expect_refusal(2, "--model lenet --data synth --res 7", "lenet: its conv2 gets an input of ");
+    expect_refusal(
+        2, "--model cnn3d",
+        "cnn3d: its pool1 gets an input of 1 x 28 x 28 (depth, height, width), which is too small");
+    expect_refusal(2, "--verify-steps 5", "--verify-steps needs --verify; add that");
+    expect_refusal(2, "--fresh", "--fresh needs --data synth; add that");
+    expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
     expect_refusal(2, "--loops 3", "--loops: train repeats no run");
     expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
     expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
@@ -468,14 +467,14 @@ Test(train_cli, sets_larger_than_memory)
 #ifdef HAVE_CUDA
 Test(train_cli, an_engine_for_one_network_refuses_others)
 {
-    expect_refusal(2, "--variant train-graph --model lenet", "it is made for cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model lenet", "it supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
     expect_refusal(2, "--variant train-graph --model lenet --data synth --res 28",
-                   "it is made for cnn on bytes");
-    expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "take --feed stored");
+                   "it supports only cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "use --feed stored");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
               "--epochs 1");
-    cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);
+    cr_expect_not_null(strstr(out, "skipping train-graph: it supports only cnn"), "%s", out);
 }
 #endif
 

@@ -60,18 +60,16 @@ Test(train_data, fresh_samples_resume)
 Test(train_data, live_samples_refusals)
 {
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
-    cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
-                       out);
+    cr_expect_not_null(strstr(out, "--export-data writes only stored samples; add --feed stored"), "%s", out);
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
     EXPECT(0, "$P " LIVE "--export-data x --feed stored --dry-run --train-size 1001");
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
-    cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
+    cr_expect_not_null(strstr(out, "--fresh needs --feed live"), "%s", out);
     EXPECT(2, "$P " LIVE "--res 4097");
     EXPECT(2, "$P " LIVE "--batch 91");
     EXPECT(2, "$P --variant train-naive --data digits --feed live");
-    cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
-                       "%s", out);
+    cr_expect_not_null(strstr(out, "--feed live works only with --data synth"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
               "constant --format csv");
     cr_expect_str_eq(value(out, 1, "feed"), "constant");
@@ -197,7 +195,7 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "there is a dataset train in it and no test");
+    expect_refusal(2, "--data two", "it contains a data set train but no test");
 }
 #endif
 

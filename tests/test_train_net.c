@@ -159,10 +159,10 @@ Test(train_net, additions_that_cannot_be)
     static const struct {
         const struct model_table *table;
         const char *words;
-    } faults[] = {{&adds_nothing, "add1: it adds no earlier layer's output"},
-                  {&adds_itself, "add1: it adds no earlier layer's output"},
-                  {&adds_relu_in_place, "add1: it adds fc1, behind which relu1 works in place"},
-                  {&adds_another_shape, "add1: it adds fc1, of another shape"}};
+    } faults[] = {{&adds_nothing, "add1: it does not add the output of an earlier layer"},
+                  {&adds_itself, "add1: it does not add the output of an earlier layer"},
+                  {&adds_relu_in_place, "add1: it adds the output of fc1, which relu1 changes in place"},
+                  {&adds_another_shape, "add1: it adds the output of fc1, which has another shape"}};
     struct model model;
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         cr_expect_eq(model_build(faults[i].table, small, 4, &model), STATUS_FAILED);

@@ -80,7 +80,7 @@ static inline void net_reopen(struct net *net, const struct engine *engine)
     net->engine->close(net->state);
     net->engine = engine;
     must(engine->open(&net->train, &resources, &net->state));
-    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    const struct train_state begin = {.parameters = net->initial, .m = net->zeros, .v = net->zeros};
     must(net->engine->set(net->state, &begin));
 }
 

@@ -153,8 +153,8 @@ static enum status make_blocks(struct net *net)
             return STATUS_OK;
         const struct layer *layer = &model->layers[i];
         if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
-            return status_set(STATUS_UNAVAILABLE,
-                              "omp: no linear layer before a convolution, a pooling, an addition or a mean");
+            return status_set(STATUS_UNAVAILABLE, "omp: it does not support a linear layer before a "
+                                                  "convolution, a pooling, an addition or a mean");
         block = add_block(net, kinds[layer->spec.kind], &i);
         if (block->kind == BLOCK_ADD)
             block->added = block_of(net, layer->number - layer->spec.back);

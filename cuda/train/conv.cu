@@ -93,8 +93,8 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
     (void)batch;
     for (int i = 0; i < MODEL_AXES; i++)
         if (conv->spec.kernel[i] > AXIS_BITS)
-            return status_set(STATUS_FAILED, "%s: the CUDA engine takes kernels of %d along an axis at most",
-                              conv->name, AXIS_BITS);
+            return status_set(STATUS_FAILED, "%s: the CUDA engine supports kernel sizes up to %d", conv->name,
+                              AXIS_BITS);
     struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
     for (int i = 0; i < MODEL_AXES; i++) {
         forward.kernel[i] = conv->spec.kernel[i];

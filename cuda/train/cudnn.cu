@@ -57,7 +57,7 @@ enum status cudnn_probe(void)
     void *library = dlopen(CUDNN_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return status_set(STATUS_UNAVAILABLE,
-                          "needs cuDNN 9: %s; install it, or name its folder in LD_LIBRARY_PATH", dlerror());
+                          "needs cuDNN 9: %s; install it, or add its folder to LD_LIBRARY_PATH", dlerror());
 #define FIND(name)                                         \
     *(void **)&cudnn.name = dlsym(library, "cudnn" #name); \
     if (!cudnn.name)                                       \

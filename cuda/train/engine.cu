@@ -51,7 +51,7 @@ static const struct layer_passes own_passes[LAYER_KINDS] = {
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
     if (allocations->count == COUNT_OF(allocations->blocks))
-        return status_set(STATUS_FAILED, "cuda: more than %zu blocks of device memory",
+        return status_set(STATUS_FAILED, "cuda: more than %zu device allocations",
                           COUNT_OF(allocations->blocks));
     cudaError_t error = cudaMalloc(pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
@@ -59,7 +59,7 @@ enum status allocate_bytes(struct allocations *allocations, void **pointer, size
         (void)cudaGetLastError();
         CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
         return status_set(STATUS_USAGE,
-                          "training needs more device memory than there is: %.2f GB taken, %.2f GB wanted, "
+                          "not enough device memory for training: %.2f GB allocated, %.2f GB more needed, "
                           "%.2f GB free; lower --batch",
                           1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     }

@@ -87,8 +87,8 @@ static enum status graph_accepts(const struct train *train)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "it is made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
-        "%s of %ux%ux%u and %u classes; %s takes all models and shapes",
+        "it supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "
+        "%s of %ux%ux%u with %u classes; %s supports all models and shapes",
         GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves", model->input.channels,
         model->input.height, model->input.width, model->classes, other_variant(train));
 }
@@ -107,8 +107,8 @@ static enum status check_device(const struct train *train, struct graph_state *g
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,
-            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
-            "device is sm_%d0 with %d KB; %s runs on it",
+            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory per block, but this "
+            "device is sm_%d0 with %d KB; use %s",
             graph_shared_bytes(graph->colour) / 1024, major, shared / 1024, other_variant(train));
     return STATUS_OK;
 }

@@ -50,9 +50,10 @@ template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS, int SLICE> struct gra
     /* Values in the arena's four convolution tensors, which are a multiple of 64 values without gaps. */
     static constexpr int conv_parameters = CONV1_CHANNELS * taps1 + CONV1_CHANNELS +
                                            CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
-    static_assert(features % SPLITS == 0 && split_depth % 32 == 0, "halves of splits in steps of 16");
+    static_assert(features % SPLITS == 0 && split_depth % 32 == 0,
+                  "each half of a split is a multiple of 16");
     static_assert(features % SLICE == 0, "whole slices");
-    static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows lie in pairs");
+    static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows come in pairs");
     static_assert(conv_parameters % 64 == 0 && CONV1_CHANNELS * taps1 % MODEL_ALIGNMENT == 0, "no gaps");
 };
 

@@ -37,8 +37,9 @@ template <class NET> struct layout {
     /* Steps of back_weights(): 16 pixels each. */
     static constexpr int steps2 =
         NET::columns2 % 8 == 0 ? NET::rows2 * NET::columns2 / 16 : (NET::rows2 * NET::columns1 + 15) / 16;
-    static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1, "warps' sums fit where the gradient was");
-    static_assert(bytes <= 227 * 1024, "what a block may have since sm_90");
+    static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1,
+                  "the warps' sums fit into the gradient's space");
+    static_assert(bytes <= 227 * 1024, "limit per block since sm_90");
     static_assert(conv1 % 128 == 0 && weight % 16 == 0 && images % 16 == 0 && bias1 % 4 == 0, "aligned");
 };
 

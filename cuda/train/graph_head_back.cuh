@@ -18,7 +18,7 @@ static __device__ __forceinline__ void update_classes(const struct graph_plan &p
                                                       const struct update &update, uint32_t k, float *shared)
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
-    static_assert(groups == HEAD_CLASSES, "a group of threads a class");
+    static_assert(groups == HEAD_CLASSES, "one group of threads per class");
     uint32_t count = plan.step->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
     float sums[HEAD_CLASSES] = {}, sum = 0;
 #pragma unroll 4

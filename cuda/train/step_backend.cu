@@ -176,10 +176,10 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
 extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)
-        return status_set(STATUS_FAILED, "a batch of %u samples, and the trainer takes 1 to %u", batch->count,
-                          self->train.batch);
+        return status_set(STATUS_FAILED, "a batch has %u samples, but the trainer takes 1 to %u",
+                          batch->count, self->train.batch);
     if (self->steps >= UINT32_MAX)
-        return status_set(STATUS_FAILED, "the trainer counts no further than %u steps", UINT32_MAX);
+        return status_set(STATUS_FAILED, "the trainer supports at most %u steps", UINT32_MAX);
     CUDA_TRY(cudaSetDevice(self->device));
     TRY(take_in(self, batch));
     self->data.sets[DATA_TRAIN].count = batch->count;
@@ -203,11 +203,10 @@ extern "C" enum status step_backend_loss(struct step_backend *self, double *loss
     const struct train_totals *newest = &recent[(self->steps - 1) % RECENT];
     const struct train_totals *oldest = &recent[self->steps % RECENT]; /* zeros until it is written */
     if (newest->bad_step != TRAIN_FINE)
-        return status_set(
-            STATUS_FAILED,
-            "the loss of step %llu of the training was no finite number; see whether samples hold "
-            "NaN or infinite values",
-            (unsigned long long)newest->bad_step);
+        return status_set(STATUS_FAILED,
+                          "the loss of training step %llu is not finite; check the samples for "
+                          "NaN and infinite values",
+                          (unsigned long long)newest->bad_step);
     *loss = (newest->loss - oldest->loss) / (double)(newest->samples - oldest->samples);
     return STATUS_OK;
 }

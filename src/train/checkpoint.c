@@ -70,11 +70,11 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
     while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
         table++;
     if (!model_tables[table].name)
-        return status_set(STATUS_FAILED, "it is of the model '%.15s', which is not known", checkpoint->model);
+        return status_set(STATUS_FAILED, "its model '%.15s' is not known", checkpoint->model);
     TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "its %s is not that of this program", checkpoint->model);
+               : status_set(STATUS_FAILED, "its %s differs from that of this program", checkpoint->model);
 }
 
 #ifdef HAVE_XXHASH
@@ -176,8 +176,8 @@ enum status checkpoint_lock(const char *folder, int *lock)
     }
     *lock = fd;
     if (failed)
-        status_warn("--checkpoint %s cannot be locked (%s); see that no other training writes there", folder,
-                    strerror(errno));
+        status_warn("--checkpoint %s cannot be locked (%s); make sure that no other training writes there",
+                    folder, strerror(errno));
     else
         remove_temporaries(folder);
     return STATUS_OK;
@@ -194,11 +194,12 @@ enum status checkpoint_check_folder(const char *folder)
     char path[PATH_MAX];
     struct stat info;
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--checkpoint %s cannot be made: %s", folder, strerror(errno));
+        return status_set(STATUS_USAGE, "--checkpoint %s cannot be created: %s", folder, strerror(errno));
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
-        return status_set(
-            STATUS_USAGE,
-            "--checkpoint %s is no folder; name one, which goes on from its latest with --resume", folder);
+        return status_set(STATUS_USAGE,
+                          "--checkpoint %s is not a folder; give a folder, and --resume to continue from its "
+                          "latest checkpoint",
+                          folder);
     if (!path_of(folder, 0, path))
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
     enum status status = file_check_new(path);
@@ -243,7 +244,7 @@ static enum status hash(const struct part *parts, size_t count, uint64_t *digest
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state)
-        return status_set(STATUS_FAILED, "out of memory for a checksum");
+        return status_set(STATUS_FAILED, "out of memory for the checksum");
     XXH3_64bits_reset(state);
     for (size_t i = 0; i < count; i++)
         XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
@@ -318,17 +319,18 @@ static bool fits(const struct header *header, size_t size)
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
-        return damaged(is_damaged, "this is no checkpoint of fdsl-bench");
+        return damaged(is_damaged, "this is not a checkpoint of fdsl-bench");
     if (size < offsetof(struct header, digest))
-        return damaged(is_damaged, "this checkpoint is cut");
+        return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
     if (header->schema != SCHEMA)
         return status_set(STATUS_FAILED,
-                          "a checkpoint of schema %" PRIu32
-                          "; this program knows %d: use the revision that wrote it",
+                          "this checkpoint has schema %" PRIu32
+                          "; this program reads %d: use the revision that wrote it",
                           header->schema, SCHEMA);
     if (size < sizeof *header || header->header_bytes != sizeof *header || !fits(header, size))
-        return damaged(is_damaged, "this checkpoint is cut or damaged: its size is not what it says");
+        return damaged(is_damaged,
+                       "this checkpoint is truncated or damaged: its size does not match its header");
     return STATUS_OK;
 }
 
@@ -361,9 +363,9 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     const struct part parts[] = {{&header, sizeof header}, {bytes + sizeof header, size - sizeof header}};
     TRY(hash(parts, COUNT_OF(parts), &is));
     if (is != digest)
-        return damaged(is_damaged, "this checkpoint is damaged: its checksum is not that of its bytes");
+        return damaged(is_damaged, "this checkpoint is damaged: its checksum does not match");
     if (!memchr(header.model, '\0', sizeof header.model))
-        return damaged(is_damaged, "this checkpoint is damaged: the name of its model has no end");
+        return damaged(is_damaged, "this checkpoint is damaged: the name of its model is not terminated");
     memcpy(checkpoint->model, header.model, sizeof checkpoint->model);
     checkpoint->input = header.input;
     checkpoint->classes = header.classes;
@@ -415,13 +417,13 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         if (!is_damaged)
             return status;
         if (!pass_over)
-            return status_prefix(status, "the latest checkpoint cannot be taken; name another file of %s",
+            return status_prefix(status, "the latest checkpoint cannot be used; name another file in %s",
                                  folder);
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(highest(folder, epochs, &epochs));
         if (epochs >= 0)
-            status_warn("%s; the one before it is taken", reason);
+            status_warn("%s; using the previous one", reason);
         status_set(status, "%s", reason);
     }
     return status;

@@ -124,8 +124,7 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
         TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
     if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; take fewer with --train-size",
-                          count);
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; lower --train-size", count);
     set->labels = labels;
     for (uint64_t n = set->count; n < count; n++)
         labels[n] = (uint32_t)reader->source->label(reader->state, n);
@@ -267,7 +266,8 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(STATUS_USAGE, "--data %s: there is a dataset %s in it and no %s; --prepare one",
+        return status_set(STATUS_USAGE,
+                          "--data %s: it contains a data set %s but no %s; make one with --prepare",
                           request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
@@ -285,7 +285,7 @@ static enum status unknown(const char *name)
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none%s%s%s%s",
                       name, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
-                      mnist ? "; scripts/fetch_mnist.sh mnist makes it" : "");
+                      mnist ? "; scripts/fetch_mnist.sh mnist downloads it" : "");
 }
 
 /* Generated data have a fixed number of classes; --classes may only be larger. */
@@ -294,7 +294,7 @@ static enum status check_classes(const struct data *data, const char *name, uint
     return data->classes >= classes
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least so many, or none",
+                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least that many, or omit it",
                             data->classes, name, classes);
 }
 
@@ -309,9 +309,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
-        return status_set(
-            STATUS_USAGE,
-            "--feed live: samples are made while training of --data synth alone; take --feed stored");
+        return status_set(STATUS_USAGE, "--feed live works only with --data synth; use --feed stored");
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;
@@ -337,7 +335,7 @@ static enum status check_sets(const struct data_request *request, struct data *d
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0)
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
-                              part == DATA_TRAIN ? "learn from" : "test with");
+                              part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
             return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, data_size_options[part],
                               wanted, set->count);

@@ -28,7 +28,7 @@ static enum status decode(const struct source_sample *sample, struct image *imag
     if (!member)
         member = source_member(sample, "png");
     if (!member)
-        return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
+        return status_set(STATUS_FAILED, "no member npy or png; store images as one of them");
     TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
@@ -41,7 +41,7 @@ static enum status read_label(const struct source_sample *sample, int32_t *label
 {
     const struct source_member *member = source_member(sample, "cls");
     if (!member)
-        return status_set(STATUS_FAILED, "no member cls, its class in digits");
+        return status_set(STATUS_FAILED, "no member cls, which holds the class in decimal digits");
     return label_read(member->bytes, member->size, CLASSES_MAX, label);
 }
 
@@ -60,8 +60,8 @@ static enum status check_finite(const struct image *image)
         memcpy(&bits, values + 2 * i, sizeof bits); /* may be unaligned in a file */
         if ((bits & 0x7C00) == 0x7C00)
             return status_set(STATUS_FAILED,
-                              "its value number %zu of %zu is %s; leave the sample out or correct it", i,
-                              count, bits & 0x03FF ? "NaN" : "infinite");
+                              "its value number %zu of %zu is %s; remove or correct the sample", i, count,
+                              bits & 0x03FF ? "NaN" : "infinite");
     }
     return STATUS_OK;
 }
@@ -81,9 +81,10 @@ static enum status fit(struct data *data, const struct image *image)
                           "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
                           dtype_names[image->type], is.channels, is.depth, is.height, is.width,
                           dtype_names[data->type], was->channels, was->depth, was->height, was->width);
-    return is.channels <= DATA_CHANNELS_MAX ? STATUS_OK
-                                            : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
-                                                         is.channels, DATA_CHANNELS_MAX);
+    return is.channels <= DATA_CHANNELS_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
+                            DATA_CHANNELS_MAX);
 }
 
 /* A growing set: samples that it has room for now, the maximum, and the option that sets its size. */
@@ -113,7 +114,7 @@ static enum status make_room(const struct data *data, struct data_set *set, bool
         set->values = values;
     uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
     if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; take fewer with %s", wanted,
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
                           room->option);
     set->labels = labels;
     room->now = wanted;

@@ -36,7 +36,7 @@ static void show(struct display *display)
     if (now.samples == 0)
         return;
     fprintf(stderr,
-            "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+            "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% correct, %.0f samples/s",
             display->engine->name, epoch, display->epochs, (unsigned long long)step,
             train_steps(display->train), now.loss / (double)now.samples,
             100 * (double)now.correct / (double)now.samples, (double)now.samples / elapsed_s);

@@ -185,7 +185,7 @@ enum status export_data(const struct train *train, const float *initial, const c
     size_t count = 0;
     if (data->feed !=
         DATA_STORED) /* live samples are not all in memory, and a constant feed trains on other samples */
-        return status_set(STATUS_USAGE, "--export-data writes samples that are stored; add --feed stored");
+        return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};

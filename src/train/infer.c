@@ -18,12 +18,12 @@ struct parameters {
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the network: a checkpoint of train, or a folder's latest"},
+     "the network: a checkpoint of train, or a folder (uses its latest)"},
 #define TRAINED "as in training"
-    JOB_OPTIONS(struct parameters, NULL, "what the samples are of (default: " TRAINED ")", TRAINED, TRAINED,
-                TRAINED, NULL, " (default: " TRAINED ")"),
+    JOB_OPTIONS(struct parameters, NULL, "what to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
+                NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples a run; where it is not given, no more than there are"},
+     "samples per run; the default is reduced to the size of the test set"},
 };
 
 static const struct measure columns[] = {
@@ -61,7 +61,7 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
         return status_set(
             STATUS_USAGE,
-            "--checkpoint: a network for %ux%ux%ux%u and %u classes, and --data has %ux%ux%ux%u and %u",
+            "--checkpoint: the network is for %ux%ux%ux%u and %u classes, but --data has %ux%ux%ux%u and %u",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
@@ -98,21 +98,21 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
         return;
     if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
         job->res == samples->res && job->test_size != samples->test_size)
-        status_warn("these are not as many test samples as the network was tested with when it was trained; "
-                    "accuracies do not compare");
+        status_warn("the number of test samples differs from that during training; "
+                    "accuracies are not comparable");
     else
-        status_warn(
-            "these test samples are not those that the network was tested with when it was trained on "
-            "%s; some may be among those it learnt from, and accuracies do not compare",
-            checkpoint->data);
+        status_warn("these are not the test samples that were used when the network was trained on "
+                    "%s; it may have been trained on some of them, and accuracies are not comparable",
+                    checkpoint->data);
 }
 
 static enum status fill(const struct options *given, struct parameters *parameters,
                         const struct partition *partition, struct opened *opened)
 {
     if (!parameters->checkpoint)
-        return status_set(STATUS_USAGE,
-                          "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
+        return status_set(
+            STATUS_USAGE,
+            "choose the network with --checkpoint FILE; train --checkpoint DIR writes checkpoints");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed =
@@ -264,7 +264,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 const struct workload workload_infer = {
     .name = "infer",
     .schema = "infer/2",
-    .summary = "a trained network over a test set, batch by batch",
+    .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),

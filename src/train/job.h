@@ -22,9 +22,9 @@ struct job_parameters {
  * default depends on something. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,              \
-     use ": a folder of MNIST (IDX), CIFAR-10 (binary) or of what --prepare made; digits, clips " \
-     "(for cnn3d) or synth, which are generated"},                                                             \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
+     use ": a folder with MNIST (IDX), CIFAR-10 (binary) or a data set made by --prepare; "                    \
+     "or generated: digits, clips (for cnn3d), synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "the first N training samples (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
@@ -32,7 +32,7 @@ struct job_parameters {
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "labels are below N (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
-     "side of the images of synth" res_words}
+     "width and height of synth images" res_words}
 /* clang-format on */
 
 /* Opens the data that these parameters choose. STATUS_USAGE if there are several ranks. The caller closes the

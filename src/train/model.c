@@ -92,7 +92,7 @@ const struct model_table model_tables[] = {
     TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
     NAMED("cnn-fdsl", cnn_fdsl, false,
-          "three residual blocks, the mean, one linear layer: any size of pictures"),
+          "three residual blocks, the mean, one linear layer: images of any size"),
     {0},
 };
 
@@ -104,8 +104,8 @@ static enum status too_small(const struct layer *layer)
 {
     return status_set(
         STATUS_USAGE,
-        "its %s gets %" PRIu32 " x %" PRIu32 " x %" PRIu32
-        " (depth, height, width), too small for it; take larger samples (of synth, with --res) or "
+        "its %s gets an input of %" PRIu32 " x %" PRIu32 " x %" PRIu32
+        " (depth, height, width), which is too small; use larger samples (for synth, raise --res) or "
         "another network",
         layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
@@ -139,7 +139,7 @@ static enum status find_output(struct layer *layer, uint32_t classes)
             return too_small(layer);
     }
     if (spec->kind == LAYER_DROPOUT && spec->rate * 256 != floorf(spec->rate * 256))
-        return status_set(STATUS_FAILED, "%s: its rate is no multiple of 1/256", layer->name);
+        return status_set(STATUS_FAILED, "%s: its rate is not a multiple of 1/256", layer->name);
     layer->in_values = shape_values(&layer->in);
     layer->out_values = shape_values(&layer->out);
     if (layer->out_values > VALUES_MAX)
@@ -152,16 +152,17 @@ static enum status join(struct model *model, const struct layer *add)
 {
     uint32_t back = add->spec.back, from = add->number - back;
     if (back < 2 || back > add->number)
-        return status_set(STATUS_FAILED, "%s: it adds no earlier layer's output", add->name);
+        return status_set(STATUS_FAILED, "%s: it does not add the output of an earlier layer", add->name);
     struct layer *other = &model->layers[from];
     enum layer_kind behind = other[1].spec.kind;
     other->is_added = true;
     if (behind == LAYER_RELU || behind == LAYER_DROPOUT)
-        return status_set(STATUS_FAILED, "%s: it adds %s, behind which %s works in place", add->name,
+        return status_set(STATUS_FAILED, "%s: it adds the output of %s, which %s changes in place", add->name,
                           other->name, other[1].name);
     return memcmp(&other->out, &add->in, sizeof add->in) == 0
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "%s: it adds %s, of another shape", add->name, other->name);
+               : status_set(STATUS_FAILED, "%s: it adds the output of %s, which has another shape", add->name,
+                            other->name);
 }
 
 /* ---- Parameters ---- */
@@ -294,8 +295,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
                             .input_values = shape_values(&input)};
     if (!table->volumetric && input.depth != 1)
         return status_set(STATUS_USAGE,
-                          "%s takes pictures, and these samples have a depth of %" PRIu32
-                          "; cnn3d takes those",
+                          "%s takes images, but these samples have a depth of %" PRIu32 "; use cnn3d",
                           table->name, input.depth);
     if (table->layer_count > MODEL_LAYERS_MAX || classes == 0 || model->input_values == 0)
         return status_set(STATUS_FAILED, "%s: no model of %" PRIu32 " layers for %" PRIu32 " classes",
@@ -317,7 +317,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         shape = layer->out;
     }
     if (shape_values(&shape) != classes)
-        return status_set(STATUS_FAILED, "%s: its last layer does not give a value a class", table->name);
+        return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
+                          table->name);
     return STATUS_OK;
 }
 

@@ -108,7 +108,7 @@ static enum status resume(struct trainer *trainer, bool *found)
     checkpoint_free(&trainer->now);
     trainer->now = latest;
     if (latest.history.epochs < job->epochs)
-        status_say("%u of %u epochs are done: going on behind them", latest.history.epochs, job->epochs);
+        status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
     return STATUS_OK;
 }
 
@@ -125,7 +125,7 @@ static enum status take_folder(struct trainer *trainer)
     TRY(checkpoint_exists(job->checkpoints, &found));
     return !found ? STATUS_OK
                   : status_set(STATUS_USAGE,
-                               "--checkpoint %s holds checkpoints already: add --resume to go on, or name "
+                               "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
                                "another folder",
                                job->checkpoints);
 }
@@ -169,11 +169,11 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     if (status == STATUS_OK)
         status = begin(trainer);
     if (status == STATUS_OK && trainer->job->step_path)
-        status =
-            trainer->now.history.epochs == 0
-                ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
-                              trainer->job->identity, trainer->job->step_path)
-                : status_set(STATUS_USAGE, "--export-step writes the first step, and --resume is behind it");
+        status = trainer->now.history.epochs == 0
+                     ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
+                                   trainer->job->identity, trainer->job->step_path)
+                     : status_set(STATUS_USAGE,
+                                  "--export-step writes the first step, but --resume continues after it");
     if (status != STATUS_OK) {
         trainer_close(trainer);
         return status;
@@ -203,7 +203,7 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     struct train_totals unused;
     if (!train_state_new(train->model->arena_values, &before)) {
         train_state_free(&before);
-        return status_set(STATUS_FAILED, "out of memory to look for what is no number");
+        return status_set(STATUS_FAILED, "out of memory to find the non-finite values");
     }
     enum status status = trainer->engine->set(trainer->state, &trainer->now.state);
     if (status == STATUS_OK && step > 0)
@@ -217,11 +217,11 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     train_state_free(&before);
     char found[512];
     if (status == STATUS_OK)
-        snprintf(found, sizeof found, "%s is the first that is not", layer);
+        snprintf(found, sizeof found, "%s is the first non-finite result", layer);
     else /* still report the step */
-        snprintf(found, sizeof found, "which layer is the first cannot be told (%.400s)", status_text());
+        snprintf(found, sizeof found, "the first bad layer could not be found (%.400s)", status_text());
     return status_set(STATUS_FAILED,
-                      "epoch %u, step %u of %u: the loss is no finite number; %s; lower --lr, or go on with "
+                      "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
                       "--allow-nan",
                       epoch + 1, step + 1, steps, found);
 }
@@ -350,7 +350,7 @@ enum status trainer_end(void *state, uint64_t runs)
     if (job->export_path)
         TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("%u epochs are done, and --epochs asks for %u%s%s", trainer->now.history.epochs,
+        status_say("%u epochs are done, but --epochs asks for %u%s%s", trainer->now.history.epochs,
                    job->epochs, job->export_path ? ": exported to " : ": nothing is left to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)

@@ -91,7 +91,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
         if (!isfinite(exact.loss))
             return status_set(STATUS_FAILED,
                               "--verify: the oracle's own loss at step %" PRIu32
-                              " is no finite number, so nothing can be compared; lower --lr, or take fewer "
+                              " is not finite, so nothing can be compared; lower --lr, or use fewer "
                               "--verify-steps",
                               i + 1);
         compare_losses(trainer, &own, &exact);
