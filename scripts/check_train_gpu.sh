@@ -209,9 +209,9 @@ check 'train-graph, killed five times while it trains, comes to the same weights
 wait # for that checkpoint
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
-check 'train-graph refuses another network' fails_with 2 'train-cuda takes all models' \
+check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
-check 'infer-graph refuses another network' fails_with 2 'infer-cuda takes all models' \
+check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
 check 'train-graph: a loss that is no number stops' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \
     "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
