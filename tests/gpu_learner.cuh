@@ -11,10 +11,9 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-#define STRETCH                                                                                            \
-    5 /* steps before the engine takes over the oracle's state, as in --verify; docs/train.md explains why \
-       */
-#define TRIES 32 /* attempts at a step that is skipped; a loss scale can be halved fewer times than this */
+/* Steps before the engine takes over the oracle's state, as in --verify; docs/train.md explains why. */
+#define STRETCH 5
+#define TRIES   32 /* attempts at a step that is skipped; a loss scale can be halved fewer times than this */
 
 static inline void must(enum status status)
 {

@@ -18,8 +18,8 @@
 #include "train/trainer.h"
 
 #define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass: about ten microseconds */
-#define TILE_SHARES \
-    4 /* shares per thread of a GEMM; more than one, so that other threads can help a slow one */
+/* Shares per thread of a GEMM; more than one, so that other threads can help a slow one. */
+#define TILE_SHARES 4
 
 /* ---- Kernels ---- */
 

@@ -18,8 +18,8 @@ typedef __m256i vint;
 #define v_store(p, a)  _mm256_storeu_ps(p, a)
 #define v_set(x)       _mm256_set1_ps(x)
 #define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define v_relu(a)      _mm256_max_ps(_mm256_setzero_ps(), a) /* max() returns its second operand if that is NaN \
-                                                              */
+/* _mm256_max_ps() returns its second operand if that is NaN. */
+#define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a)
 #define v_whole(n)          _mm256_set1_epi32(n)
 #define v_store_whole(p, a) _mm256_storeu_si256((__m256i *)(p), a)
 #define v_greater(a, b) \

@@ -19,8 +19,8 @@ typedef __m512i vint;
 #define v_store(p, a)  _mm512_storeu_ps(p, a)
 #define v_set(x)       _mm512_set1_ps(x)
 #define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define v_relu(a)      _mm512_max_ps(_mm512_setzero_ps(), a) /* max() returns its second operand if that is NaN \
-                                                              */
+/* _mm512_max_ps() returns its second operand if that is NaN. */
+#define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a)
 #define v_whole(n)          _mm512_set1_epi32(n)
 #define v_store_whole(p, a) _mm512_storeu_si512(p, a)
 #define v_greater(a, b) \

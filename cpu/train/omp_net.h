@@ -17,9 +17,9 @@
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* minimum number of samples whose convolution gradients one thread sums */
-#define NET_CHUNKS_MAX                                                                                       \
-    64 /* maximum number of these sums; they are added in order, so the result does not depend on the number \
-          of threads */
+/* Maximum number of chunks with a sum of their own. The sums are added in order, so the result does not
+ * depend on the number of threads. */
+#define NET_CHUNKS_MAX 64
 
 enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BLOCK_FLAT, BLOCK_LINEAR };
 

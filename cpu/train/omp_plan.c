@@ -171,7 +171,7 @@ static void lay_out_block(struct net *net, struct block *block)
     block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
     if (first && block[1].kind == BLOCK_CONV && !block->is_added)
         block->out_pitch = block->out.channels; /* the GEMM only broadcasts its values or reads them along
-                                                   rows, so it needs no padding */
+                                                 * rows, so it needs no padding */
     block->values = net->kept_values;
     block->argmax = net->kept_argmax;
     if (rows)

@@ -219,7 +219,7 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
     TRY(choose_all(layer, self));
     if (self->scratch_bytes > self->held_bytes) { /* like all of an engine's memory, the old workspace stays
-                                                     allocated until close */
+                                                   * allocated until close */
         TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }

@@ -24,8 +24,8 @@
 #define HIDDEN         128
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
 #define GRAPH_ROWS     128 /* batch buffers are padded to a multiple of this, so tiles need no bounds checks */
-#define GRAPH_PARTS_MAX \
-    128 /* maximum number of blocks that share the samples of the convolutions' backward pass */
+/* Maximum number of blocks that share the samples of the convolutions' backward pass. */
+#define GRAPH_PARTS_MAX    128
 #define DROPOUT1_NUMBER    5 /* layer index in the table: the random stream of its draws */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64

@@ -116,7 +116,7 @@ static __device__ __forceinline__ void take_row(const struct graph_plan &plan, u
 {
     asm volatile(""
                  : "+r"(thread)); /* prevents the compiler from keeping values that depend on `thread` alone
-                                     in registers over all samples */
+                                   * in registers over all samples */
     uint32_t number = plan.order[plan.step->first + row];
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.step->epoch, number);
     take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,

@@ -24,8 +24,8 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
         slices[blockIdx.y * channels + blockIdx.x] = sums[0];
 }
 
-#define BIAS_SLICE \
-    (8 * BLOCK) /* minimum elements per block; doubled until the number of slices is small enough */
+/* Minimum elements per block; doubled until the number of slices is small enough. */
+#define BIAS_SLICE (8 * BLOCK)
 
 /* Terms per slice: the smallest size for which the slices fit the workspace and SLICES_MAX. */
 static uint32_t bias_slice(uint32_t channels, uint32_t depth)

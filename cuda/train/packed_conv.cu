@@ -26,8 +26,8 @@ enum status packed_prepare(struct device_layer *layer, enum precision precision,
 
 /* ---- Packing ---- */
 
-#define PACKED_POSITIONS 16 /* adjacent positions packed by adjacent threads, which read 64 bytes together \
-                             */
+/* Adjacent positions packed by adjacent threads, which read 64 bytes together. */
+#define PACKED_POSITIONS 16
 
 struct pack_plan {
     uint32_t count;     /* number of threads */

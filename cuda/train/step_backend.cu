@@ -14,9 +14,8 @@
 #include "train/network.cuh"
 
 #define ENGINE (&engine_bf16)
-#define RECENT             \
-    (STEP_BACKEND_RECENT + \
-     1) /* snapshots of the totals: after each of the latest steps, and before the first of them */
+/* Snapshots of the totals: after each of the latest steps, and before the first of them. */
+#define RECENT       (STEP_BACKEND_RECENT + 1)
 #define RATE         0.001 /* for Adam, with PyTorch's defaults otherwise */
 #define MOMENT_BLOCK 256
 #define MOMENT_PARTS 256 /* blocks per channel */

@@ -10,9 +10,9 @@
 
 #define PACKED_UNIT  8 /* values per 16 bytes */
 #define PACKED_DEPTH (TENSOR_UNITS * PACKED_UNIT)
-#define PACKED_ROWS  (TENSOR_THREADS / TENSOR_UNITS) /* tile rows that threads copy at once, four units each \
-                                                      */
-#define PACKED_STAGES 3                              /* tiles in flight or in use */
+/* Tile rows that threads copy at once, four units each. */
+#define PACKED_ROWS   (TENSOR_THREADS / TENSOR_UNITS)
+#define PACKED_STAGES 3 /* tiles in flight or in use */
 
 /* ---- Operands: rows in memory, and units along them ---- */
 

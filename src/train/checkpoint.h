@@ -18,7 +18,7 @@ struct train_history {
     uint32_t epochs;         /* completed */
     double trained_s;        /* time spent in their training steps */
     double to_98_s, to_99_s; /* value of trained_s when test accuracy first reached 98 % and 99 %; negative:
-                                not reached yet */
+                              * not reached yet */
 };
 
 /* The sample options and a hash of each data set. A size of 0 means that the option was not given. */

@@ -24,7 +24,7 @@ enum data_feed {
     DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
     DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
     DATA_CONSTANT /* host memory: every step takes the first batch of the set. This is a speed baseline
-                     without data supply; the network learns nothing useful */
+                   * without data supply; the network learns nothing useful */
 };
 
 /* Consecutive samples, each in C order (channels, depth, height, width), and one label per sample. */
@@ -104,7 +104,7 @@ FDSL_C_BEGIN
 struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* use the first N samples; 0: all, or for generated data DATA_TRAIN_SIZE
-                                       and DATA_TEST_SIZE */
+                                     * and DATA_TEST_SIZE */
     uint64_t classes;               /* upper bound of labels; 0: 10, or for data sets the number found */
     uint64_t res;                   /* image width and height in pixels, synth only */
     uint64_t batch;                 /* samples per step */

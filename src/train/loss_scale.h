@@ -14,9 +14,9 @@
 /* Powers of two, so that scaling causes no rounding. */
 #define LOSS_SCALE_BEGIN 65536.0f
 #define LOSS_SCALE_LEAST 1.0f
-#define LOSS_SCALE_MOST  16777216.0f /* an upper limit: with all-zero gradients the scale would grow forever \
-                                      */
-#define LOSS_SCALE_GROWTH 2000       /* steps without overflow before the scale doubles */
+/* An upper limit: with all-zero gradients the scale would grow forever. */
+#define LOSS_SCALE_MOST   16777216.0f
+#define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
 
 struct loss_scale {
     float scale;         /* 0: not set yet */

@@ -38,7 +38,7 @@ struct layer_spec {
     uint32_t padding[MODEL_AXES]; /* zero padding on either side of a convolution */
     float rate;                   /* dropout rate: a multiple of 1/256, see draw_kept() */
     uint32_t back; /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU or dropout may
-                      directly follow that layer, because engines run them in place */
+                    * directly follow that layer, because engines run them in place */
 };
 
 struct shape {
@@ -48,7 +48,7 @@ struct shape {
 struct layer {
     struct layer_spec spec;
     char name[MODEL_NAME_MAX]; /* as a PyTorch module is named: "conv1", "relu1", "pool1", "dropout1", "fc1",
-                                  ... */
+                                * ... */
     uint32_t number;           /* index in the table; selects the random stream of its draws */
     bool is_added;             /* a later LAYER_ADD uses its output */
     struct shape in, out;
@@ -56,7 +56,7 @@ struct layer {
     size_t weight, bias;               /* start offsets in a parameter arena */
     size_t weight_values, bias_values; /* 0 if this kind of layer has none */
     size_t output; /* start offset of its output if the outputs of all layers of a sample were stored
-                      consecutively */
+                    * consecutively */
 };
 
 /* A parameter tensor. */
@@ -88,7 +88,7 @@ struct model {
 struct model_savings {
     bool backward;         /* the whole backward pass: inference */
     bool pooled_gradients; /* backward through a convolution followed by pooling: only non-zero gradients are
-                              used */
+                            * used */
     bool convolutions; /* a convolution may use fewer multiplications than its definition (Winograd, FFT) */
 };
 

@@ -8,9 +8,8 @@
 #include "core/file.h"
 
 #define ALIGNMENT 8 /* alignment of the values; the header is padded to it */
-#define BEGINNING                                                                                         \
-    "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":" /* start of the header of every file that this \
-                                                              program writes */
+/* Start of the header of every file that this program writes. */
+#define BEGINNING "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":"
 
 /* Prints the header's text, without its length. */
 static void print_header(FILE *stream, const char *const about[], const struct safetensor *tensors,

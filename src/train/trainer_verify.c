@@ -7,10 +7,10 @@
 #include "core/chance.h"
 #include "train/trainer_parts.h"
 
-#define STRETCH \
-    5 /* steps compared before the engine takes over the oracle's state; docs/train.md explains why */
-#define VERIFY_TRIES \
-    32 /* attempts at a step that overflows; the loss scale can be halved fewer times than this */
+/* Steps compared before the engine takes over the oracle's state; docs/train.md explains why. */
+#define STRETCH 5
+/* Attempts at a step that overflows; the loss scale can be halved fewer times than this. */
+#define VERIFY_TRIES 32
 
 static uint32_t count_astray(const struct found *found)
 {
