@@ -257,15 +257,15 @@ static bool judge(const struct trial *trial, const struct model *model, const st
     const struct engine_bounds *bounds = &engine_graph.bounds;
     bool near = verdict->off.gradients <= (trial->exact ? EXACT_MAX : GRADIENT_MAX) &&
                 verdict->last <= EXACT_MAX && verdict->off.losses <= bounds->loss &&
-                verdict->off.ways <= bounds->drift && verdict->logits <= bounds->logits;
+                verdict->off.updates <= bounds->drift && verdict->logits <= bounds->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: off by %.1e in gradients, "
-           "%.1e in those of the last batch, %.1e in losses, %.1e in ways, %.1e in logits%s\n       ",
+           "%.1e in those of the last batch, %.1e in losses, %.1e in updates, %.1e in logits%s\n       ",
            well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
            trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
-           verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.ways, verdict->logits,
-           verdict->same ? "" : "; not the same bits twice");
+           verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.updates, verdict->logits,
+           verdict->same ? "" : "; bits differ between runs");
     for (uint32_t t = 0; t < model->tensor_count; t++)
         printf(" %s %.1e", model->tensors[t].name, verdict->off.tensors[t]);
     printf("\n");
@@ -337,7 +337,7 @@ int main(int argc, char **argv)
         failures += !run(&trial);
     }
     if (tried == 0) {
-        fprintf(stderr, "gpu_graph: none of its %zu cases is asked for\n", COUNT_OF(trials));
+        fprintf(stderr, "gpu_graph: none of the %zu cases is selected\n", COUNT_OF(trials));
         return 2;
     }
     return failures ? 3 : 0;

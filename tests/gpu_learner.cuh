@@ -121,9 +121,9 @@ static inline double compare_gradients(const struct learner *mine, const struct 
 
 /* The update from `from` to `mine` compared with the oracle's update from `begin`: the norm of their
  * difference over the norm of the oracle's update. Returns the largest of all tensors. */
-static inline double compare_ways(const struct train_state *mine, const struct train_state *from,
-                                  const struct train_state *right, const struct train_state *begin,
-                                  const struct model *model)
+static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
+                                     const struct train_state *right, const struct train_state *begin,
+                                     const struct model *model)
 {
     double worst = 0;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
@@ -185,7 +185,7 @@ static const char *const fault_names[] = {
     "conv1 without its bias",
     "the last layer without its bias",
     "fc1 without a channel",
-    "no moves",
+    "no shifts",
     "no smoothing",
 };
 
@@ -242,7 +242,7 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 /* The largest errors of an engine: gradients of the first step, as relative norms, per tensor and the worst;
  * losses; and the updates of tensors in a stretch. */
 struct distance {
-    double tensors[MODEL_TENSORS_MAX], gradients, losses, ways;
+    double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;
 };
 
 /* Runs steps from `first` on on both engines, from the oracle's state `begin`, except for what is planted.
@@ -265,7 +265,7 @@ static inline struct train_state compare_stretch(const struct learner *mine, con
             distance->gradients = compare_gradients(mine, oracle, train->model, distance->tensors);
     }
     struct train_state went = state_of(mine, values), end = state_of(oracle, values);
-    distance->ways = worst_of(compare_ways(&went, &from, &end, begin, train->model), distance->ways);
+    distance->updates = worst_of(compare_updates(&went, &from, &end, begin, train->model), distance->updates);
     train_state_free(&from);
     train_state_free(&went);
     return end;

@@ -211,8 +211,8 @@ static void provoke(const struct set *set, enum order_fault fault)
     uint32_t wrong = count_wrong(&train, steps, host);
     char text[160];
     snprintf(text, sizeof text,
-             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; made in %.2f ms each, waited %.2f", steps,
-             set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
+             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; generated in %.2f ms each, waited %.2f ms",
+             steps, set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
              1e3 * totals.generate_s / steps, 1e3 * totals.data_s / steps);
     tell(fault == NO_FAULT ? wrong == 0 : wrong > 0, text);
     free(host);
@@ -281,8 +281,8 @@ static void compare_training(const struct set *set, const struct model_table *ta
     learn(set, table, DATA_LIVE, true, &broken, &values, &live_bytes);
     char text[160];
     snprintf(text, sizeof text,
-             "%s: %u^2, batch %u of %u%s: the same parameters%s, and step by step (%.1f, %.1f MB)",
-             table->name, set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
+             "%s: %u^2, batch %u of %u%s: same parameters%s and step by step (%.1f, %.1f MB)", table->name,
+             set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
              set->fresh ? "" : " live and stored", 1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
     tell((set->fresh || same_arenas(&stored, &live, values)) && same_arenas(&live, &broken, values), text);
     train_state_free(&stored);

@@ -287,7 +287,7 @@ static bool recovers(const struct learner *learner, struct train_state *state, s
     after = state_of(learner, values);
     well = well && totals.skipped == 0 && totals.bad_step == TRAIN_FINE &&
            !same_arenas(&after, state, values) && ldexpf(after.scale.scale, (int)skipped) == HUGE_SCALE;
-    printf("%s  amp overflow: skipped %u steps, then went on with a scale of %g\n",
+    printf("%s  amp overflow: skipped %u steps, then continued with a scale of %g\n",
            well ? "ok    " : "FAILED", skipped, after.scale.scale);
     train_state_free(&after);
     return well;
@@ -363,15 +363,15 @@ static bool judge(const struct trial *trial, const struct model *model, const st
     const struct engine_bounds *bounds = &contender->engine->bounds;
     double gradients = chooses(model) ? contender->chosen_gradients : contender->gradients;
     bool near = verdict->off.gradients <= gradients && verdict->off.losses <= bounds->loss &&
-                verdict->off.ways <= bounds->drift && verdict->logits <= contender->logits;
+                verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: off by %.1e in gradients, "
-           "%.1e in losses, %.1e in ways, %.1e in logits%s\n",
+           "%.1e in losses, %.1e in updates, %.1e in logits%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer], trial->fault ? ", planted: " : "",
-           fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.ways,
-           verdict->logits, verdict->same ? "" : "; not the same bits twice");
+           fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.updates,
+           verdict->logits, verdict->same ? "" : "; bits differ between runs");
     return well;
 }
 

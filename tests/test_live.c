@@ -55,7 +55,7 @@ static const uint64_t numbers[] = {
 #define NUMBERS ((uint32_t)COUNT_OF(numbers))
 
 /* Any sample numbers, also repeated, in any batches, with any number of threads. */
-Test(live, generators_make_any_samples)
+Test(live, generators_make_any_sample)
 {
     static const char *const by_naive[] = {"--variant", "naive", "--encode", "npy", "--classes", "7",
                                            "--res",     "24",    "--batch",  "1",   NULL};
@@ -89,7 +89,7 @@ Test(live, generators_make_any_samples)
     source_close(&naive);
 }
 
-Test(live, a_device_that_is_not_there_is_told)
+Test(live, missing_device_is_reported)
 {
     static const char *const words[] = {"--classes", "7", "--res", "24", NULL};
     const struct generator_request request = {
@@ -104,7 +104,7 @@ Test(live, a_device_that_is_not_there_is_told)
 /* ---- Sets ---- */
 
 /* A data set is the same for every feed. */
-Test(live, live_and_stored_sets_are_the_same)
+Test(live, live_and_stored_sets_are_equal)
 {
     struct data stored, live, constant;
     open_data(DATA_STORED, false, 8, RES, &stored);
@@ -122,7 +122,7 @@ Test(live, live_and_stored_sets_are_the_same)
 }
 
 /* Large live sets keep few samples in memory, but all labels. */
-Test(live, little_of_a_live_set_is_held)
+Test(live, live_sets_keep_few_samples_in_memory)
 {
     struct data live, constant;
     struct data_request request = {.name = "synth",
@@ -146,7 +146,7 @@ Test(live, little_of_a_live_set_is_held)
 }
 
 /* No image is in both sets, in any epoch; with fresh samples, no image is in two epochs. */
-Test(live, test_samples_are_apart)
+Test(live, test_samples_are_never_training_samples)
 {
     struct data data;
     open_data(DATA_LIVE, true, TRAIN, LARGE, &data);
@@ -242,20 +242,20 @@ static void compare_feeds(const struct engine *engine)
     }
 }
 
-Test(live, naive_learns_the_same_live)
+Test(live, naive_trains_identically_live_and_stored)
 {
     compare_feeds(&engine_naive);
 }
 
 #ifdef _OPENMP
-Test(live, omp_learns_the_same_live)
+Test(live, omp_trains_identically_live_and_stored)
 {
     compare_feeds(&engine_omp);
 }
 #endif
 
 /* Engines that keep all samples in memory reject other feeds. */
-Test(live, engines_that_store_all_refuse)
+Test(live, engines_without_feeds_reject_live_data)
 {
     const struct workload *workload = workload_find("train");
     const struct partition alone = {.ranks = 1};

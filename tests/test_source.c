@@ -8,7 +8,7 @@
 TestSuite(source, .timeout = 60);
 
 /* Shards and chunks are sized by these bytes. */
-Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
+Test(source, sample_bytes_is_tensor_plus_header)
 {
     static const char *const encode[] = {"--encode", "npy", NULL}, *const none[] = {NULL};
     static const struct {

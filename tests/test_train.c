@@ -17,7 +17,7 @@
 
 /* ---- Draws ---- */
 
-Test(train, an_order_has_every_sample_once)
+Test(train, an_order_contains_every_sample_once)
 {
     static const uint32_t counts[] = {1, 2, 3, 5, 64, 65, 257, 1000, 60000};
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
@@ -35,7 +35,7 @@ Test(train, an_order_has_every_sample_once)
 
 /* In a random permutation the mean distance of an element from its index is a third of the length. Two epochs
  * agree in about one index. */
-Test(train, orders_are_shuffled_and_differ)
+Test(train, orders_are_shuffled_and_differ_between_epochs)
 {
     const uint32_t count = 10000;
     struct draw_order one = draw_order(1, 0, count), two = draw_order(1, 1, count),
@@ -54,7 +54,7 @@ Test(train, orders_are_shuffled_and_differ)
               neighbours);
 }
 
-Test(train, dropout_keeps_its_share)
+Test(train, dropout_keeps_the_expected_fraction)
 {
     static const uint32_t thresholds[] = {0, 64, 128, 255};
     for (size_t t = 0; t < COUNT_OF(thresholds); t++) {
@@ -66,7 +66,7 @@ Test(train, dropout_keeps_its_share)
     }
 }
 
-Test(train, moves_stay_in_their_span)
+Test(train, shifts_stay_in_range)
 {
     const struct augment augment = {2, true};
     uint32_t seen[5][5] = {{0}}, flipped[5][5] = {{0}}, flips = 0;
@@ -92,7 +92,7 @@ Test(train, moves_stay_in_their_span)
 
 /* ---- Training history ---- */
 
-Test(train, the_times_to_98_and_99_percent_are_those_of_the_first_epochs_there)
+Test(train, times_to_98_and_99_percent_are_set_once)
 {
     static const double accuracies[] = {0.9799, 0.98, 0.9899, 0.97, 0.99, 1};
     struct train_history history = {.to_98_s = -1, .to_99_s = -1};
@@ -120,7 +120,7 @@ static void expect_steps(const struct optimizer *optimizer, const double expecte
     }
 }
 
-Test(train, optimizers_by_hand)
+Test(train, optimizers_match_hand_computed_values)
 {
     /* 1 - 0.1 * 0.5; then momentum 0.9 * 0.5 - 0.25 */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .momentum = 0.9}, (const double[]){0.95, 0.93});
@@ -152,7 +152,7 @@ Test(train, schedules)
     cr_expect_float_eq(schedule_rate(&steps, 25), 0.5, DBL_EPSILON);
 }
 
-Test(train, initial_parameters_fill_their_range)
+Test(train, initial_parameters_cover_their_range)
 {
     struct model model;
     must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
@@ -207,7 +207,7 @@ Test(train, samples_are_normalised)
 }
 
 /* A short last batch, several steps per call, and logits of any part of a set. */
-Test(train, steps_and_logits_do_not_depend_on_the_calls)
+Test(train, steps_and_logits_do_not_depend_on_call_sizes)
 {
     const struct shape shape = {1, 1, 16, 16};
     struct net one, two;
@@ -231,7 +231,7 @@ Test(train, steps_and_logits_do_not_depend_on_the_calls)
 
 /* Computed by hand: kernel taps on padding zeros do not count as work. test_roofline.c also counts the
  * backward pass. */
-Test(train, work_is_what_must_be_done)
+Test(train, flops_match_hand_counts)
 {
     struct model model;
     must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
@@ -249,7 +249,7 @@ Test(train, work_is_what_must_be_done)
 }
 
 /* Comparisons treat NaN as the worst value. */
-Test(train, a_nan_is_the_worst)
+Test(train, nan_is_the_worst_value)
 {
     cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
     cr_expect_eq(worse(1, 2), 2);
@@ -307,7 +307,7 @@ static void path_of(uint32_t epochs, char path[PATH_MAX])
     snprintf(path, PATH_MAX, "%s/epoch-%06u.ckpt", folder, epochs);
 }
 
-Test(checkpoint, comes_back_whole)
+Test(checkpoint, round_trip)
 {
     struct checkpoint back;
     bool found;
@@ -334,7 +334,7 @@ Test(checkpoint, comes_back_whole)
     checkpoint_free(&back);
 }
 
-Test(checkpoint, the_last_are_kept)
+Test(checkpoint, keeps_the_latest)
 {
     char path[PATH_MAX];
     for (uint32_t epochs = 1; epochs <= 12; epochs++)
@@ -355,7 +355,7 @@ static void expect_fault(const char *path, const char *words)
 }
 
 /* Detects every flipped byte and every truncation. */
-Test(checkpoint, damage_shows)
+Test(checkpoint, detects_damage)
 {
     char path[PATH_MAX], *bytes;
     size_t size;
@@ -383,7 +383,7 @@ Test(checkpoint, damage_shows)
 }
 
 /* Reads the checkpoint before a damaged one; if all are damaged, that is an error. */
-Test(checkpoint, the_latest_whole_one_counts)
+Test(checkpoint, reads_the_latest_undamaged_one)
 {
     char path[PATH_MAX];
     struct checkpoint back;
@@ -405,7 +405,7 @@ Test(checkpoint, the_latest_whole_one_counts)
 
 /* Only known damage is skipped, so that nothing else is overwritten: neither a newer schema nor a file that
  * cannot be read. */
-Test(checkpoint, only_damaged_ones_are_passed_over)
+Test(checkpoint, skips_only_damaged_ones)
 {
     char path[PATH_MAX], *bytes;
     size_t size;
@@ -429,7 +429,7 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
 }
 
 /* One training at a time. Locking removes half-written files of a killed training, but nothing else. */
-Test(checkpoint, a_folder_is_one_training_s)
+Test(checkpoint, lock_is_exclusive)
 {
     char path[PATH_MAX], other[PATH_MAX];
     int first, second;

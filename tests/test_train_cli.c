@@ -21,7 +21,7 @@ TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 3
 
 /* ---- Rows ---- */
 
-Test(train_cli, a_row_an_epoch)
+Test(train_cli, one_row_per_epoch)
 {
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
@@ -43,7 +43,7 @@ Test(train_cli, a_row_an_epoch)
     cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));
 }
 
-Test(train_cli, digits_are_learnt_in_an_epoch)
+Test(train_cli, learns_digits_in_one_epoch)
 {
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --lr 0.002 --test-size 1000 --format csv");
     cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
@@ -109,7 +109,7 @@ Test(train_cli, train_omp_killed_and_resumed)
 #endif
 
 /* What was lost after the last epoch (export, row) is restored, and nothing appears twice. */
-Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
+Test(train_cli, resume_restores_a_missing_export_or_row)
 {
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
     EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
@@ -127,7 +127,7 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
 }
 
 /* If the export fails (here because of the file size limit), the row is still written. */
-Test(train_cli, a_row_comes_before_the_export)
+Test(train_cli, row_is_written_before_the_export)
 {
     EXPECT(1, "trap '' XFSZ; ulimit -f 20; $P " SMALL "--epochs 1 --out r.csv --export e");
     cr_expect_not_null(strstr(out, "cannot be written"), "%s", out);
@@ -135,7 +135,7 @@ Test(train_cli, a_row_comes_before_the_export)
 }
 
 /* A truncated checkpoint is skipped with a warning; only time is lost. */
-Test(train_cli, resumed_behind_a_broken_checkpoint)
+Test(train_cli, resumes_from_before_a_truncated_checkpoint)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
     EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
@@ -147,7 +147,7 @@ Test(train_cli, resumed_behind_a_broken_checkpoint)
 }
 
 /* A checkpoint that another program may be able to read is not overwritten. */
-Test(train_cli, a_newer_checkpoint_ends_the_run)
+Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
     EXPECT(0, "printf '\\004' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
@@ -160,7 +160,7 @@ Test(train_cli, a_newer_checkpoint_ends_the_run)
     cr_expect_not_null(strstr(out, "the latest checkpoint cannot be used"), "%s", out);
 }
 
-Test(train_cli, other_trainings_are_not_resumed)
+Test(train_cli, rejects_checkpoints_of_other_trainings)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k",
@@ -194,7 +194,7 @@ Test(train_cli, other_trainings_are_not_resumed)
  * another size and number of classes, except the last layer's; with the same number of classes, all of
  * them. */
 #ifdef _OPENMP
-Test(train_cli, fine_tuning_begins_with_the_checkpoint)
+Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
 #define KEPT   1920768 /* bytes of all tensors but the last layer's; LAST_7: the last layer's for 7 classes */
@@ -218,7 +218,7 @@ Test(train_cli, fine_tuning_begins_with_the_checkpoint)
 
 /* The rows and the identity record the parameters that training started with: the same command resumes,
  * another one is rejected. */
-Test(train_cli, fine_tuning_is_resumed)
+Test(train_cli, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
     EXPECT(0, TAUGHT "--data synth --res 8 --classes 7 --epochs 2 --checkpoint pre");
@@ -239,7 +239,7 @@ Test(train_cli, fine_tuning_is_resumed)
 }
 #endif
 
-Test(train_cli, what_cannot_be_begun_with)
+Test(train_cli, rejects_unsuitable_initial_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
@@ -304,7 +304,7 @@ Test(train_cli, inference_from_a_checkpoint)
 
 #ifdef _OPENMP
 /* One variant continues where another stopped. */
-Test(train_cli, a_checkpoint_of_naive_goes_on_in_omp)
+Test(train_cli, omp_continues_from_a_checkpoint_of_naive)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
@@ -319,7 +319,7 @@ Test(train_cli, a_checkpoint_of_naive_goes_on_in_omp)
 /* ---- Exports ---- */
 
 /* Parses the file as other programs do: the length of the header, the header, the values. */
-Test(train_cli, an_export_is_safetensors)
+Test(train_cli, export_is_valid_safetensors)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --export e");
     EXPECT(0, "cat e");
@@ -351,7 +351,7 @@ Test(train_cli, an_export_is_safetensors)
 }
 
 /* Overwrites only our own exports; any other file stays. */
-Test(train_cli, an_export_replaces_nothing_else)
+Test(train_cli, export_overwrites_only_exports)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
     expect_refusal(2, "--export text --dry-run",
@@ -365,7 +365,7 @@ Test(train_cli, an_export_replaces_nothing_else)
 }
 
 /* Each epoch has its own start time: if the others took more than a second, it differs. */
-Test(train_cli, an_epoch_has_its_own_time)
+Test(train_cli, each_epoch_has_its_own_start_time)
 {
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 3000 --test-size 10 --epochs 4 --format csv");
@@ -375,7 +375,7 @@ Test(train_cli, an_epoch_has_its_own_time)
 }
 
 #ifdef HAVE_JANSSON
-Test(train_cli, numbers_are_numbers_in_json)
+Test(train_cli, json_numbers_are_not_strings)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --format json");
     cr_expect(strstr(out, "\"epoch\": 1,") && strstr(out, "\"train_samples\": 200,"), "%s", out);
@@ -386,7 +386,7 @@ Test(train_cli, numbers_are_numbers_in_json)
 
 /* ---- Failures ---- */
 
-Test(train_cli, a_loss_that_is_no_number_ends_the_run)
+Test(train_cli, non_finite_loss_ends_the_run)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20",
                    "epoch 1, step 2 of 4: the loss is not finite; ");
@@ -396,7 +396,7 @@ Test(train_cli, a_loss_that_is_no_number_ends_the_run)
 }
 
 /* If the oracle's own loss is not finite, nothing can be compared; the message says which step. */
-Test(train_cli, verification_of_what_diverges)
+Test(train_cli, verification_of_a_diverging_training)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
                    "the oracle's own loss at step 3 is not finite");
@@ -416,7 +416,7 @@ Test(train_cli, fifty_steps_of_adam_verify)
 }
 #endif
 
-Test(train_cli, options_that_make_no_sense)
+Test(train_cli, rejects_invalid_options)
 {
     expect_refusal(2, "--batch 300 --train-size 200", "--batch 300 is more than the 200 samples to train on");
     expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
@@ -450,7 +450,7 @@ Test(train_cli, options_that_make_no_sense)
 
 /* Sets that do not fit into memory are rejected before they are generated; sets that fit are accepted,
  * however large a sample is. */
-Test(train_cli, sets_larger_than_memory)
+Test(train_cli, rejects_sets_larger_than_memory)
 {
     expect_refusal(2, "--data digits --train-size 2147483647 --dry-run",
                    " GB available; lower --train-size\n");
@@ -465,7 +465,7 @@ Test(train_cli, sets_larger_than_memory)
 }
 
 #ifdef HAVE_CUDA
-Test(train_cli, an_engine_for_one_network_refuses_others)
+Test(train_cli, single_network_engine_rejects_others)
 {
     expect_refusal(2, "--variant train-graph --model lenet", "it supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
@@ -481,7 +481,7 @@ Test(train_cli, an_engine_for_one_network_refuses_others)
 /* ---- Scripts ---- */
 
 /* As far as the script runs without PyTorch: a stub module stands in for it and has no CUDA. */
-Test(train_cli, comparisons_that_cannot_be_made)
+Test(train_cli, rejects_impossible_comparisons)
 {
     if (run("command -v python3") != 0)
         return;
@@ -541,7 +541,7 @@ Test(train_cli, comparisons_that_cannot_be_made)
 }
 
 /* Scripts generate nothing if the variant cannot run. */
-Test(train_cli, scripts_look_at_the_variant_first)
+Test(train_cli, scripts_check_the_variant_first)
 {
     EXPECT(2, "%s/scripts/fine_tuning.sh", root);
     cr_expect_str_eq(out, "usage: scripts/fine_tuning.sh DIR FILE\n");

@@ -26,7 +26,7 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
     "20 --batch 16 "
 
 /* Live or stored, in one run or resumed, from one to the other: the same parameters. */
-Test(train_data, live_samples_are_those_that_are_stored)
+Test(train_data, live_samples_equal_stored_ones)
 {
     EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
     cr_expect_str_eq(value(out, 3, "feed"), "live");
@@ -45,7 +45,7 @@ Test(train_data, live_samples_are_those_that_are_stored)
 }
 
 /* Fresh samples differ between epochs, and a resumed run gets the same ones. */
-Test(train_data, fresh_samples_resume)
+Test(train_data, resume_with_fresh_samples)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
     EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
@@ -57,7 +57,7 @@ Test(train_data, fresh_samples_resume)
     EXPECT(0, "cmp b d");
 }
 
-Test(train_data, live_samples_refusals)
+Test(train_data, rejects_invalid_live_options)
 {
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --train-size 1001");
     cr_expect_not_null(strstr(out, "--export-data writes only stored samples; add --feed stored"), "%s", out);
@@ -79,7 +79,7 @@ Test(train_data, live_samples_refusals)
 /* ---- Files ---- */
 
 /* Rejects what a faulty mirror returns. */
-Test(train_data, files_of_a_bad_mirror_are_refused)
+Test(train_data, rejects_files_of_a_bad_mirror)
 {
     if (run("command -v curl") != 0)
         return; /* the script downloads with curl */
@@ -107,7 +107,7 @@ static void put_idx(const char *images_name, const char *labels_name, uint8_t im
 
 #define ON "--model logreg --batch 4 --epochs 1 --data m "
 
-Test(train_data, idx_and_its_faults)
+Test(train_data, idx_files_and_their_faults)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -132,7 +132,7 @@ Test(train_data, idx_and_its_faults)
 }
 
 #ifdef HAVE_ZLIB
-Test(train_data, a_gzipped_file_that_is_cut)
+Test(train_data, truncated_gzip_file)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -144,7 +144,7 @@ Test(train_data, a_gzipped_file_that_is_cut)
 }
 #endif
 
-Test(train_data, cifar_and_its_faults)
+Test(train_data, cifar_files_and_their_faults)
 {
     static uint8_t records[12 * 3073];
     EXPECT(0, "mkdir m");
@@ -201,7 +201,7 @@ Test(train_data, datasets_and_their_faults)
 
 #ifdef HAVE_XXHASH
 /* A non-finite half is reported when it is read, not later as a bad learning rate. */
-Test(train_data, halves_that_are_not_finite_name_their_sample)
+Test(train_data, non_finite_halves_are_reported_with_their_sample)
 {
     static const struct {
         uint16_t bits;
@@ -234,7 +234,7 @@ Test(train_data, halves_that_are_not_finite_name_their_sample)
 
 #ifdef _OPENMP
 /* It learns without normalisation layers, from the first step on. */
-Test(train_data, the_residual_net_learns)
+Test(train_data, residual_net_learns)
 {
     EXPECT(0,
            "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
@@ -243,7 +243,7 @@ Test(train_data, the_residual_net_learns)
 }
 
 /* The class is a motion that no single frame shows. */
-Test(train_data, clips_are_learnt)
+Test(train_data, learns_clips)
 {
     EXPECT(0,
            "$P --variant train-omp --data clips --model cnn3d --train-size 2000 --test-size 400 --epochs 4 "

@@ -98,7 +98,7 @@ static void train_before(int fd)
     close(before);
 }
 
-Test(train_display, a_terminal_does_not_change_the_calls)
+Test(train_display, display_does_not_change_the_calls)
 {
     char alone[sizeof calls], shown[1 << 14];
     FILE *file = tmpfile();
@@ -154,7 +154,7 @@ static void follow(const struct engine *engine)
     net_close(&net);
 }
 
-Test(train_display, progress_is_that_of_the_steps_since_the_last_totals)
+Test(train_display, progress_counts_steps_since_totals)
 {
     follow(&engine_naive);
 #ifdef _OPENMP

@@ -154,7 +154,7 @@ LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind 
        {.kind = LAYER_ADD, .back = 2});
 
 /* Tables that no engine can compute. */
-Test(train_net, additions_that_cannot_be)
+Test(train_net, rejects_impossible_additions)
 {
     static const struct {
         const struct model_table *table;
@@ -204,7 +204,7 @@ LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {
 
 /* Inputs 1 to 9 with weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865. The largest is doubled, minus 1;
  * with negative weights ReLU gives 0. */
-Test(train_net, forward_by_hand)
+Test(train_net, forward_matches_hand_computed_values)
 {
     struct net net;
     float logits[2];
@@ -280,7 +280,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
 }
 
 /* Every engine that runs on this machine, and the oracle. */
-Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
+Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
 {
     const struct resources resources = {.threads = 2};
     for (size_t i = 0; model_tables[i].name; i++) {
@@ -329,7 +329,7 @@ Test(train_net, relu_has_no_gradient_at_zero)
 
 /* Run n of inference evaluates batch n modulo the number of whole batches: here two batches of 2 from 5
  * samples. */
-Test(train_net, inference_takes_batch_after_batch)
+Test(train_net, inference_runs_evaluate_consecutive_batches)
 {
     const struct resources resources = {.threads = 2};
     float wanted[5 * 4], logits[2 * 4];

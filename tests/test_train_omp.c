@@ -206,7 +206,7 @@ Test(train_omp, layers, .timeout = 120)
 LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
 
 /* Only the reference and the GPU engines can add after a linear layer. */
-Test(train_omp, refuses_what_it_cannot)
+Test(train_omp, rejects_unsupported_networks)
 {
     const struct resources resources = {.threads = 2};
     struct net net;
@@ -251,7 +251,7 @@ static enum status get_nan(void *state, struct train_state *into)
     return status;
 }
 
-Test(train_omp, a_planted_nan_shows)
+Test(train_omp, detects_a_planted_nan)
 {
     struct engine engine = engine_omp;
     engine.get = get_nan;
@@ -274,7 +274,7 @@ static enum status open_forgetful(const struct train *train, const struct resour
     return omp_net_open(train, resources, gemm, state);
 }
 
-Test(train_omp, a_planted_fault_shows)
+Test(train_omp, detects_a_planted_fault)
 {
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
@@ -365,7 +365,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 }
 
 /* Inference only, with a batch that does not divide the set. */
-Test(train_omp, infers_as_the_oracle)
+Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
         struct shape input =

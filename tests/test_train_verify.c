@@ -72,7 +72,7 @@ static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint3
 
 /* Every step is checked, although the engine takes over the oracle's state in between. Of 23 steps, the 17th
  * with other samples is one wrong loss; tensors that are wrong from then on count once. */
-Test(train_verify, verification_looks_at_every_step)
+Test(train_verify, verification_checks_every_step)
 {
     struct net net;
     struct engine late = engine_naive, drifting = engine_naive;
@@ -175,7 +175,7 @@ static void open_timed(struct net *net)
     net_open(net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, TIMED_SAMPLES, 4, 0);
 }
 
-Test(train_verify, an_epoch_is_verified_after_its_time)
+Test(train_verify, epoch_is_verified_after_timing)
 {
     struct net net;
     struct train_epoch plain, verified;
@@ -189,7 +189,7 @@ Test(train_verify, an_epoch_is_verified_after_its_time)
     net_close(&net);
 }
 
-Test(train_verify, an_epoch_that_left_steps_out_is_wrong)
+Test(train_verify, detects_omitted_steps)
 {
     enum status (*const faults[])(void *, uint32_t, uint32_t, uint32_t) = {two_steps, few_of_many, one_epoch,
                                                                            forgetful};

@@ -23,7 +23,7 @@
 #define CONV_TAPS      9
 #define HIDDEN         128
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
-#define GRAPH_ROWS     128 /* batch buffers are padded to a multiple of this, so tiles need no bounds checks */
+#define GRAPH_ROWS     128 /* batch buffers are padded to multiples of this: tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
 #define GRAPH_PARTS_MAX    128
 #define DROPOUT1_NUMBER    5 /* layer index in the table: the random stream of its draws */
