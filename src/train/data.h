@@ -105,7 +105,7 @@ struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* use the first N samples; 0: all, or for generated data DATA_TRAIN_SIZE
                                      * and DATA_TEST_SIZE */
-    uint64_t classes;               /* upper bound of labels; 0: 10, or for data sets the number found */
+    uint64_t classes;               /* labels are below this; 0: 10, or for data sets the number found */
     uint64_t res;                   /* image width and height in pixels, synth only */
     uint64_t batch;                 /* samples per step */
     int feed;                       /* enum data_feed; negative: live if the source supports it */
