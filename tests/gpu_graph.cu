@@ -1,23 +1,23 @@
-/* The engine of train-graph against the oracle, over odd batches: gradients of a step tensor by tensor, also
- * of an epoch's short last batch, losses and ways of several, begun anew at the oracle's state every five,
- * logits of the test set; whether the same seed gives the same bits, from single steps and from long graphs,
- * whatever is asked of the engine between them, with kernels that do not overlap, and where an engine that
- * has been used goes on in the middle; and that faults which are planted leave the same bounds. make
- * check-gpu runs it.
+/* Compares the engine of train-graph with the oracle, with odd batches: the gradients of a step tensor by
+ * tensor, also of an epoch's short last batch; the losses and updates of several steps, where the engine
+ * takes over the oracle's state every five steps; and the logits of the test set. Also checks that the same
+ * seed gives the same bits: with single steps and with long graphs, whatever is asked of the engine in
+ * between, with kernels that do not overlap, and when a used engine continues in the middle. Planted faults
+ * must exceed the same bounds. make check-gpu runs it.
  *
- *   gpu_graph [--short] [NUMBER ...]   cases to try, all without a number; --short: small batches, two steps
- *   gpu_graph --count                  how many there are: the oracle is slow, so run several side by side
+ *     gpu_graph [--short] [NUMBER ...]   cases to run (default: all); --short: small batches, two steps
+ *     gpu_graph --count                  number of cases: the oracle is slow, so run several in parallel
  *
- * A line a case; exit status 2 when there is none to try, 3 when one finds a difference, 4 without a GPU. */
+ * Prints one line per case. Exit status 2 if there is no case to run, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
 #include "machine/device.h"
 #include "train/graph_engine.cuh"
 
-/* Of a tensor's gradients, norm by norm, where pooling is exact; a fault is further off. */
+/* bound for a tensor's gradient, as a relative norm, if pooling is exact; faults exceed it */
 #define EXACT_MAX    0.01
-#define GRADIENT_MAX 0.15 /* else: the windows that bf16 decides another way */
+#define GRADIENT_MAX 0.15 /* otherwise: bf16 selects another pixel in some windows */
 #define SEED         7
 #define SHORT_BATCH  16
 #define SHORT_STEPS  2
@@ -26,7 +26,7 @@
 
 struct trial {
     struct shape shape;
-    uint32_t classes, batch, count, steps; /* `count` samples to learn from */
+    uint32_t classes, batch, count, steps; /* `count`: training samples */
     enum optimizer_kind optimizer;
     float smoothing;
     struct augment augment;
@@ -49,13 +49,13 @@ static const struct trial trials[] = {
     {colour, 10, 1, 3, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_NONE, true},
     {colour, 3, 7, 17, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
     {colour, 10, 129, 140, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
-    /* The same with faults. */
+    /* With planted faults. */
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_TAP, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_BIAS, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_CHANNEL, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_MOVE, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_LABEL, true},
-    /* Fifty steps from usual parameters. */
+    /* Fifty steps from the usual initial parameters. */
     {gray, 10, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE, false},
@@ -66,8 +66,8 @@ static const struct trial trials[] = {
 
 /* ---- Data and engines ---- */
 
-/* Random squares of random brightness, so that neighbouring pixels are alike, and so are some windows; with
- * random labels. `exact`: bytes of 0 and 1. */
+/* Random squares of random brightness, so that neighbouring pixels, and thus some windows, are equal; with
+ * random labels. `exact`: only bytes 0 and 1. */
 static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
                      struct data_set *set)
 {
@@ -102,16 +102,16 @@ static void data_random(const struct trial *trial, struct data *data)
     }
 }
 
-/* Makes the convolutions' parameters few bits long: then conv1's output is a number of 8 bits and conv2's
- * sums are exact in fp32, so pooling takes what the oracle's does, also among equals, and what is left is the
- * rounding of what is pooled and of the gradients. fc1's biases keep its sums away from 0, where ReLU
- * decides. Otherwise bf16 decides some windows the other way, which costs some per cent of the gradients'
- * norms. */
+/* Rounds the convolutions' parameters to a few bits. Then conv1's output has 8 bits and conv2's sums are
+ * exact in fp32, so pooling selects what the oracle's does, also among equal values. What remains is the
+ * rounding of pooled values and of gradients. fc1's biases keep its sums away from 0, where ReLU decides.
+ * Without this, bf16 selects other pixels in some windows, which changes the gradients by some per cent of
+ * their norms. */
 static void make_exact(const struct model *model, struct train_state *state)
 {
     const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
     for (size_t i = 0; i < conv1->weight_values + conv1->bias_values;
-         i++) /* the bias lies behind, without a gap */
+         i++) /* the bias follows the weights without a gap */
         state->parameters[i] =
             (float)(int32_t)(philox(philox_key(4), (uint32_t)i, 0, 0, 0).word[0] % 7) / 8 - 0.375f;
     for (size_t i = 0; i < conv2->weight_values; i++)
@@ -121,7 +121,7 @@ static void make_exact(const struct model *model, struct train_state *state)
         state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
 }
 
-/* Steps from number `first` on, each on its own, or as many at once as an epoch has. */
+/* Runs steps from number `first` on, one per call, or as many per call as the epoch has. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
 {
@@ -141,7 +141,7 @@ static struct train_totals take_steps(const struct learner *learner, const struc
 static double compare_logits(const struct learner *mine, const struct learner *oracle,
                              const struct train *train)
 {
-    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second on */
+    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second sample on */
     size_t values = (size_t)count * train->model->classes;
     float *ours = static_cast<float *>(must_have(malloc(values * sizeof *ours)));
     float *right = static_cast<float *>(must_have(malloc(values * sizeof *right)));
@@ -157,7 +157,8 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off / largest;
 }
 
-/* A test, whose last batch is short, and the state, for nobody: what an engine is asked between its steps. */
+/* Calls what an engine may be asked between steps, and ignores the results: a test, whose last batch is
+ * short, and the state. */
 static void disturb(const struct learner *learner, const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TEST].count;
@@ -168,14 +169,14 @@ static void disturb(const struct learner *learner, const struct train *train)
     free(logits);
 }
 
-/* Whether two engines that take turns come to the same bits as `end` from `begin`: a new one, whose kernels
- * overlap or do not, takes most of the steps at once, of fifty more than a long graph has, and `used`, which
- * has ended somewhere else, goes on. */
+/* Whether two engines in turn give the same bits as `end` from `begin`. A new engine, with or without
+ * overlapping kernels, runs most of the steps in one call: of fifty steps more than a long graph has. Then
+ * `used`, whose state was elsewhere, continues. */
 static bool goes_on(const struct learner *used, const struct train *train, const struct train_state *begin,
                     uint32_t steps, const struct train_state *end, bool overlaps)
 {
     size_t values = train->model->arena_values;
-    uint32_t most = (4 * steps + 2) / 5; /* all of one, 40 of 50 */
+    uint32_t most = (4 * steps + 2) / 5; /* all of one step, 40 of 50 */
     graph_overlaps = overlaps;
     struct learner other = learner_open(&engine_graph, train, begin);
     graph_overlaps = true;
@@ -191,7 +192,7 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* By how much the gradients of the epoch's last batch are off, which may be short, behind whole ones. */
+/* By how much the gradients of the epoch's last batch differ, which may be short, after full ones. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)
@@ -204,7 +205,7 @@ static double compare_last(const struct learner *mine, const struct learner *ora
     return compare_gradients(mine, oracle, train->model, each);
 }
 
-/* ---- A case ---- */
+/* ---- Running a case ---- */
 
 struct verdict {
     struct distance off;
@@ -212,7 +213,7 @@ struct verdict {
     bool same;
 };
 
-/* Where single steps with tests between them come to; the caller frees. */
+/* The state after single steps with tests in between; the caller frees it. */
 static struct train_state disturbed(const struct learner *learner, const struct train *train, uint32_t steps,
                                     const struct train_state *begin)
 {
@@ -236,7 +237,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.logits = compare_logits(&mine, &oracle, train);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
-    if (trial->exact) /* elsewhere it is too few samples: one window more or less is much of them */
+    if (trial->exact) /* elsewhere there are too few samples: one window more or less changes much */
         verdict.last = compare_last(&mine, &oracle, train, &planted, begin);
     struct train_state end = disturbed(&mine, train, trial->steps, &planted);
     verdict.same = true;
@@ -249,22 +250,22 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints a line; whether all is well: right, or a planted fault is seen. */
+/* Prints a line. Returns whether the case passed: results are right, or a planted fault is detected. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     static const char *const optimizers[] = {"sgd", "adam", "adamw"};
     const struct engine_bounds *bounds = &engine_graph.bounds;
     bool near = verdict->off.gradients <= (trial->exact ? EXACT_MAX : GRADIENT_MAX) &&
                 verdict->last <= EXACT_MAX && verdict->off.losses <= bounds->loss &&
-                verdict->off.ways <= bounds->drift && verdict->logits <= bounds->logits;
+                verdict->off.updates <= bounds->drift && verdict->logits <= bounds->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: off by %.1e in gradients, "
-           "%.1e in those of the last batch, %.1e in losses, %.1e in ways, %.1e in logits%s\n       ",
+           "%.1e in those of the last batch, %.1e in losses, %.1e in updates, %.1e in logits%s\n       ",
            well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
            trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
-           verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.ways, verdict->logits,
-           verdict->same ? "" : "; not the same bits twice");
+           verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.updates, verdict->logits,
+           verdict->same ? "" : "; bits differ between runs");
     for (uint32_t t = 0; t < model->tensor_count; t++)
         printf(" %s %.1e", model->tensors[t].name, verdict->off.tensors[t]);
     printf("\n");
@@ -302,7 +303,7 @@ static bool run(const struct trial *trial)
     return well;
 }
 
-/* Whether case `number`, counted from 1, is one of those named. */
+/* Whether case `number`, counted from 1, is selected on the command line. */
 static bool asked_for(uint32_t number, int count, char **numbers)
 {
     for (int i = 0; i < count; i++)
@@ -315,7 +316,7 @@ int main(int argc, char **argv)
 {
     int tried = 0, failures = 0;
     bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
     if (argc == 2 && strcmp(argv[1], "--count") == 0) {
         printf("%zu\n", COUNT_OF(trials));
         return 0;
@@ -336,7 +337,7 @@ int main(int argc, char **argv)
         failures += !run(&trial);
     }
     if (tried == 0) {
-        fprintf(stderr, "gpu_graph: none of its %zu cases is asked for\n", COUNT_OF(trials));
+        fprintf(stderr, "gpu_graph: none of the %zu cases is selected\n", COUNT_OF(trials));
         return 2;
     }
     return failures ? 3 : 0;

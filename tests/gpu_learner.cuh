@@ -1,6 +1,5 @@
-/* What programs share that hold engines against each other on a GPU: an engine in a place of its training,
- * and how far what it computes is off, also with a fault in it. Whatever fails ends the program with
- * status 1. */
+/* Support for the programs that compare engines on a GPU: an engine at some point of its training, and how
+ * far its results are off, optionally with a planted fault. Any failure ends the program with status 1. */
 #ifndef FDSL_TESTS_GPU_LEARNER_CUH
 #define FDSL_TESTS_GPU_LEARNER_CUH
 
@@ -12,8 +11,9 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-#define STRETCH 5  /* steps that are compared from one state on, as --verify does: docs/train.md says why */
-#define TRIES   32 /* of a step that is skipped: a loss scale is halved fewer times */
+/* Steps before the engine takes over the oracle's state, as in --verify; docs/train.md explains why. */
+#define STRETCH 5
+#define TRIES   32 /* attempts at a step that is skipped; a loss scale can be halved fewer times than this */
 
 static inline void must(enum status status)
 {
@@ -69,21 +69,21 @@ static inline struct train_state copy_of(const struct train_state *state, size_t
     if (!train_state_new(values, &copy))
         must_have(NULL);
     memcpy(copy.parameters, state->parameters, values * sizeof(float));
-    memcpy(copy.first, state->first, values * sizeof(float));
-    memcpy(copy.second, state->second, values * sizeof(float));
+    memcpy(copy.m, state->m, values * sizeof(float));
+    memcpy(copy.v, state->v, values * sizeof(float));
     copy.scale = state->scale;
     return copy;
 }
 
-/* Bit for bit. */
+/* Whether they are bit-identical. */
 static inline bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
 {
     return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
-           memcmp(one->first, other->first, values * sizeof(float)) == 0 &&
-           memcmp(one->second, other->second, values * sizeof(float)) == 0;
+           memcmp(one->m, other->m, values * sizeof(float)) == 0 &&
+           memcmp(one->v, other->v, values * sizeof(float)) == 0;
 }
 
-/* The norm of what differs over the norm of what is right; of two zeros 0. */
+/* The norm of the difference over the norm of the right values; 0 if both are zero. */
 static inline double off_by(const float *mine, const float *right, size_t count)
 {
     double off = 0, all = 0;
@@ -96,10 +96,10 @@ static inline double off_by(const float *mine, const float *right, size_t count)
 
 static inline double worst_of(double a, double b)
 {
-    return isnan(a) || a > b ? a : b; /* a NaN is the worst, on either side */
+    return isnan(a) || a > b ? a : b; /* a NaN in either argument is the largest */
 }
 
-/* How far off the gradients of the latest step are: of each tensor, and the worst, which is returned. */
+/* Relative error of the gradients of the latest step: `each` per tensor; returns the largest. */
 static inline double compare_gradients(const struct learner *mine, const struct learner *oracle,
                                        const struct model *model, double each[MODEL_TENSORS_MAX])
 {
@@ -119,11 +119,11 @@ static inline double compare_gradients(const struct learner *mine, const struct 
     return worst;
 }
 
-/* By how much our parameters went another way from `from` than the oracle's from `begin`, over its way, of
- * the worst tensor. */
-static inline double compare_ways(const struct train_state *mine, const struct train_state *from,
-                                  const struct train_state *right, const struct train_state *begin,
-                                  const struct model *model)
+/* The update from `from` to `mine` compared with the oracle's update from `begin`: the norm of their
+ * difference over the norm of the oracle's update. Returns the largest of all tensors. */
+static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
+                                     const struct train_state *right, const struct train_state *begin,
+                                     const struct model *model)
 {
     double worst = 0;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
@@ -139,7 +139,8 @@ static inline double compare_ways(const struct train_state *mine, const struct t
     return worst;
 }
 
-/* How far off a loss is; `floor` is a sample's: below, it is what is left of logits that are not small. */
+/* Relative error of a loss. Below `floor` per sample the error is relative to `floor`: a tiny loss is the
+ * difference of large logits. */
 static inline double compare_losses(const struct train_totals *mine, const struct train_totals *right,
                                     double floor)
 {
@@ -149,7 +150,7 @@ static inline double compare_losses(const struct train_totals *mine, const struc
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
 }
 
-/* A step that is skipped is made again, with the scale that it was halved to. */
+/* Runs a step; if it is skipped, runs it again with the halved scale. */
 static inline struct train_totals take_step(const struct learner *learner, const struct train *train,
                                             uint32_t i)
 {
@@ -164,7 +165,7 @@ static inline struct train_totals take_step(const struct learner *learner, const
     return totals;
 }
 
-/* ---- Planted faults, of networks that have two convolutions and linear layers behind ---- */
+/* ---- Planted faults, for networks with two convolutions followed by linear layers ---- */
 
 enum fault {
     FAULT_NONE,
@@ -184,7 +185,7 @@ static const char *const fault_names[] = {
     "conv1 without its bias",
     "the last layer without its bias",
     "fc1 without a channel",
-    "no moves",
+    "no shifts",
     "no smoothing",
 };
 
@@ -197,8 +198,8 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
-/* What an engine is given in place of what the oracle is, so that it computes as a kernel with this fault
- * would: first its training, */
+/* Changes the engine's input, compared with the oracle's, so that it computes what a kernel with this fault
+ * would. This overload changes the training. */
 static inline void plant(enum fault fault, struct train *train)
 {
     if (fault == FAULT_MOVE)
@@ -207,7 +208,7 @@ static inline void plant(enum fault fault, struct train *train)
         train->smoothing = 0;
 }
 
-/* and then its parameters, each time. */
+/* This overload changes the parameters, before every step. */
 static inline void plant(enum fault fault, const struct model *model, float *parameters)
 {
     if (fault == FAULT_NONE)
@@ -236,16 +237,16 @@ static inline void plant(enum fault fault, const struct model *model, float *par
                    fc1->in_values / conv2->out.channels * sizeof(float));
 }
 
-/* ---- Steps of both, in stretches ---- */
+/* ---- Steps on both engines, in stretches ---- */
 
-/* How far off an engine is, at worst: gradients of the first step, norm by norm, of each tensor and of the
- * worst; losses; the ways that tensors went in a stretch. */
+/* The largest errors of an engine: gradients of the first step, as relative norms, per tensor and the worst;
+ * losses; and the updates of tensors in a stretch. */
 struct distance {
-    double tensors[MODEL_TENSORS_MAX], gradients, losses, ways;
+    double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;
 };
 
-/* Steps from `first` on by both from where the oracle is, `begin`, but for what is planted; returns where the
- * oracle comes to, which the caller frees. */
+/* Runs steps from `first` on on both engines, from the oracle's state `begin`, except for what is planted.
+ * Returns the oracle's final state, which the caller frees. */
 static inline struct train_state compare_stretch(const struct learner *mine, const struct learner *oracle,
                                                  const struct train *train, enum fault fault, uint32_t first,
                                                  uint32_t count, const struct train_state *begin,
@@ -264,13 +265,13 @@ static inline struct train_state compare_stretch(const struct learner *mine, con
             distance->gradients = compare_gradients(mine, oracle, train->model, distance->tensors);
     }
     struct train_state went = state_of(mine, values), end = state_of(oracle, values);
-    distance->ways = worst_of(compare_ways(&went, &from, &end, begin, train->model), distance->ways);
+    distance->updates = worst_of(compare_updates(&went, &from, &end, begin, train->model), distance->updates);
     train_state_free(&from);
     train_state_free(&went);
     return end;
 }
 
-/* So many steps, begun anew at the oracle's state behind each stretch. */
+/* Runs `steps` steps; after each stretch both continue from the oracle's state. */
 static inline struct distance compare_steps(const struct learner *mine, const struct learner *oracle,
                                             const struct train *train, enum fault fault, uint32_t steps,
                                             const struct train_state *begin)

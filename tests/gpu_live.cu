@@ -1,13 +1,13 @@
-/* Live training samples on the device: the bits of the host's, in order on two streams, and the same
- * training. make check-gpu runs it.
+/* Live training samples on the device: bit-identical to those of the host, in the right order on two streams,
+ * and with the same training result. make check-gpu runs it.
  *
- *   gpu_live [--short]   --short: for compute-sanitizer
+ *     gpu_live [--short]   --short: for compute-sanitizer
  *
- * No tool sees a hazard between streams, so they are provoked: a step that is slower or faster than the
- * generator, at random, copies its batch, then poisons the buffer; whatever is read too early or written too
- * early shows in the copies. Two planted faults show that it does.
+ * No tool detects races between streams, so the test provokes them. A step that is randomly slower or faster
+ * than the generator copies its batch, then poisons the buffer. A read or a write that comes too early shows
+ * in the copies. Two planted faults prove that it does.
  *
- * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -62,7 +62,7 @@ static void make_on_host(const struct data *data, const uint64_t *numbers, uint3
 
 /* ---- The generator ---- */
 
-/* Numbers from all over, some twice; in batches that are full and short. */
+/* Sample numbers from the whole range, some twice, in full and short batches. */
 static void compare_generators(const struct set *set)
 {
     struct data data;
@@ -122,7 +122,7 @@ static __global__ void spin_kernel(uint64_t ns)
     while (now - begin < ns);
 }
 
-/* So long takes step `i`: nothing, or some hundred microseconds, or milliseconds. */
+/* Duration of step `i`: nothing, some hundred microseconds, or milliseconds. */
 static uint64_t step_ns(uint32_t i)
 {
     struct philox_block block = philox(philox_key(2), i, 0, 0, 0);
@@ -131,7 +131,7 @@ static uint64_t step_ns(uint32_t i)
 
 enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
 
-/* Copies of the batches that `steps` steps found. */
+/* Runs `steps` steps and copies the batch that each one read. */
 static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint8_t *copies)
 {
     const struct train *train = feed->train;
@@ -140,7 +140,7 @@ static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault
     cudaStream_t training, hasty;
     must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
     must(cudaStreamCreateWithFlags(&hasty, cudaStreamNonBlocking));
-    device_feed_look(feed, steps);
+    device_feed_plan_timings(feed, steps);
     for (uint32_t i = 0; i < steps; i++) {
         struct device_set set = {};
         must(device_feed_take(feed, i / an_epoch, i % an_epoch, training, &set));
@@ -163,7 +163,7 @@ static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault
     must(cudaStreamDestroy(hasty));
 }
 
-/* How many of the steps found other samples than theirs. */
+/* Number of steps that read wrong samples. */
 static uint32_t count_wrong(const struct train *train, uint32_t steps, const uint8_t *copies)
 {
     const struct data *data = train->data;
@@ -191,7 +191,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     static const char *const names[] = {"", ", planted fault: released early",
                                         ", planted fault: not waited for"};
     struct data data;
-    struct holding holding = {};
+    struct allocations allocations = {};
     struct device_feed feed;
     struct train train = {};
     struct train_totals totals;
@@ -202,7 +202,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     train.seed = 5;
     train.batch = set->batch;
     size_t bytes = (size_t)steps * set->batch * data.sample_bytes;
-    must(device_feed_open(&feed, &train, 0, &holding));
+    must(device_feed_open(&feed, &train, 0, &allocations));
     must(cudaMalloc(&copies, bytes));
     run_steps(&feed, steps, fault, copies);
     must(device_feed_totals(&feed, steps, &totals));
@@ -211,21 +211,21 @@ static void provoke(const struct set *set, enum order_fault fault)
     uint32_t wrong = count_wrong(&train, steps, host);
     char text[160];
     snprintf(text, sizeof text,
-             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; made in %.2f ms each, waited %.2f", steps,
-             set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
+             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; generated in %.2f ms each, waited %.2f ms",
+             steps, set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
              1e3 * totals.generate_s / steps, 1e3 * totals.data_s / steps);
     tell(fault == NO_FAULT ? wrong == 0 : wrong > 0, text);
     free(host);
     must(cudaFree(copies));
     device_feed_close(&feed);
-    holding_free(&holding);
+    allocations_free(&allocations);
     data_close(&data);
 }
 
 /* ---- Training ---- */
 
-/* The parameters behind two epochs: in one go, or step by step, with some repeated and another engine going
- * on in the middle. */
+/* The parameters after two epochs: in one call, or step by step, with some steps repeated and another engine
+ * continuing in the middle. */
 static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
                   struct train_state *into, size_t *values, uint64_t *memory_bytes)
 {
@@ -250,7 +250,7 @@ static void learn(const struct set *set, const struct model_table *table, enum d
     must(engine_cuda.open(&train, &resources, &state));
     must(engine_cuda.set(state, &begin));
     uint32_t steps = train_steps(&train);
-    if (broken) { /* as --verify and a resumed run have it */
+    if (broken) { /* like --verify and a resumed run */
         must(engine_cuda.steps(state, 0, 0, 1));
         must(engine_cuda.set(state, &begin));
         for (uint32_t i = 0; i < steps; i++)
@@ -281,8 +281,8 @@ static void compare_training(const struct set *set, const struct model_table *ta
     learn(set, table, DATA_LIVE, true, &broken, &values, &live_bytes);
     char text[160];
     snprintf(text, sizeof text,
-             "%s: %u^2, batch %u of %u%s: the same parameters%s, and step by step (%.1f, %.1f MB)",
-             table->name, set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
+             "%s: %u^2, batch %u of %u%s: same parameters%s and step by step (%.1f, %.1f MB)", table->name,
+             set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
              set->fresh ? "" : " live and stored", 1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
     tell((set->fresh || same_arenas(&stored, &live, values)) && same_arenas(&live, &broken, values), text);
     train_state_free(&stored);
@@ -290,7 +290,7 @@ static void compare_training(const struct set *set, const struct model_table *ta
     train_state_free(&broken);
 }
 
-/* ---- All of it ---- */
+/* ---- Running all tests ---- */
 
 static const struct set generated[] = {
     {1, 24, 7, 1, false}, {7, 33, 23, 7, false}, {1000, 64, 600, 257, false}, {1000, 224, 300, 256, false}};
@@ -304,7 +304,7 @@ static const struct set learnt[] = {
 int main(int argc, char **argv)
 {
     brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_live: %s\n", status_text());
         return 4;

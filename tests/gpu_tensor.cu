@@ -1,11 +1,12 @@
-/* The products of tensor cores against those of plain fp32, bit for bit. Of integers up to 3 every format
- * rounds nothing, and sums below 2^24 are exact in any order: so whatever differs is a wrong index, a lost
- * barrier or a tile's edge, and no bound can hide it. Forward, back to the input and to the weights, of
- * convolutions and linear layers over odd sizes. make check-gpu runs it.
+/* Compares the GEMMs on tensor cores with those in plain fp32, bit for bit. Operands are integers up to 3,
+ * which every format represents exactly, and sums below 2^24 are exact in any order. So any difference is a
+ * wrong index, a missing barrier or a tile edge, and no tolerance can hide it. Covers forward, gradient of
+ * the input and gradient of the weights, of convolutions and linear layers with odd sizes. make check-gpu
+ * runs it.
  *
- *   gpu_tensor [--short]   --short: small batches alone
+ *     gpu_tensor [--short]   --short: only small batches
  *
- * A line a case and precision; exit status 3 when one finds a difference, 4 without a GPU. */
+ * Prints one line per case and precision. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -35,17 +36,18 @@ static const struct trial trials[] = {
     {LAYER_LINEAR, {129, 1, 1, 1}, 1000, {}, {}, 65, false, false},
     {LAYER_CONV, {1, 1, 1, 1}, 1, {1, 1, 1}, {0, 0, 0}, 1, false, false},
     {LAYER_CONV, {3, 1, 7, 5}, 5, {1, 3, 2}, {0, 1, 0}, 1, false, false},
-    {LAYER_CONV, {1, 1, 28, 28}, 6, {1, 5, 5}, {0, 2, 2}, 7, true, false}, /* of lenet */
+    {LAYER_CONV, {1, 1, 28, 28}, 6, {1, 5, 5}, {0, 2, 2}, 7, true, false}, /* lenet */
     {LAYER_CONV, {6, 1, 14, 14}, 16, {1, 5, 5}, {0, 0, 0}, 257, false, true},
-    {LAYER_CONV, {1, 1, 28, 28}, 32, {1, 3, 3}, {0, 0, 0}, 65, true, false}, /* of cnn */
+    {LAYER_CONV, {1, 1, 28, 28}, 32, {1, 3, 3}, {0, 0, 0}, 65, true, false}, /* cnn */
     {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 1, true, true},
     {LAYER_CONV, {32, 1, 26, 26}, 64, {1, 3, 3}, {0, 0, 0}, 256, true, true},
     {LAYER_CONV, {33, 1, 13, 11}, 67, {1, 3, 3}, {0, 2, 2}, 17, false, true},
     {LAYER_CONV, {70, 1, 9, 10}, 31, {1, 1, 1}, {0, 1, 1}, 5, false, false},
-    {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* of cnn3d */
+    {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* cnn3d */
     {LAYER_CONV, {5, 5, 9, 8}, 70, {2, 3, 1}, {1, 0, 0}, 7, false, true},
     {LAYER_CONV, {128, 1, 8, 8}, 130, {1, 3, 3}, {0, 1, 1}, 9, true, true},
-    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true}, /* from here on packed in 16 bits */
+    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true}, /* from here on: packed in 16 bits
+                                                                           */
     {LAYER_CONV, {40, 1, 9, 10}, 72, {1, 1, 1}, {0, 1, 1}, 5, true, false},
     {LAYER_CONV, {16, 5, 4, 3}, 8, {2, 3, 1}, {1, 0, 0}, 7, false, true},
     {LAYER_CONV, {128, 1, 9, 7}, 128, {1, 3, 3}, {0, 1, 1}, 33, true, true},
@@ -58,14 +60,14 @@ static const struct {
 
 /* ---- Layers on the device ---- */
 
-/* A layer with its tensors: what goes in is filled, what comes out is cleared. */
+/* A layer with its tensors: inputs are filled, outputs are cleared. */
 struct bench {
     struct model model;
     struct layer_spec spec;
-    struct holding holding;
+    struct allocations allocations;
     struct device_layer layer;
     struct pass pass;
-    size_t in_values, out_values; /* of the batch */
+    size_t in_values, out_values; /* values in the batch */
 };
 
 static __global__ void fill_kernel(float *values, size_t count, uint32_t stream)
@@ -80,17 +82,17 @@ static __global__ void fill_kernel(float *values, size_t count, uint32_t stream)
 static float *filled(struct bench *bench, size_t count, uint32_t stream)
 {
     float *values;
-    must(hold(&bench->holding, &values, count));
+    must(allocate(&bench->allocations, &values, count));
     fill_kernel<<<blocks_for(count), BLOCK>>>(values, count, stream);
     must(cudaGetLastError());
     return values;
 }
 
-/* Memory that an element too many is seen in: NaNs, as all bits are ones. */
+/* Allocates memory with all bits set, so that every float is NaN and a read past the end shows. */
 static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
-    must(hold(&bench->holding, &values, count));
+    must(allocate(&bench->allocations, &values, count));
     must(cudaMemset(values, 0xff, count * sizeof *values));
     return values;
 }
@@ -122,23 +124,24 @@ static void open_bench(const struct trial *trial, struct bench *bench)
     bench->pass.training = true;
     bench->pass.parameters = filled(bench, bench->model.arena_values, 4);
     bench->pass.gradients = cleared(bench, bench->model.arena_values);
-    must(hold(&bench->holding, &bench->pass.workspace, WORKSPACE_VALUES));
+    must(allocate(&bench->allocations, &bench->pass.workspace, WORKSPACE_VALUES));
     if (trial->kind == LAYER_CONV)
-        must(conv_prepare(&bench->layer, trial->batch, &bench->holding, NULL));
+        must(conv_prepare(&bench->layer, trial->batch, &bench->allocations, NULL));
 }
 
-/* What a layer made, on the host: outputs, gradients of the input, gradients of the parameters. */
+/* Copies the results of a layer to the host: outputs, gradients of the input, gradients of the parameters. */
 static float *results(struct bench *bench, enum precision precision)
 {
     bool conv = bench->spec.kind == LAYER_CONV;
-    size_t own = bench->model.layers[1].weight; /* behind the layer's parameters come the tail's */
+    size_t own =
+        bench->model.layers[1].weight; /* the parameters of the layer come first, then those of the tail */
     size_t in = bench->in_values, out = bench->out_values, bytes = sizeof(float);
     float *values = static_cast<float *>(malloc((in + out + own) * bytes));
     if (!values)
         exit(1);
     bench->pass.precision = precision;
     bench->layer.packed = {};
-    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->holding));
+    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->allocations));
     must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
     must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
     must(cudaDeviceSynchronize());
@@ -159,7 +162,7 @@ static size_t differences(const float *one, const float *other, size_t count)
     return found;
 }
 
-/* Prints a line a precision; returns how many differ. */
+/* Prints one line per precision; returns how many differ. */
 static int run(const struct trial *trial)
 {
     int failures = 0;
@@ -182,7 +185,7 @@ static int run(const struct trial *trial)
         free(mine);
     }
     free(right);
-    holding_free(&bench.holding);
+    allocations_free(&bench.allocations);
     return failures;
 }
 
@@ -190,7 +193,7 @@ int main(int argc, char **argv)
 {
     int failures = 0;
     bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_tensor: %s\n", status_text());
         return 4;

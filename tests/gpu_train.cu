@@ -1,23 +1,24 @@
-/* The engines on a GPU against the oracle, layer by layer and net by net, over odd sizes: gradients of a
- * step, losses of 50 and the ways of parameters, begun anew at the oracle's state every five, logits of the
- * test set; whether the same seed gives the same bits, also where another engine goes on in the middle; and
- * that faults which are planted leave the same bounds. make check-gpu runs it.
+/* Compares the engines on a GPU with the oracle, layer by layer and network by network, with odd sizes: the
+ * gradients of a step; the losses of 50 steps and the parameter updates, where the engine takes over the
+ * oracle's state every five steps; and the logits of the test set. Also checks that the same seed gives the
+ * same bits, including when another engine continues in the middle, and that planted faults exceed the same
+ * bounds. make check-gpu runs it.
  *
- *   gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
+ *     gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
  *
- * Without --engine it is cuda. NAME: networks to try, all without a name, of which "faults" is the planted
- * ones; --short: small batches, two steps, no faults; --seed: of parameters, order, dropout and moves (7).
+ * The default engine is cuda. NAME: networks to test (default: all); "faults" selects the planted faults.
+ * --short: small batches, two steps, no faults. --seed: for parameters, order, dropout and shifts (7).
  *
- * A line a case; exit status 3 when one finds a difference, 4 without a GPU. */
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
 #include "machine/device.h"
 #include "train/engine.cuh"
 
-/* An engine and how far it may be off, norm by norm: gradients of the first step, and logits behind the last;
- * losses and ways are bound as --verify's are. Where a ReLU or a pool chooses, rounding may choose another
- * element: then gradients are further off. docs/train_mixed.md has the reasons. */
+/* An engine and its error bounds, as relative norms: gradients of the first step, and logits after the last.
+ * Losses and parameter updates have the bounds of --verify. Where a ReLU or a pooling selects, rounding may
+ * select another element, so gradients differ more. docs/train_mixed.md gives the reasons. */
 struct contender {
     const struct engine *engine;
     double gradients, chosen_gradients, logits;
@@ -72,11 +73,12 @@ LAYERS(pool_deep, CONV(4, 1, 1, 1, 0, 0, 0), RELU, POOL(2, 3, 2), LINEAR(0));
 LAYERS(dropout, LINEAR(41), DROPOUT(0.25f), CONV(3, 1, 1, 1, 0, 0, 0), DROPOUT(0.5f), LINEAR(0));
 
 LAYERS(mean, CONV(37, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
-/* Outputs that come from a convolution, a ReLU, a pooling and an addition, and one that is taken twice. */
+/* Adds outputs of a convolution, a ReLU, a pooling and an addition; one output is added twice. */
 LAYERS(add, CONV(5, 1, 3, 3, 0, 1, 1), RELU, CONV(5, 1, 3, 3, 0, 1, 1), DROPOUT(0.25f), ADD(3),
        CONV(5, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(5, 1, 3, 3, 0, 1, 1),
        ADD(2), LINEAR(0));
-/* The pooling leaves a row of what is added to its own output, widened by zeros: for heights of 7. */
+/* The pooling drops the last row of its input. That input is also added to the pooling's own output, which is
+ * padded to the same height: for heights of 7. */
 LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
@@ -107,12 +109,12 @@ static const struct model_table *find_table(const char *name)
 struct trial {
     const char *table;
     struct shape shape;
-    uint32_t classes, batch, count, steps; /* `count` samples to learn from */
+    uint32_t classes, batch, count, steps; /* `count`: training samples */
     enum optimizer_kind optimizer;
     enum dtype type;
     float smoothing;
     struct augment augment;
-    bool overflows; /* try that too, where the loss is scaled */
+    bool overflows; /* also test overflow, if the engine scales the loss */
     enum fault fault;
 };
 
@@ -161,9 +163,9 @@ static const struct trial trials[] = {
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
-#define FAULTS "faults" /* as a name of cases */
+#define FAULTS "faults" /* selects these cases by name */
 
-/* Each without and with each fault. */
+/* Each runs without faults and with each fault. */
 static const struct trial planted[] = {
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
@@ -218,7 +220,7 @@ static void take_steps(const struct learner *learner, const struct train *train,
 static double compare_logits(const struct learner *mine, const struct learner *oracle,
                              const struct train *train)
 {
-    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second on */
+    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second sample on */
     size_t values = (size_t)count * train->model->classes;
     float *ours = static_cast<float *>(must_have(malloc(values * sizeof *ours)));
     float *right = static_cast<float *>(must_have(malloc(values * sizeof *right)));
@@ -230,7 +232,7 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
-/* Whether all steps by one engine, and half of them by one and the rest by another, come to the same bits. */
+/* Whether all steps on one engine give the same bits as half of them on one and the rest on another. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps)
 {
     size_t values = train->model->arena_values;
@@ -252,10 +254,10 @@ static bool goes_on(const struct train *train, const struct train_state *begin, 
     return same;
 }
 
-/* ---- Overflow, of an engine that scales its loss ---- */
+/* ---- Overflow, for engines that scale the loss ---- */
 
-#define HUGE_SCALE     0x1p120f /* makes an Inf of any gradient */
-#define RECOVERY_STEPS 200      /* more than halve it to what is fit */
+#define HUGE_SCALE     0x1p120f /* any gradient becomes Inf */
+#define RECOVERY_STEPS 200      /* more than are needed to halve it to a usable scale */
 
 static struct train_totals step_from(const struct learner *learner, const struct train_state *from)
 {
@@ -266,8 +268,8 @@ static struct train_totals step_from(const struct learner *learner, const struct
     return totals;
 }
 
-/* An Inf put into the loss's gradient skips that step, bit for bit, and halves the scale; steps are taken
- * again when it is fit. */
+/* An Inf in the loss's gradient skips that step (all state stays bit-identical) and halves the scale. Steps
+ * are applied again once the scale is usable. */
 static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
 {
     state->scale.scale = HUGE_SCALE;
@@ -285,14 +287,14 @@ static bool recovers(const struct learner *learner, struct train_state *state, s
     after = state_of(learner, values);
     well = well && totals.skipped == 0 && totals.bad_step == TRAIN_FINE &&
            !same_arenas(&after, state, values) && ldexpf(after.scale.scale, (int)skipped) == HUGE_SCALE;
-    printf("%s  amp overflow: skipped %u steps, then went on with a scale of %g\n",
+    printf("%s  amp overflow: skipped %u steps, then continued with a scale of %g\n",
            well ? "ok    " : "FAILED", skipped, after.scale.scale);
     train_state_free(&after);
     return well;
 }
 
-/* Where every step overflows the scale comes to its floor and stays there, nothing is learnt, and the loss is
- * reported, as it is a NaN. */
+/* If every step overflows, the scale stops at its minimum, no parameters change, and the loss is reported
+ * because it is NaN. */
 static bool stays_above_zero(const struct learner *learner, struct train_state *state, size_t values)
 {
     struct train_totals totals;
@@ -324,7 +326,7 @@ static bool overflows(const struct train *train, const struct train_state *begin
     return well;
 }
 
-/* Whether it has a layer that passes on what is largest, or above 0. */
+/* Whether the network has a layer that selects: max-pooling or ReLU. */
 static bool chooses(const struct model *model)
 {
     for (uint32_t i = 0; i < model->layer_count; i++)
@@ -355,21 +357,21 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints a line; whether all is well: right, or a planted fault is seen. */
+/* Prints a line. Returns whether the case passed: results are right, or a planted fault is detected. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     const struct engine_bounds *bounds = &contender->engine->bounds;
     double gradients = chooses(model) ? contender->chosen_gradients : contender->gradients;
     bool near = verdict->off.gradients <= gradients && verdict->off.losses <= bounds->loss &&
-                verdict->off.ways <= bounds->drift && verdict->logits <= contender->logits;
+                verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: off by %.1e in gradients, "
-           "%.1e in losses, %.1e in ways, %.1e in logits%s\n",
+           "%.1e in losses, %.1e in updates, %.1e in logits%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer], trial->fault ? ", planted: " : "",
-           fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.ways,
-           verdict->logits, verdict->same ? "" : "; not the same bits twice");
+           fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.updates,
+           verdict->logits, verdict->same ? "" : "; bits differ between runs");
     return well;
 }
 
@@ -401,7 +403,7 @@ static bool run(const struct trial *trial)
     return well;
 }
 
-/* Whether the network is one of those named. */
+/* Whether the network is selected on the command line. */
 static bool asked_for(const char *name, int count, char **names)
 {
     for (int i = 0; i < count; i++)
@@ -410,7 +412,8 @@ static bool asked_for(const char *name, int count, char **names)
     return count == 0;
 }
 
-/* An option and its value, taken from the beginning of the arguments; NULL where they begin otherwise. */
+/* If the arguments start with option `name`, removes it and its value and returns the value; otherwise
+ * NULL. */
 static const char *option(const char *name, int *argc, char ***argv)
 {
     if (*argc < 2 || strcmp((*argv)[0], name) != 0)
@@ -420,7 +423,7 @@ static const char *option(const char *name, int *argc, char ***argv)
     return (*argv)[-1];
 }
 
-/* The engine of that name; false where there is none. */
+/* Selects the engine of that name; false if there is none. */
 static bool choose(const char *name)
 {
     for (const struct contender &each : contenders)
@@ -432,7 +435,7 @@ static bool choose(const char *name)
     return false;
 }
 
-/* Each of these networks with each fault; how many are not seen. */
+/* Runs each network with each fault; returns the number of undetected faults. */
 static int run_planted(void)
 {
     int failures = 0;
@@ -458,7 +461,7 @@ int main(int argc, char **argv)
     const char *number = option("--seed", &argc, &argv);
     if (number)
         seed = strtoull(number, NULL, 10);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_train: %s\n", status_text());
         return 4;

@@ -47,8 +47,9 @@ Test(compute, anything_else_is_refused)
         {"trainer", "'trainer' is neither a number of milliseconds nor train[:MODEL]"},
         {"train:", "name a network"},
         {"train:a-name-that-is-too-long", "name a network"},
-        {"train:lenett", "named 'lenett'; there are logreg, lenet, cnn, cnn-fdsl; did you mean train:lenet?"},
-        {"train:cnn3d", "no network of pictures"},
+        {"train:lenett",
+         "named 'lenett'; choose from logreg, lenet, cnn, cnn-fdsl; did you mean train:lenet?"},
+        {"train:cnn3d", "no network for images"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         struct compute compute = {.text = refused[i].text};
@@ -79,12 +80,12 @@ Test(compute, the_network_follows_from_the_pictures)
     expect_taught((struct task){"", 3, 224, 224, 1000, 256, 256}, "train:cnn-fdsl");
     expect_taught((struct task){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
     expect_untaught((struct task){"resnet", 1, 28, 28, 10, 256, 256}, "logreg, lenet, cnn, cnn-fdsl");
-    expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network of pictures");
-    expect_untaught((struct task){"", 1, 28, 28, 1, 256, 256}, "nothing to tell apart");
+    expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network for images");
+    expect_untaught((struct task){"", 1, 28, 28, 1, 256, 256}, "there is nothing to learn");
     expect_untaught((struct task){"", 17, 28, 28, 2, 256, 256}, "at most 16");
     expect_untaught((struct task){"", 1, 4, 4, 2, 256, 256}, "too small");
     expect_untaught((struct task){"lenet", 1, 4, 4, 2, 256, 256},
-                    "train:MODEL names one, as in train:logreg");
+                    "choose another one with train:MODEL, for example train:logreg");
 }
 
 /* ---- A set that is learnt from ---- */
@@ -415,7 +416,7 @@ Test(compute, sets_that_teach_nothing_are_refused)
     expect_no_task(line, "sample '000005': it has not one label (.cls)");
     put_label(5, 1);
     put_array(0, "|u1", "64, 3", 64 * 3);
-    expect_no_task(line, "too small for it");
+    expect_no_task(line, "too small");
     put_array(0, "|u1", "64", 64);
     expect_no_task(line, "sample '000000': its array is no picture");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);

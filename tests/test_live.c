@@ -1,5 +1,5 @@
-/* Training samples that are generated while training: the same bits as those that are stored, whoever makes
- * them, in whatever batches; and none of them in the test set. */
+/* Training samples generated during training: bit-identical to stored ones, for any generator and batch size;
+ * and none of them is in the test set. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 #define CLASSES    7
 #define RES        24
-#define LARGE      160 /* room for all of an image: of a small canvas some are all black */
+#define LARGE      160 /* large enough for a whole image: on a small canvas some images are all black */
 #define TRAIN      61
 #define TEST       33
 
@@ -36,7 +36,7 @@ static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct
 
 /* ---- Generators ---- */
 
-/* A sample as one thread of scalar C makes it. */
+/* A sample as single-threaded scalar C generates it. */
 static void make_alone(struct source_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
 {
     struct source_sample sample = {0};
@@ -54,8 +54,8 @@ static const uint64_t numbers[] = {
     5, 0, 6, UINT64_C(1) << 31, 5, 4294967301, 123456789012345, 93, 1000, 7777777, 3, 2047};
 #define NUMBERS ((uint32_t)COUNT_OF(numbers))
 
-/* Any numbers, twice too, in any batches, by any number of threads. */
-Test(live, generators_make_any_samples)
+/* Any sample numbers, also repeated, in any batches, with any number of threads. */
+Test(live, generators_make_any_sample)
 {
     static const char *const by_naive[] = {"--variant", "naive", "--encode", "npy", "--classes", "7",
                                            "--res",     "24",    "--batch",  "1",   NULL};
@@ -89,7 +89,7 @@ Test(live, generators_make_any_samples)
     source_close(&naive);
 }
 
-Test(live, a_device_that_is_not_there_is_told)
+Test(live, missing_device_is_reported)
 {
     static const char *const words[] = {"--classes", "7", "--res", "24", NULL};
     const struct generator_request request = {
@@ -103,8 +103,8 @@ Test(live, a_device_that_is_not_there_is_told)
 
 /* ---- Sets ---- */
 
-/* What a set is does not depend on how it comes. */
-Test(live, live_and_stored_sets_are_the_same)
+/* A data set is the same for every feed. */
+Test(live, live_and_stored_sets_are_equal)
 {
     struct data stored, live, constant;
     open_data(DATA_STORED, false, 8, RES, &stored);
@@ -121,8 +121,8 @@ Test(live, live_and_stored_sets_are_the_same)
     data_close(&constant);
 }
 
-/* Large sets have few samples in memory, and all labels. */
-Test(live, little_of_a_live_set_is_held)
+/* Large live sets keep few samples in memory, but all labels. */
+Test(live, live_sets_keep_few_samples_in_memory)
 {
     struct data live, constant;
     struct data_request request = {.name = "synth",
@@ -145,8 +145,8 @@ Test(live, little_of_a_live_set_is_held)
     data_close(&constant);
 }
 
-/* No image is in both sets, whatever the epoch; with fresh samples an epoch shares none with another. */
-Test(live, test_samples_are_apart)
+/* No image is in both sets, in any epoch; with fresh samples, no image is in two epochs. */
+Test(live, test_samples_are_never_training_samples)
 {
     struct data data;
     open_data(DATA_LIVE, true, TRAIN, LARGE, &data);
@@ -171,7 +171,7 @@ Test(live, test_samples_are_apart)
     generator_close(generator);
     free(samples);
     data_close(&data);
-    /* Numbers of all epochs and of the largest set: below those for tests, or past all of them. */
+    /* Sample numbers of all epochs of the largest set are either below or above those of the test set. */
     for (uint32_t epoch = 0; epoch < 5; epoch++) {
         uint64_t first = data_number(UINT64_C(4294967296), epoch, 0), last = first + INT32_MAX - 1;
         cr_expect(last < UINT64_C(1) << 31 || first >= (UINT64_C(1) << 31) + INT32_MAX);
@@ -180,7 +180,7 @@ Test(live, test_samples_are_apart)
 
 /* ---- Engines ---- */
 
-/* The parameters behind two epochs, threads and batches being what they may. */
+/* The parameters after two epochs, for any number of threads and any batch. */
 static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
                   struct train_state *into)
 {
@@ -242,20 +242,20 @@ static void compare_feeds(const struct engine *engine)
     }
 }
 
-Test(live, naive_learns_the_same_live)
+Test(live, naive_trains_identically_live_and_stored)
 {
     compare_feeds(&engine_naive);
 }
 
 #ifdef _OPENMP
-Test(live, omp_learns_the_same_live)
+Test(live, omp_trains_identically_live_and_stored)
 {
     compare_feeds(&engine_omp);
 }
 #endif
 
-/* An engine that keeps all samples in memory is not given others. */
-Test(live, engines_that_store_all_refuse)
+/* Engines that keep all samples in memory reject other feeds. */
+Test(live, engines_without_feeds_reject_live_data)
 {
     const struct workload *workload = workload_find("train");
     const struct partition alone = {.ranks = 1};

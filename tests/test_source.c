@@ -1,4 +1,4 @@
-/* Sources of samples, opened in the program. */
+/* Sample sources, called directly. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 
 TestSuite(source, .timeout = 60);
 
-/* Shards and chunks are cut by these sizes. */
-Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
+/* Shards and chunks are sized by these bytes. */
+Test(source, sample_bytes_is_tensor_plus_header)
 {
     static const char *const encode[] = {"--encode", "npy", NULL}, *const none[] = {NULL};
     static const struct {

@@ -1,4 +1,4 @@
-/* The parts of training: draws, optimizers, schedules, checkpoints. */
+/* Tests of the parts of training: draws, optimizers, schedules, checkpoints. */
 #include <criterion/criterion.h>
 
 #include <float.h>
@@ -17,15 +17,15 @@
 
 /* ---- Draws ---- */
 
-Test(train, an_order_has_every_sample_once)
+Test(train, an_order_contains_every_sample_once)
 {
     static const uint32_t counts[] = {1, 2, 3, 5, 64, 65, 257, 1000, 60000};
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
         uint32_t count = counts[i];
         uint8_t *seen = calloc(count, 1);
         struct draw_order order = draw_order(9, 4, count);
-        for (uint32_t place = 0; place < count; place++) {
-            uint32_t sample = draw_order_at(&order, place);
+        for (uint32_t index = 0; index < count; index++) {
+            uint32_t sample = draw_order_at(&order, index);
             cr_assert_lt(sample, count);
             cr_assert(!seen[sample]++, "%u of %u comes twice", sample, count);
         }
@@ -33,9 +33,9 @@ Test(train, an_order_has_every_sample_once)
     }
 }
 
-/* The mean distance of a random permutation is a third of its length, and another epoch's shares one place
- * with it, more or less. */
-Test(train, orders_are_shuffled_and_differ)
+/* In a random permutation the mean distance of an element from its index is a third of the length. Two epochs
+ * agree in about one index. */
+Test(train, orders_are_shuffled_and_differ_between_epochs)
 {
     const uint32_t count = 10000;
     struct draw_order one = draw_order(1, 0, count), two = draw_order(1, 1, count),
@@ -54,7 +54,7 @@ Test(train, orders_are_shuffled_and_differ)
               neighbours);
 }
 
-Test(train, dropout_keeps_its_share)
+Test(train, dropout_keeps_the_expected_fraction)
 {
     static const uint32_t thresholds[] = {0, 64, 128, 255};
     for (size_t t = 0; t < COUNT_OF(thresholds); t++) {
@@ -66,7 +66,7 @@ Test(train, dropout_keeps_its_share)
     }
 }
 
-Test(train, moves_stay_in_their_span)
+Test(train, shifts_stay_in_range)
 {
     const struct augment augment = {2, true};
     uint32_t seen[5][5] = {{0}}, flipped[5][5] = {{0}}, flips = 0;
@@ -85,14 +85,14 @@ Test(train, moves_stay_in_their_span)
     }
     cr_expect(flips > 2300 && flips < 2700);
     const struct draw_move move = {1, -1, true};
-    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last but one of the next row */
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last pixel but one of the next row */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
 }
 
-/* ---- What the rest of a training must know ---- */
+/* ---- Training history ---- */
 
-Test(train, the_times_to_98_and_99_percent_are_those_of_the_first_epochs_there)
+Test(train, times_to_98_and_99_percent_are_set_once)
 {
     static const double accuracies[] = {0.9799, 0.98, 0.9899, 0.97, 0.99, 1};
     struct train_history history = {.to_98_s = -1, .to_99_s = -1};
@@ -111,16 +111,16 @@ static void expect_steps(const struct optimizer *optimizer, const double expecte
 {
     static const float gradients[2] = {0.5f, -0.25f};
     const struct schedule schedule = {.rate = 0.1};
-    float parameter = 1, first = 0, second = 0;
+    float parameter = 1, m = 0, v = 0;
     for (uint64_t step = 0; step < 2; step++) {
         struct update update = optimizer_at(optimizer, &schedule, step);
-        optimizer_step(&update, gradients[step], &parameter, &first, &second);
+        optimizer_step(&update, gradients[step], &parameter, &m, &v);
         cr_expect(fabs(parameter - expected[step]) < 1e-6, "step %d: %.7f is not %.7f", (int)step, parameter,
                   expected[step]);
     }
 }
 
-Test(train, optimizers_by_hand)
+Test(train, optimizers_match_hand_computed_values)
 {
     /* 1 - 0.1 * 0.5; then momentum 0.9 * 0.5 - 0.25 */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .momentum = 0.9}, (const double[]){0.95, 0.93});
@@ -131,7 +131,7 @@ Test(train, optimizers_by_hand)
     const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
                  (const double[]){0.9, adam});
-    /* the same ways, and before each the parameter shrinks by 0.1 * 0.1 */
+    /* the same updates, but before each one the parameter shrinks by 0.1 * 0.1 */
     expect_steps(
         &(struct optimizer){
             .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1},
@@ -152,7 +152,7 @@ Test(train, schedules)
     cr_expect_float_eq(schedule_rate(&steps, 25), 0.5, DBL_EPSILON);
 }
 
-Test(train, initial_parameters_fill_their_range)
+Test(train, initial_parameters_cover_their_range)
 {
     struct model model;
     must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
@@ -184,9 +184,9 @@ Test(train, halves)
     cr_expect(isinf(data_half(0x7C00)) && isnan(data_half(0x7C01)));
 }
 
-/* ---- What the engine gives ---- */
+/* ---- Input and output of an engine ---- */
 
-/* Normalised, the training set has mean 0 and deviation 1 in each channel. */
+/* After normalisation, each channel of the training set has mean 0 and deviation 1. */
 Test(train, samples_are_normalised)
 {
     struct data data;
@@ -206,8 +206,8 @@ Test(train, samples_are_normalised)
     data_close(&data);
 }
 
-/* A last batch that is short, several steps a call, and logits of any part of a set. */
-Test(train, steps_and_logits_do_not_depend_on_the_calls)
+/* A short last batch, several steps per call, and logits of any part of a set. */
+Test(train, steps_and_logits_do_not_depend_on_call_sizes)
 {
     const struct shape shape = {1, 1, 16, 16};
     struct net one, two;
@@ -229,8 +229,9 @@ Test(train, steps_and_logits_do_not_depend_on_the_calls)
     net_close(&two);
 }
 
-/* By hand: a tap of a kernel over zeros around the input is no work. test_roofline.c counts backward too. */
-Test(train, work_is_what_must_be_done)
+/* Computed by hand: kernel taps on padding zeros do not count as work. test_roofline.c also counts the
+ * backward pass. */
+Test(train, flops_match_hand_counts)
 {
     struct model model;
     must(model_build(&model_tables[2], (struct shape){1, 1, 28, 28}, 10, &model));
@@ -241,13 +242,14 @@ Test(train, work_is_what_must_be_done)
         {.kind = LAYER_LINEAR}};
     const struct model_table padded = {"padded", "", false, specs, COUNT_OF(specs)};
     must(model_build(&padded, (struct shape){2, 1, 4, 5}, 7, &model));
-    /* Of three taps a side, at the first and the last place one is outside: 3 * 4 - 2 and 3 * 5 - 2 */
+    /* Of three taps per axis, one is outside at the first and at the last position: 3 * 4 - 2 and 3 * 5 -
+     * 2 */
     cr_expect_eq(model.multiplications, 2 * 3 * 10 * 13 + 60 * 7.0);
     cr_expect_eq(model_flops(&model, &(struct model_savings){.backward = true}), 2 * model.multiplications);
 }
 
-/* What is compared takes a NaN for the worst there is. */
-Test(train, a_nan_is_the_worst)
+/* Comparisons treat NaN as the worst value. */
+Test(train, nan_is_the_worst_value)
 {
     cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
     cr_expect_eq(worse(1, 2), 2);
@@ -305,7 +307,7 @@ static void path_of(uint32_t epochs, char path[PATH_MAX])
     snprintf(path, PATH_MAX, "%s/epoch-%06u.ckpt", folder, epochs);
 }
 
-Test(checkpoint, comes_back_whole)
+Test(checkpoint, round_trip)
 {
     struct checkpoint back;
     bool found;
@@ -327,12 +329,12 @@ Test(checkpoint, comes_back_whole)
               back.history.to_99_s == 0.25);
     for (int i = 0; i < VALUES; i++)
         cr_expect(back.state.parameters[i] == (float)i + 3.0f / 16 &&
-                  back.state.first[i] == (float)(i + VALUES) + 3.0f / 16 &&
-                  back.state.second[i] == (float)(i + 2 * VALUES) + 3.0f / 16);
+                  back.state.m[i] == (float)(i + VALUES) + 3.0f / 16 &&
+                  back.state.v[i] == (float)(i + 2 * VALUES) + 3.0f / 16);
     checkpoint_free(&back);
 }
 
-Test(checkpoint, the_last_are_kept)
+Test(checkpoint, keeps_the_latest)
 {
     char path[PATH_MAX];
     for (uint32_t epochs = 1; epochs <= 12; epochs++)
@@ -352,8 +354,8 @@ static void expect_fault(const char *path, const char *words)
     checkpoint_free(&back);
 }
 
-/* Every byte that is flipped, and every length that it is cut to, shows. */
-Test(checkpoint, damage_shows)
+/* Detects every flipped byte and every truncation. */
+Test(checkpoint, detects_damage)
 {
     char path[PATH_MAX], *bytes;
     size_t size;
@@ -370,18 +372,18 @@ Test(checkpoint, damage_shows)
     }
     for (size_t length = 0; length < size; length += 13) {
         must(file_write_atomic(path, bytes, length));
-        expect_fault(path, length < 8 ? "no checkpoint" : "cut");
+        expect_fault(path, length < 8 ? "not a checkpoint" : "truncated");
     }
-    bytes[8] = 4; /* the schema's first byte */
+    bytes[8] = 4; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "of schema 4; this program knows 3");
+    expect_fault(path, "has schema 4; this program reads 3");
     must(file_write_atomic(path, "hello", 5));
-    expect_fault(path, "this is no checkpoint");
+    expect_fault(path, "this is not a checkpoint");
     free(bytes);
 }
 
-/* The one before a broken one is taken; where all are broken that is an error. */
-Test(checkpoint, the_latest_whole_one_counts)
+/* Reads the checkpoint before a damaged one; if all are damaged, that is an error. */
+Test(checkpoint, reads_the_latest_undamaged_one)
 {
     char path[PATH_MAX];
     struct checkpoint back;
@@ -394,15 +396,16 @@ Test(checkpoint, the_latest_whole_one_counts)
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
     cr_expect_eq(checkpoint_read_latest(folder, false, &back, &found), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "the latest checkpoint cannot be taken"), "%s", status_text());
+    cr_expect(strstr(status_text(), "the latest checkpoint cannot be used"), "%s", status_text());
     path_of(1, path);
     cr_assert_eq(truncate(path, 10), 0);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found);
 }
 
-/* What is not known to be damaged is nothing to write over: a newer schema, and what cannot be read. */
-Test(checkpoint, only_damaged_ones_are_passed_over)
+/* Only known damage is skipped, so that nothing else is overwritten: neither a newer schema nor a file that
+ * cannot be read. */
+Test(checkpoint, skips_only_damaged_ones)
 {
     char path[PATH_MAX], *bytes;
     size_t size;
@@ -416,17 +419,17 @@ Test(checkpoint, only_damaged_ones_are_passed_over)
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "of schema 4"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 4"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
-    cr_assert_eq(mkdir(path, 0777), 0); /* as little to be read as a file of somebody else */
+    cr_assert_eq(mkdir(path, 0777), 0); /* unreadable, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "no regular file"), "%s", status_text());
     cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
     cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
 }
 
-/* One at a time; and what a killed one left half-written goes, but nothing else. */
-Test(checkpoint, a_folder_is_one_training_s)
+/* One training at a time. Locking removes half-written files of a killed training, but nothing else. */
+Test(checkpoint, lock_is_exclusive)
 {
     char path[PATH_MAX], other[PATH_MAX];
     int first, second;

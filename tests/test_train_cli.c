@@ -1,4 +1,5 @@
-/* Training and inference from outside: rows, learning, going on after a kill, and what is refused. */
+/* Training and inference from the command line: rows, learning, resuming after a kill, and what is
+ * rejected. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 
 /* ---- Running ---- */
 
-/* Refused with one line that holds these words. Options that begin with a comma name more variants. */
+/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -20,7 +21,7 @@ TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 3
 
 /* ---- Rows ---- */
 
-Test(train_cli, a_row_an_epoch)
+Test(train_cli, one_row_per_epoch)
 {
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
@@ -31,10 +32,10 @@ Test(train_cli, a_row_an_epoch)
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
         cr_expect(number(out, row, "samples") == 1 && number(out, row, "warmups") == 0);
         cr_expect_eq(number(out, row, "parameters"), 7850);
-        /* 7840 multiply-adds forward, as many for the gradient of the weights */
+        /* 7840 multiply-adds forward, and as many for the gradient of the weights */
         cr_expect_eq(number(out, row, "flops"), 200 * 2 * 2 * 7840.0);
         cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
-        cr_expect_str_eq(value(out, row, "momentum"), ""); /* of sgd */
+        cr_expect_str_eq(value(out, row, "momentum"), ""); /* sgd only */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");
         cr_expect_str_eq(value(out, row, "loss_scale"), "");
     }
@@ -42,13 +43,13 @@ Test(train_cli, a_row_an_epoch)
     cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));
 }
 
-Test(train_cli, digits_are_learnt_in_an_epoch)
+Test(train_cli, learns_digits_in_one_epoch)
 {
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --lr 0.002 --test-size 1000 --format csv");
     cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
 }
 
-/* The same bits, however often; other seeds, other ones. */
+/* The same command gives the same bits every time; another seed gives others. */
 Test(train_cli, the_same_command_gives_the_same_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export a");
@@ -60,17 +61,17 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 
 #ifdef HAVE_XXHASH
 
-/* ---- Going on ---- */
+/* ---- Resuming ---- */
 
-/* How much slower the program is under the sanitizers: epochs then have as many fewer samples. */
+/* How much slower the program is with sanitizers; epochs then have that many times fewer samples. */
 #ifdef __SANITIZE_ADDRESS__
 #define SLOWER 5
 #else
 #define SLOWER 1
 #endif
 
-/* Killed 20 times, each time when it has come an epoch further and a little more, it comes to the same bits.
- * Epochs take some tens of milliseconds, so that it is not done before. */
+/* Killed 20 times, each time one epoch later plus a varying delay, training ends with the same bits. An epoch
+ * takes some tens of milliseconds, so that training does not finish earlier. */
 static void kill_and_resume(const char *variant, unsigned samples)
 {
     char train[512];
@@ -107,8 +108,8 @@ Test(train_cli, train_omp_killed_and_resumed)
 }
 #endif
 
-/* Whatever was lost behind the last epoch comes back, and nothing comes twice. */
-Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
+/* What was lost after the last epoch (export, row) is restored, and nothing appears twice. */
+Test(train_cli, resume_restores_a_missing_export_or_row)
 {
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
     EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
@@ -119,47 +120,47 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
     EXPECT(0, ON_AND_ON);
     cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing is left to do\n");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume");
-    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, and --epochs asks for 2: nothing is left to do\n");
+    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, but --epochs asks for 2: nothing is left to do\n");
     EXPECT(0, "cmp rows r.csv");
     EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
 }
 
-/* An export that fails (here for the size that files may have) takes no row with it. */
-Test(train_cli, a_row_comes_before_the_export)
+/* If the export fails (here because of the file size limit), the row is still written. */
+Test(train_cli, row_is_written_before_the_export)
 {
     EXPECT(1, "trap '' XFSZ; ulimit -f 20; $P " SMALL "--epochs 1 --out r.csv --export e");
     cr_expect_not_null(strstr(out, "cannot be written"), "%s", out);
     EXPECT(0, "[ $(wc -l < r.csv) = 2 ] && [ ! -e e ]");
 }
 
-/* A checkpoint that was cut is passed over, with a warning, and nothing is lost but time. */
-Test(train_cli, resumed_behind_a_broken_checkpoint)
+/* A truncated checkpoint is skipped with a warning; only time is lost. */
+Test(train_cli, resumes_from_before_a_truncated_checkpoint)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
     EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --export again --format csv");
-    cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is cut"));
+    cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is truncated"));
     EXPECT(0, "cmp whole again");
-    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing is left to do */
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing left to do */
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing is left to do\n");
 }
 
-/* One that another program may well read is not written over. */
-Test(train_cli, a_newer_checkpoint_ends_the_run)
+/* A checkpoint that another program may be able to read is not overwritten. */
+Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
     EXPECT(0, "printf '\\004' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "of schema 4; this program knows 3");
+                   "has schema 4; this program reads 3");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
-    cr_expect_not_null(strstr(out, "the latest checkpoint cannot be taken"), "%s", out);
+    cr_expect_not_null(strstr(out, "the latest checkpoint cannot be used"), "%s", out);
 }
 
-Test(train_cli, other_trainings_are_not_resumed)
+Test(train_cli, rejects_checkpoints_of_other_trainings)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k",
@@ -178,31 +179,32 @@ Test(train_cli, other_trainings_are_not_resumed)
                    "other options: optimizer=adam there, sgd here");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "other options: train-samples=");
-    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume",
-                   "--resume belongs to --checkpoint");
-    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no", "cannot be made");
-    expect_refusal(2, "--model logreg --checkpoint k/epoch-000001.ckpt", "is no folder; name one");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
+    expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
+                   "cannot be created");
+    expect_refusal(2, "--model logreg --checkpoint k/epoch-000001.ckpt", "is not a folder; give a folder");
     EXPECT(0, "truncate -s 50 k/*");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "cut");
+                   "truncated");
 }
 
-/* ---- Beginning with what another training has learnt ---- */
+/* ---- Starting from another training's parameters ---- */
 
-/* At a rate of 0 parameters stay as they began: those of a pre-training on synth of another size and number
- * of classes, but for the last layer's; and all of them where the classes are as many. */
+/* With a learning rate of 0, parameters stay as they start. They are those of a pre-training on synth with
+ * another size and number of classes, except the last layer's; with the same number of classes, all of
+ * them. */
 #ifdef _OPENMP
-Test(train_cli, fine_tuning_begins_with_the_checkpoint)
+Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
-#define KEPT   1920768 /* bytes of all tensors but the last layer's, and of that for 7 and for 10 classes */
+#define KEPT   1920768 /* bytes of all tensors but the last layer's; LAST_7: the last layer's for 7 classes */
 #define LAST_7 3612
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
     EXPECT(0,
            TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
     cr_expect_not_null(strstr(out,
-                              "--init: 18 of 20 tensors are those of pre after 2 epochs of synth; the last "
-                              "layer begins with zeros"),
+                              "--init: 18 of 20 tensors taken from pre after 2 epochs of synth; the last "
+                              "layer starts with zeros"),
                        "%s", out);
     EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
            KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
@@ -214,8 +216,9 @@ Test(train_cli, fine_tuning_begins_with_the_checkpoint)
     EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
 }
 
-/* What it began with is in its rows and in its identity: the same command goes on, another one does not. */
-Test(train_cli, fine_tuning_is_resumed)
+/* The rows and the identity record the parameters that training started with: the same command resumes,
+ * another one is rejected. */
+Test(train_cli, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
     EXPECT(0, TAUGHT "--data synth --res 8 --classes 7 --epochs 2 --checkpoint pre");
@@ -236,24 +239,23 @@ Test(train_cli, fine_tuning_is_resumed)
 }
 #endif
 
-Test(train_cli, what_cannot_be_begun_with)
+Test(train_cli, rejects_unsuitable_initial_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
     expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
-    expect_refusal(1, "--init text", "text: this is no checkpoint of fdsl-bench");
+    expect_refusal(1, "--init text", "text: this is not a checkpoint of fdsl-bench");
     expect_refusal(2, "--model lenet --init k",
-                   "--init k: it is of the model logreg, and this is lenet; take --model logreg, or another");
+                   "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
     expect_refusal(2, "--model logreg --classes 12 --init k",
-                   "--init k: nothing of it fits: its only layer has other shapes");
+                   "--init k: nothing fits: its only layer has another shape");
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
-    expect_refusal(
-        2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
-        "--init l: its fc1.weight is 120x400, and for these samples it must be 120x576; take samples "
-        "of 1x1x28x28, or cnn-fdsl, which takes any size");
+    expect_refusal(2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
+                   "--init l: its fc1.weight is 120x400, but these samples need 120x576; use samples "
+                   "of 1x1x28x28, or cnn-fdsl, which supports any size");
     EXPECT(0, "truncate -s 5000 k/*");
-    expect_refusal(1, "--model logreg --init k", "cut");
+    expect_refusal(1, "--model logreg --init k", "truncated");
 }
 
 /* ---- Inference ---- */
@@ -270,27 +272,27 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
               number(out, 1, "wrong") == 0);
     cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
-    cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward alone */
+    cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward only */
     EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
-    cr_expect_eq(number(out, 1, "test_samples"), 50); /* with the rest that is no batch */
+    cr_expect_eq(number(out, 1, "test_samples"), 50); /* including the rest that is not a whole batch */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "these are not as many test samples as the network was tested with"));
+    cr_expect_not_null(strstr(out, "the number of test samples differs from that during training"));
     EXPECT(
         0,
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "these test samples are not those that the network was tested with"));
+    cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
-    cr_expect_str_eq(value(out, 1, "batch"), "50"); /* as many as there are */
-    /* Those that are generated are the same, however many others there are to learn from. */
+    cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
+    /* Generated test samples are the same for any number of training samples. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
-    cr_expect_null(strstr(out, "these test samples"), "%s", out);
+    cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
     EXPECT(2, INFER "--batch 51 --checkpoint k");
     cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
     EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
-    cr_expect_not_null(strstr(out, "a network for 1x1x28x28 and 10 classes"));
+    cr_expect_not_null(strstr(out, "the network is for 1x1x28x28 and 10 classes"));
     EXPECT(2, "$P --variant infer-naive");
     cr_expect_not_null(strstr(out, "--checkpoint FILE"));
     EXPECT(2, INFER "--checkpoint k/none");
@@ -301,23 +303,23 @@ Test(train_cli, inference_from_a_checkpoint)
 }
 
 #ifdef _OPENMP
-/* Where one variant has stopped another goes on. */
-Test(train_cli, a_checkpoint_of_naive_goes_on_in_omp)
+/* One variant continues where another stopped. */
+Test(train_cli, omp_continues_from_a_checkpoint_of_naive)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     EXPECT(0, "$P --variant train-omp --model logreg --train-size 200 --test-size 50 --batch 16 --epochs 2 "
               "--checkpoint k --resume --verify --out r.csv");
-    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* naive's row is in it */
+    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* including naive's row */
 }
 #endif
 
 #endif
 
-/* ---- What is written ---- */
+/* ---- Exports ---- */
 
-/* By hand, as others read it: the length of the header, the header, the values. */
-Test(train_cli, an_export_is_safetensors)
+/* Parses the file as other programs do: the length of the header, the header, the values. */
+Test(train_cli, export_is_valid_safetensors)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --export e");
     EXPECT(0, "cat e");
@@ -341,15 +343,15 @@ Test(train_cli, an_export_is_safetensors)
         cr_assert(value > -1 && value < 1);
         largest = value > largest ? value : largest;
     }
-    cr_expect_gt(largest, 0.03f); /* they began within 1/28 */
+    cr_expect_gt(largest, 0.03f); /* initial values are within 1/28 */
     cr_expect_not_null(strstr(header, ",\"input\":\"[1, 28, 28]\",\"classes\":\"10\",\"scale\":\"[0.0"), "%s",
                        header);
     cr_expect_not_null(strstr(header, "]\",\"offset\":\"[-"), "%s", header);
     free(header);
 }
 
-/* An export of ours is replaced; whatever else is there stays. */
-Test(train_cli, an_export_replaces_nothing_else)
+/* Overwrites only our own exports; any other file stays. */
+Test(train_cli, export_overwrites_only_exports)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
     expect_refusal(2, "--export text --dry-run",
@@ -362,8 +364,8 @@ Test(train_cli, an_export_replaces_nothing_else)
     EXPECT(1, "cmp -s empty first");
 }
 
-/* Epochs have their own times: once others took longer than a second, another one. */
-Test(train_cli, an_epoch_has_its_own_time)
+/* Each epoch has its own start time: if the others took more than a second, it differs. */
+Test(train_cli, each_epoch_has_its_own_start_time)
 {
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 3000 --test-size 10 --epochs 4 --format csv");
@@ -373,7 +375,7 @@ Test(train_cli, an_epoch_has_its_own_time)
 }
 
 #ifdef HAVE_JANSSON
-Test(train_cli, numbers_are_numbers_in_json)
+Test(train_cli, json_numbers_are_not_strings)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --format json");
     cr_expect(strstr(out, "\"epoch\": 1,") && strstr(out, "\"train_samples\": 200,"), "%s", out);
@@ -382,23 +384,22 @@ Test(train_cli, numbers_are_numbers_in_json)
 }
 #endif
 
-/* ---- What goes wrong ---- */
+/* ---- Failures ---- */
 
-Test(train_cli, a_loss_that_is_no_number_ends_the_run)
+Test(train_cli, non_finite_loss_ends_the_run)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20",
-                   "epoch 1, step 2 of 4: the loss is no finite number; ");
+                   "epoch 1, step 2 of 4: the loss is not finite; ");
     cr_expect(strstr(out, "conv") || strstr(out, "fc"), "%s", out);
     EXPECT(0, "$P " SMALL "--epochs 2 --optimizer sgd --lr 1e38 --allow-nan --format csv");
     cr_expect_str_eq(value(out, 2, "loss"), "");
 }
 
-/* Against an oracle that has no number itself nothing can be compared; what is compared is called by its
- * name. */
-Test(train_cli, verification_of_what_diverges)
+/* If the oracle's own loss is not finite, nothing can be compared; the message says which step. */
+Test(train_cli, verification_of_a_diverging_training)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
-                   "the oracle's own loss at step 3 is no finite number");
+                   "the oracle's own loss at step 3 is not finite");
     EXPECT(3,
            "$P --variant train-naive --model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20 "
            "--verify --verify-steps 5");
@@ -406,7 +407,7 @@ Test(train_cli, verification_of_what_diverges)
 }
 
 #ifdef _OPENMP
-/* Adam makes much of a rounding in so many steps; --verify tells that from what an engine does wrong. */
+/* Adam amplifies rounding over that many steps; --verify distinguishes this from a fault of the engine. */
 Test(train_cli, fifty_steps_of_adam_verify)
 {
     EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
@@ -415,40 +416,41 @@ Test(train_cli, fifty_steps_of_adam_verify)
 }
 #endif
 
-Test(train_cli, options_that_make_no_sense)
+Test(train_cli, rejects_invalid_options)
 {
-    expect_refusal(2, "--batch 300 --train-size 200",
-                   "--batch 300 is more than the 200 samples to learn from");
-    expect_refusal(2, "--momentum 0.5", "--momentum belongs to --optimizer sgd; add that");
-    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma belongs to --lr-schedule step");
-    expect_refusal(2, "--res 32", "--res belongs to --data synth");
+    expect_refusal(2, "--batch 300 --train-size 200", "--batch 300 is more than the 200 samples to train on");
+    expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
+    expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma needs --lr-schedule step");
+    expect_refusal(2, "--res 32", "--res needs --data synth");
     expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
     expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
-    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist makes it\n");
-    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least so many");
+    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist downloads it\n");
+    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least that many");
     expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
-    expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; cnn3d takes those");
-    expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves nothing of 5 epochs");
+    expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; use cnn3d");
+    expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves none of the 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
-    expect_refusal(2, "--model lenet --data synth --res 7", "lenet: its conv2 gets ");
-    expect_refusal(2, "--model cnn3d",
-                   "cnn3d: its pool1 gets 1 x 28 x 28 (depth, height, width), too small for it");
-    expect_refusal(2, "--verify-steps 5", "--verify-steps belongs to --verify; add that");
-    expect_refusal(2, "--fresh", "--fresh belongs to --data synth; add that");
-    expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
+    expect_refusal(2, "--model lenet --data synth --res 7", "lenet: its conv2 gets an input of ");
+    expect_refusal(
+        2, "--model cnn3d",
+        "cnn3d: its pool1 gets an input of 1 x 28 x 28 (depth, height, width), which is too small");
+    expect_refusal(2, "--verify-steps 5", "--verify-steps needs --verify; add that");
+    expect_refusal(2, "--fresh", "--fresh needs --data synth; add that");
+    expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
     expect_refusal(2, "--loops 3", "--loops: train repeats no run");
     expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
     expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
-    /* Before anything is read or set up: of a folder that is not there, nothing is said. */
+    /* Checked before any data is read: the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
                    "--checkpoint is for one variant at a time, and --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
 }
 
-/* What would not fit is refused before it is made; what fits is taken, however large a sample is. */
-Test(train_cli, sets_larger_than_memory)
+/* Sets that do not fit into memory are rejected before they are generated; sets that fit are accepted,
+ * however large a sample is. */
+Test(train_cli, rejects_sets_larger_than_memory)
 {
     expect_refusal(2, "--data digits --train-size 2147483647 --dry-run",
                    " GB available; lower --train-size\n");
@@ -463,23 +465,23 @@ Test(train_cli, sets_larger_than_memory)
 }
 
 #ifdef HAVE_CUDA
-Test(train_cli, an_engine_for_one_network_refuses_others)
+Test(train_cli, single_network_engine_rejects_others)
 {
-    expect_refusal(2, "--variant train-graph --model lenet", "it is made for cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model lenet", "it supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
     expect_refusal(2, "--variant train-graph --model lenet --data synth --res 28",
-                   "it is made for cnn on bytes");
-    expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "take --feed stored");
+                   "it supports only cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "use --feed stored");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
               "--epochs 1");
-    cr_expect_not_null(strstr(out, "skipping train-graph: it is made for cnn"), "%s", out);
+    cr_expect_not_null(strstr(out, "skipping train-graph: it supports only cnn"), "%s", out);
 }
 #endif
 
 /* ---- Scripts ---- */
 
-/* As far as they come without PyTorch: what a file of its name stands for has no CUDA. */
-Test(train_cli, comparisons_that_cannot_be_made)
+/* As far as the script runs without PyTorch: a stub module stands in for it and has no CUDA. */
+Test(train_cli, rejects_impossible_comparisons)
 {
     if (run("command -v python3") != 0)
         return;
@@ -538,8 +540,8 @@ Test(train_cli, comparisons_that_cannot_be_made)
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }
 
-/* Nothing is made for a variant that cannot run. */
-Test(train_cli, scripts_look_at_the_variant_first)
+/* Scripts generate nothing if the variant cannot run. */
+Test(train_cli, scripts_check_the_variant_first)
 {
     EXPECT(2, "%s/scripts/fine_tuning.sh", root);
     cr_expect_str_eq(out, "usage: scripts/fine_tuning.sh DIR FILE\n");

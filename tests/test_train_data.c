@@ -1,4 +1,4 @@
-/* What training learns from, from outside: samples that are made meanwhile, and files with their faults. */
+/* Training data from the command line: samples generated during training, and files with faults. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include "cells.h"
 #include "data/npy.h"
 
-/* Refused with one line that holds these words. Options that begin with a comma name more variants. */
+/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -26,8 +26,8 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
     " --test-size 20 --batch 16 "
 #define LIVE LIVE_OF(20, 90)
 
-/* Live or stored, in one go or resumed, from one to the other: the same parameters. */
-Test(train_data, live_samples_are_those_that_are_stored)
+/* Live or stored, in one run or resumed, from one to the other: the same parameters. */
+Test(train_data, live_samples_equal_stored_ones)
 {
     EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
     cr_expect_str_eq(value(out, 3, "feed"), "live");
@@ -45,8 +45,8 @@ Test(train_data, live_samples_are_those_that_are_stored)
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
 }
 
-/* Others in every epoch, and resumed they are the same others. */
-Test(train_data, fresh_samples_resume)
+/* Fresh samples differ between epochs, and a resumed run gets the same ones. */
+Test(train_data, resume_with_fresh_samples)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
     EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
@@ -58,22 +58,20 @@ Test(train_data, fresh_samples_resume)
     EXPECT(0, "cmp b d");
 }
 
-Test(train_data, live_samples_refusals)
+Test(train_data, rejects_invalid_live_options)
 {
     EXPECT(2, "$P " LIVE_OF(20, 1001) "--export-data x --dry-run");
-    cr_expect_not_null(strstr(out, "--export-data writes samples that are stored; add --feed stored"), "%s",
-                       out);
+    cr_expect_not_null(strstr(out, "--export-data writes only stored samples; add --feed stored"), "%s", out);
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --fresh");
     EXPECT(2, "$P " LIVE "--export-data x --dry-run --feed constant");
     EXPECT(0, "$P " LIVE_OF(20, 1001) "--export-data x --feed stored --dry-run");
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
-    cr_expect_not_null(strstr(out, "--fresh belongs to --feed live"), "%s", out);
+    cr_expect_not_null(strstr(out, "--fresh needs --feed live"), "%s", out);
     EXPECT(2, "$P " LIVE_OF(4097, 90));
     EXPECT(2, "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
               "--test-size 20 --batch 91");
     EXPECT(2, "$P --variant train-naive --data digits --feed live");
-    cr_expect_not_null(strstr(out, "--feed live: samples are made while training of --data synth alone"),
-                       "%s", out);
+    cr_expect_not_null(strstr(out, "--feed live works only with --data synth"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
               "constant --format csv");
     cr_expect_str_eq(value(out, 1, "feed"), "constant");
@@ -82,11 +80,11 @@ Test(train_data, live_samples_refusals)
 
 /* ---- Files ---- */
 
-/* What a mirror gives is not taken for what it should be. */
-Test(train_data, files_of_a_bad_mirror_are_refused)
+/* Rejects what a faulty mirror returns. */
+Test(train_data, rejects_files_of_a_bad_mirror)
 {
     if (run("command -v curl") != 0)
-        return; /* nothing is fetched without it */
+        return; /* the script downloads with curl */
     EXPECT(0, "mkdir bad && for part in train t10k; do for kind in images-idx3 labels-idx1; do "
               "echo no > bad/$part-$kind-ubyte.gz; done; done");
     EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/fetch_mnist.sh m", root);
@@ -95,7 +93,7 @@ Test(train_data, files_of_a_bad_mirror_are_refused)
     EXPECT(2, "%s/scripts/fetch_mnist.sh", root);
 }
 
-/* IDX files of `images` pictures of 6 x 6 and `labels` labels; the highest label is given. */
+/* Writes IDX files with `images` images of 6 x 6 and `labels` labels up to `highest`. */
 static void put_idx(const char *images_name, const char *labels_name, uint8_t images, uint8_t labels,
                     uint8_t highest)
 {
@@ -111,7 +109,7 @@ static void put_idx(const char *images_name, const char *labels_name, uint8_t im
 
 #define ON "--model logreg --batch 4 --epochs 1 --data m "
 
-Test(train_data, idx_and_its_faults)
+Test(train_data, idx_files_and_their_faults)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -136,7 +134,7 @@ Test(train_data, idx_and_its_faults)
 }
 
 #ifdef HAVE_ZLIB
-Test(train_data, a_gzipped_file_that_is_cut)
+Test(train_data, truncated_gzip_file)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -148,7 +146,7 @@ Test(train_data, a_gzipped_file_that_is_cut)
 }
 #endif
 
-Test(train_data, cifar_and_its_faults)
+Test(train_data, cifar_files_and_their_faults)
 {
     static uint8_t records[12 * 3073];
     EXPECT(0, "mkdir m");
@@ -174,7 +172,7 @@ Test(train_data, cifar_and_its_faults)
 }
 
 #ifdef HAVE_XXHASH
-/* What --prepare made: two folders, or one of which a tenth is held out. */
+/* Data sets made by --prepare: two folders, or one of which a tenth is held out. */
 Test(train_data, datasets_and_their_faults)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
@@ -191,7 +189,7 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
-    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* cut at 64 digits it would be a 0 */
+    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits it would be a 0 */
     expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
     expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
@@ -199,13 +197,13 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "there is a dataset train in it and no test");
+    expect_refusal(2, "--data two", "it contains a data set train but no test");
 }
 #endif
 
 #ifdef HAVE_XXHASH
-/* A half that is no finite number is found where it comes in, not blamed on the learning rate later. */
-Test(train_data, halves_that_are_not_finite_name_their_sample)
+/* A non-finite half is reported when it is read, not later as a bad learning rate. */
+Test(train_data, non_finite_halves_are_reported_with_their_sample)
 {
     static const struct {
         uint16_t bits;
@@ -237,8 +235,8 @@ Test(train_data, halves_that_are_not_finite_name_their_sample)
 #endif
 
 #ifdef _OPENMP
-/* Without normalisation, from the first step on. */
-Test(train_data, the_residual_net_learns)
+/* It learns without normalisation layers, from the first step on. */
+Test(train_data, residual_net_learns)
 {
     EXPECT(0,
            "$P --variant train-omp --model cnn-fdsl --train-size 1500 --test-size 500 --epochs 2 --lr 0.002 "
@@ -246,8 +244,8 @@ Test(train_data, the_residual_net_learns)
     cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
 }
 
-/* A motion that no frame alone shows. */
-Test(train_data, clips_are_learnt)
+/* The class is a motion that no single frame shows. */
+Test(train_data, learns_clips)
 {
     EXPECT(0,
            "$P --variant train-omp --data clips --model cnn3d --train-size 2000 --test-size 400 --epochs 4 "

@@ -1,5 +1,5 @@
-/* Whether somebody looks on does not change what training does: an engine that records its calls is trained
- * with stderr as a terminal and as a file. */
+/* The display does not change what training does: trains a recording engine with stderr as a terminal and as
+ * a file, and compares its calls. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -14,10 +14,10 @@
 
 TestSuite(train_display, .timeout = 60);
 
-#define STEP_US 60000 /* several times as long as the interval of the display, over the steps of an epoch */
+#define STEP_US 60000 /* an epoch's steps take several times the interval of the display */
 #define EPOCHS  2
 
-static char calls[4096]; /* of the recording engine, but for progress() */
+static char calls[4096]; /* calls of the recording engine, without progress() */
 
 static void record(const char *call, uint32_t epoch, uint32_t first, uint32_t count)
 {
@@ -86,7 +86,7 @@ static void train_epochs(void)
     net_close(&net);
 }
 
-/* Trains with stderr as `fd`, which this closes. */
+/* Trains with stderr as `fd`, and closes `fd`. */
 static void train_before(int fd)
 {
     int before = dup(STDERR_FILENO);
@@ -98,7 +98,7 @@ static void train_before(int fd)
     close(before);
 }
 
-Test(train_display, a_terminal_does_not_change_the_calls)
+Test(train_display, display_does_not_change_the_calls)
 {
     char alone[sizeof calls], shown[1 << 14];
     FILE *file = tmpfile();
@@ -113,7 +113,7 @@ Test(train_display, a_terminal_does_not_change_the_calls)
         cr_skip_test("no pseudo-terminals here");
     cr_assert(grantpt(terminal) == 0 && unlockpt(terminal) == 0);
     int slave = open(ptsname(terminal), O_RDWR | O_NOCTTY);
-    int kept = dup(slave); /* what was written stays until this is closed */
+    int kept = dup(slave); /* the output can be read until this is closed */
     train_before(slave);
     cr_expect_str_eq(calls, alone, "without a terminal:\n%s\nwith one:\n%s", alone, calls);
     cr_expect(strstr(alone, "steps 0 0 10\n") && strstr(alone, "steps 1 0 10\n"), "an epoch is one call: %s",
@@ -133,7 +133,7 @@ static void expect_progress(const struct engine *engine, void *state, uint64_t s
     cr_expect_eq(progress.loss, loss, "%s: %g, not %g", engine->name, progress.loss, loss);
 }
 
-/* Progress is that of the steps since totals(), and reading it takes nothing from them. */
+/* Progress counts the steps since totals(); reading it does not change the totals. */
 static void follow(const struct engine *engine)
 {
     struct net net;
@@ -154,7 +154,7 @@ static void follow(const struct engine *engine)
     net_close(&net);
 }
 
-Test(train_display, progress_is_that_of_the_steps_since_the_last_totals)
+Test(train_display, progress_counts_steps_since_totals)
 {
     follow(&engine_naive);
 #ifdef _OPENMP

@@ -1,4 +1,5 @@
-/* The reference of training: every layer's gradients, and every net's, against central differences. */
+/* The reference of training: gradients of every layer and every network, compared with central
+ * differences. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -10,13 +11,14 @@
 #include "train/trainer.h"
 #include "train_support.h"
 
-/* Differences reach 2^-20 to either side, and parameters are multiples of it, so that floats hold both ends
- * exactly. The oracle is in double: their error is about 1e-12 of truncation and 1e-10 of rounding. */
+/* Differences reach 2^-20 to either side, and parameters are multiples of it, so floats represent both ends
+ * exactly. The oracle computes in double: the truncation error is about 1e-12, the rounding error about
+ * 1e-10. */
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
-#define CHECKED   12 /* parameters of a tensor */
+#define CHECKED   12 /* parameters per tensor */
 
-/* The loss of step 0 from these parameters: the mean. */
+/* The mean loss of step 0 with these parameters. */
 static double loss_at(const struct net *net, float *parameters)
 {
     struct train_totals totals;
@@ -28,7 +30,7 @@ static double loss_at(const struct net *net, float *parameters)
     return totals.loss / (double)totals.samples;
 }
 
-/* Compares the gradients of a step with differences, parameters of each tensor spread over it. */
+/* Compares the gradients of a step with differences, for CHECKED parameters spread over each tensor. */
 static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
                             uint32_t count, float smoothing)
 {
@@ -83,7 +85,7 @@ LAYERS(dropout, false, {.kind = LAYER_LINEAR, .channels = 40}, {.kind = LAYER_DR
 
 LAYERS(mean, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 3}, .padding = {0, 1, 1}},
        {.kind = LAYER_MEAN}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR});
-/* Outputs that come from a convolution, a ReLU, a pooling and an addition, and one that is taken twice. */
+/* Adds outputs of a convolution, a ReLU, a pooling and an addition; one output is added twice. */
 #define PLAIN(out)                                                                       \
     {                                                                                    \
         .kind = LAYER_CONV, .channels = out, .kernel = {1, 3, 3}, .padding = { 0, 1, 1 } \
@@ -93,7 +95,8 @@ LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROP
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
        {.kind = LAYER_LINEAR});
-/* The pooling leaves a row of what is added to its own output, widened by zeros. */
+/* The pooling drops the last row of its input. That input is also added to the pooling's own output, which is
+ * padded to the same height. */
 LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
        {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});
@@ -115,7 +118,7 @@ Test(train_net, gradients_of_layers)
     check_gradients(&add_pool, small, 4, 7, 0);
 }
 
-/* Pictures of 8 x 8 are enough for it, and its many layers take long. */
+/* Images of 8 x 8 suffice for it, and its many layers take long. */
 static bool is_large(const struct model_table *table)
 {
     return strcmp(table->name, "cnn-fdsl") == 0;
@@ -150,16 +153,16 @@ LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, 
 LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind = LAYER_LINEAR},
        {.kind = LAYER_ADD, .back = 2});
 
-/* Tables that no engine could compute. */
-Test(train_net, additions_that_cannot_be)
+/* Tables that no engine can compute. */
+Test(train_net, rejects_impossible_additions)
 {
     static const struct {
         const struct model_table *table;
         const char *words;
-    } faults[] = {{&adds_nothing, "add1: it adds no earlier layer's output"},
-                  {&adds_itself, "add1: it adds no earlier layer's output"},
-                  {&adds_relu_in_place, "add1: it adds fc1, behind which relu1 works in place"},
-                  {&adds_another_shape, "add1: it adds fc1, of another shape"}};
+    } faults[] = {{&adds_nothing, "add1: it does not add the output of an earlier layer"},
+                  {&adds_itself, "add1: it does not add the output of an earlier layer"},
+                  {&adds_relu_in_place, "add1: it adds the output of fc1, which relu1 changes in place"},
+                  {&adds_another_shape, "add1: it adds the output of fc1, which has another shape"}};
     struct model model;
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         cr_expect_eq(model_build(faults[i].table, small, 4, &model), STATUS_FAILED);
@@ -167,7 +170,7 @@ Test(train_net, additions_that_cannot_be)
     }
 }
 
-/* One class: the loss is 0 whatever the network says, and so is every gradient. */
+/* One class: the loss is 0 for any network, and so is every gradient. */
 Test(train_net, one_class)
 {
     struct net net;
@@ -199,15 +202,15 @@ Test(train_net, parameters_of_the_models)
 LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 2}}, {.kind = LAYER_LINEAR});
 
-/* 1 to 9 under weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865, whose largest is doubled, less 1; a sign
- * less, ReLU leaves 0. */
-Test(train_net, forward_by_hand)
+/* Inputs 1 to 9 with weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865. The largest is doubled, minus 1;
+ * with negative weights ReLU gives 0. */
+Test(train_net, forward_matches_hand_computed_values)
 {
     struct net net;
     float logits[2];
     net_open(&net, &engine_naive, &known, (struct shape){1, 1, 3, 3}, 1, 5, 1, 0);
     data_normalise(&net.data, false);
-    net.data.scale[0] = 1; /* the bytes themselves */
+    net.data.scale[0] = 1; /* raw bytes */
     for (int i = 0; i < 9; i++)
         ((uint8_t *)net.data.sets[DATA_TEST].values)[i] = (uint8_t)(i + 1);
     for (int sign = 1; sign >= -1; sign -= 2) {
@@ -225,15 +228,15 @@ Test(train_net, forward_by_hand)
     net_close(&net);
 }
 
-/* ---- What is no number ---- */
+/* ---- Non-finite values ---- */
 
-/* The first step, from net->initial: its loss shows the NaN, it is the bad step, and the reference names the
- * layer that had it first. */
+/* Runs the first step from net->initial. Its loss must be NaN, it must be the bad step, and the reference
+ * must name the layer where the NaN first appeared. */
 static void expect_bad(struct net *net, const char *what, const char *layer)
 {
     struct train_totals totals;
     const char *found = NULL;
-    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    const struct train_state begin = {.parameters = net->initial, .m = net->zeros, .v = net->zeros};
     must(net->engine->set(net->state, &begin));
     must(net->engine->steps(net->state, 0, 0, 1));
     must(net->engine->totals(net->state, &totals));
@@ -245,7 +248,8 @@ static void expect_bad(struct net *net, const char *what, const char *layer)
     cr_expect_str_eq(found, layer, "%s: a NaN in %s is said to be of %s", net->model.name, what, found);
 }
 
-/* In a value of a sample, then in one of each tensor of parameters, where the engine takes such a network. */
+/* Plants a NaN in a value of a sample, then in one value of each parameter tensor, if the engine accepts the
+ * network. */
 static void plant_nans(const struct engine *engine, const struct model_table *table)
 {
     struct net net;
@@ -258,7 +262,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
     }
     uint16_t *middle = (uint16_t *)net.data.sets[DATA_TRAIN].values + 9 * net.data.sample_values / 2,
              before = *middle;
-    *middle = 0x7E00; /* of the fifth sample; the scale is known by now */
+    *middle = 0x7E00; /* in the fifth sample; the normalisation is already computed */
     net_reopen(&net, engine);
     expect_bad(&net, "a sample", net.model.layers[0].name);
     *middle = before;
@@ -275,8 +279,8 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
     net_close(&net);
 }
 
-/* Every engine that runs here, and the oracle. */
-Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
+/* Every engine that runs on this machine, and the oracle. */
+Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
 {
     const struct resources resources = {.threads = 2};
     for (size_t i = 0; model_tables[i].name; i++) {
@@ -288,10 +292,9 @@ Test(train_net, a_nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
     }
 }
 
-/* ---- What no difference shows ---- */
+/* ---- What differences cannot show ---- */
 
-/* Hidden values that are exactly 0 pass nothing back, whatever comes from above: their gradient is defined as
- * 0. */
+/* Hidden values of exactly 0 pass no gradient back: ReLU's gradient at 0 is defined as 0. */
 static void expect_no_gradient_at_zero(const struct engine *engine)
 {
     struct net net;
@@ -324,8 +327,9 @@ Test(train_net, relu_has_no_gradient_at_zero)
             expect_no_gradient_at_zero(entry->variant->traits);
 }
 
-/* Run n of inference takes batch n of the whole batches of the test set: of 5 samples, two batches of 2. */
-Test(train_net, inference_takes_batch_after_batch)
+/* Run n of inference evaluates batch n modulo the number of whole batches: here two batches of 2 from 5
+ * samples. */
+Test(train_net, inference_runs_evaluate_consecutive_batches)
 {
     const struct resources resources = {.threads = 2};
     float wanted[5 * 4], logits[2 * 4];

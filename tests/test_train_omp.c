@@ -1,5 +1,5 @@
-/* `train-omp` against the oracle, which computes the same steps in double: every kind of layer and every net,
- * in every instruction set that this machine has. */
+/* `train-omp` compared with the oracle, which computes the same steps in double: every kind of layer, every
+ * network, and every instruction set of this machine. */
 #include <criterion/criterion.h>
 
 #ifdef _OPENMP
@@ -10,7 +10,7 @@
 #include "../cpu/train/omp_engine.h"
 #include "train_support.h"
 
-/* Of two tensors: the norm of their difference over that of the second. */
+/* The norm of the difference of two tensors, divided by the norm of the second. */
 static double distance(const float *tensor, const float *wanted, size_t count)
 {
     double off = 0, norm = 0;
@@ -21,7 +21,7 @@ static double distance(const float *tensor, const float *wanted, size_t count)
     return norm > 0 ? sqrt(off / norm) : sqrt(off);
 }
 
-/* What an engine made of a few steps. */
+/* Results of an engine after a few steps. */
 struct result {
     double loss;
     uint64_t correct;
@@ -35,8 +35,8 @@ struct sizes {
 
 #define STEPS 3
 
-/* Halves in place of bytes, shifts and flips, and AdamW with decay at a falling rate. Its epsilon is large,
- * so that what rounding makes of a gradient near zero stays as small. */
+/* Uses halves instead of bytes, shifts and flips, and AdamW with weight decay and a falling rate. A large
+ * epsilon limits the effect of rounding on gradients near zero. */
 static void vary(struct net *net)
 {
     data_to_halves(&net->data);
@@ -47,7 +47,7 @@ static void vary(struct net *net)
         (struct schedule){.kind = SCHEDULE_STEP, .rate = 0.01, .decay_steps = 2, .gamma = 0.5};
 }
 
-static bool varied; /* whether run() does */
+static bool varied; /* whether run() calls vary() */
 
 static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
                 struct net *net, struct result *result)
@@ -65,7 +65,7 @@ static void run(const struct engine *engine, const struct model_table *table, co
     must(engine->evaluate(net->state, DATA_TEST, 0, 5, result->logits));
     must(engine->steps(net->state, 0, 0, 1));
     must(engine->gradients(net->state, result->gradients));
-    uint32_t last = train_steps(&net->train) - 1; /* a short batch, where there is one */
+    uint32_t last = train_steps(&net->train) - 1; /* the short batch, if there is one */
     for (uint32_t i = 1; i < STEPS; i++)
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
@@ -83,14 +83,13 @@ static void discard(struct result *result)
     free(result->logits);
 }
 
-/* Sums of floats in two orders: each term is off by 2^-24 of itself per addition at most, and rounding errors
- * of n terms grow as sqrt(n) where they are independent: 1e-6 for the 10^4 terms of the longest sum here.
- * Where a value is that close to 0 (ReLU) or to its neighbour (max-pooling) its gradient may go the other
- * way, which moves the gradient of a tensor by about one in the number of its terms: hence
- * 1e-4 of the norm. */
+/* Tolerance for float sums in another order. Each addition is off by at most 2^-24 of its term, and rounding
+ * errors of n independent terms grow as sqrt(n): 1e-6 for the 10^4 terms of the longest sum here. If a value
+ * is that close to 0 (ReLU) or to its neighbour (max-pooling), its gradient may take another path. This
+ * changes a tensor's gradient by about one in the number of its terms, hence 1e-4 of the norm. */
 #define TOLERANCE 1e-4
 
-/* The largest distance of any tensor of gradients and parameters, of logits and losses. */
+/* The largest distance of any gradient or parameter tensor, of the logits and of the losses. */
 static double worst_of(const struct model *model, const struct sizes *sizes, const struct result *one,
                        const struct result *wanted)
 {
@@ -177,12 +176,12 @@ LAYERS(in_place, false, DROPOUT, CONV(7, 1, 3, 3, 0, 1, 1), RELU, DROPOUT, CONV(
 LAYERS(pools, false, POOL(1, 1, 2), CONV(6, 1, 2, 2, 0, 1, 1), POOL(1, 2, 1), POOL(1, 1, 2), RELU, LINEAR(11),
        DROPOUT, LINEAR(0));
 LAYERS(mean, false, CONV(19, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
-/* Outputs that come from a ReLU, a convolution, an addition and a pooling, and one that is taken twice. */
+/* Adds outputs of a ReLU, a convolution, an addition and a pooling; one output is added twice. */
 LAYERS(add, false, CONV(18, 1, 3, 3, 0, 1, 1), RELU, CONV(18, 1, 3, 3, 0, 1, 1), DROPOUT, ADD(3),
        CONV(18, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(18, 1, 3, 3, 0, 1, 1),
        ADD(2), RELU, LINEAR(0));
 LAYERS(add_mean, false, RELU, CONV(15, 1, 3, 3, 0, 1, 1), ADD(2), MEAN, LINEAR(0));
-/* The pooling may not take the convolution's output to itself. */
+/* The pooling must not be fused into the convolution, whose output is also added. */
 LAYERS(add_pool, false, CONV(2, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(2, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
@@ -206,15 +205,15 @@ Test(train_omp, layers, .timeout = 120)
 
 LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
 
-/* Only the reference and the GPU add up rows. */
-Test(train_omp, refuses_what_it_cannot)
+/* Only the reference and the GPU engines can add after a linear layer. */
+Test(train_omp, rejects_unsupported_networks)
 {
     const struct resources resources = {.threads = 2};
     struct net net;
     void *state;
     net_open(&net, &engine_naive, &add_rows, (struct shape){1, 1, 4, 4}, 3, 5, 2, 0);
     cr_expect_eq(engine_omp.open(&net.train, &resources, &state), STATUS_UNAVAILABLE);
-    cr_expect(strstr(status_text(), "no linear layer before"), "%s", status_text());
+    cr_expect(strstr(status_text(), "a linear layer before"), "%s", status_text());
     net_close(&net);
 }
 
@@ -230,7 +229,7 @@ Test(train_omp, nets, .timeout = 120)
     check(&model_tables[1], &(struct sizes){{1, 1, 16, 16}, 1, 300, 257});
 }
 
-/* cnn at a batch that no number of threads, lanes or chunks divides, with a short one behind it. */
+/* cnn with a batch that no number of threads, lanes or chunks divides, followed by a short one. */
 Test(train_omp, cnn_of_257, .timeout = 120)
 {
     check(&model_tables[2], &(struct sizes){{1, 1, 10, 11}, 10, 260, 257});
@@ -243,7 +242,7 @@ Test(train_omp, halves_moves_and_adamw, .timeout = 120)
     check(&model_tables[3], &(struct sizes){{1, 5, 8, 7}, 10, 9, 7});
 }
 
-/* ---- A planted fault ---- */
+/* ---- Planted faults ---- */
 
 static enum status get_nan(void *state, struct train_state *into)
 {
@@ -252,7 +251,7 @@ static enum status get_nan(void *state, struct train_state *into)
     return status;
 }
 
-Test(train_omp, a_planted_nan_shows)
+Test(train_omp, detects_a_planted_nan)
 {
     struct engine engine = engine_omp;
     engine.get = get_nan;
@@ -260,22 +259,22 @@ Test(train_omp, a_planted_nan_shows)
     cr_expect(!(worst <= TOLERANCE), "a NaN passes as %g", worst);
 }
 
-/* A product that leaves out the last of its terms, in one tile of all. */
-static void forgetful(const struct product *product, size_t first, size_t count)
+/* A GEMM that omits the last term of each sum, in one tile. */
+static void forgetful(const struct gemm *gemm, size_t first, size_t count)
 {
-    struct product less = *product;
-    less.step_count -= first == 0 && product->step_count > 1;
-    omp_net_multiplier().multiply(&less, first, count);
+    struct gemm less = *gemm;
+    less.step_count -= first == 0 && gemm->step_count > 1;
+    omp_net_gemm_kernels().multiply(&less, first, count);
 }
 
 static enum status open_forgetful(const struct train *train, const struct resources *resources, void **state)
 {
-    struct multiplier by = omp_net_multiplier();
-    by.multiply = forgetful;
-    return omp_net_open(train, resources, by, state);
+    struct gemm_kernels gemm = omp_net_gemm_kernels();
+    gemm.multiply = forgetful;
+    return omp_net_open(train, resources, gemm, state);
 }
 
-Test(train_omp, a_planted_fault_shows)
+Test(train_omp, detects_a_planted_fault)
 {
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
@@ -289,7 +288,7 @@ Test(train_omp, a_planted_fault_shows)
 
 /* ---- Longer runs ---- */
 
-/* From the same weights, over the same batches: losses of 50 steps, each within 1e-4 of the reference's. */
+/* From the same parameters, over the same batches: each of 50 losses is within 1e-4 of the reference's. */
 static void follow(const struct engine *engine, const struct model_table *table, struct shape input,
                    uint32_t batch, uint32_t count)
 {
@@ -326,7 +325,7 @@ Test(train_omp, losses_of_fifty_steps, .timeout = 120)
     follow_all(&engine_omp);
 }
 
-/* The parameters after two epochs, by so many threads. The caller frees. */
+/* The parameters after two epochs with `threads` threads. The caller frees them. */
 static float *learnt(const struct model_table *table, struct shape input, int threads, struct model *model)
 {
     struct net net;
@@ -365,8 +364,8 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
     }
 }
 
-/* For inference alone, in batches that do not divide the set. */
-Test(train_omp, infers_as_the_oracle)
+/* Inference only, with a batch that does not divide the set. */
+Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
         struct shape input =
@@ -392,7 +391,7 @@ Test(train_omp, infers_as_the_oracle)
 
 /* ---- With OpenBLAS ---- */
 
-/* Its engine; the test is skipped where there is no OpenBLAS. */
+/* The engine with OpenBLAS; skips the test if OpenBLAS is missing. */
 static const struct engine *openblas(void)
 {
     const struct variant_entry *entry = variant_find("train-omp-blas");
@@ -419,7 +418,7 @@ Test(train_omp, losses_of_fifty_steps_by_openblas, .timeout = 120)
 
 /* ---- Learning ---- */
 
-/* The share of the test set that is right after an epoch of generated digits. */
+/* Test accuracy after one epoch of generated digits. */
 Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
 {
     const struct data_request request = {.name = "digits", .resources = {.threads = 2}};

@@ -1,5 +1,5 @@
-/* Loss scaling on the host's side: its rule, what verification makes of skipped steps, what epochs say of
- * them, and that checkpoints keep the scale. */
+/* Loss scaling on the host: the rule, verification with skipped steps, what epochs report, and the scale in
+ * checkpoints. */
 #include "train_support.h"
 
 #include <limits.h>
@@ -19,7 +19,7 @@ static struct loss_scale after(struct loss_scale state, uint32_t steps, bool ove
     return state;
 }
 
-Test(loss_scale, grows_after_good_steps_alone)
+Test(loss_scale, grows_only_after_good_steps)
 {
     struct loss_scale state = after(loss_scale_begin(), LOSS_SCALE_GROWTH - 1, false);
     cr_expect(state.scale == 65536 && state.good_steps == LOSS_SCALE_GROWTH - 1);
@@ -30,7 +30,7 @@ Test(loss_scale, grows_after_good_steps_alone)
     cr_expect(broken.scale == 65536, "%g", broken.scale);
 }
 
-Test(loss_scale, has_a_floor_and_a_ceiling)
+Test(loss_scale, has_a_minimum_and_a_maximum)
 {
     struct loss_scale state = after(loss_scale_begin(), 1000, true);
     cr_expect(state.scale == LOSS_SCALE_LEAST && state.good_steps == 0);
@@ -41,7 +41,7 @@ Test(loss_scale, has_a_floor_and_a_ceiling)
 
 /* ---- The trainer ---- */
 
-/* The reference, with steps that overflow: so many of the next ones change nothing, and are counted. */
+/* The reference with simulated overflow: the next `left` steps change nothing and are counted as skipped. */
 static struct {
     uint32_t left;
     uint64_t skipped;
@@ -119,8 +119,9 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net, uin
     return wrong;
 }
 
-/* Steps that overflow are made again and compared when they are taken; one that always does is wrong. */
-Test(loss_scale, verification_compares_the_steps_that_are_taken)
+/* Steps that overflow are repeated and compared once they are applied; a step that always overflows is
+ * wrong. */
+Test(loss_scale, verification_compares_applied_steps)
 {
     struct net net;
     const struct engine engine = scaled_engine();
@@ -149,7 +150,7 @@ static void *open_trainer(const struct engine *engine, const struct train_job *j
     return trainer;
 }
 
-Test(loss_scale, an_epoch_says_what_was_skipped)
+Test(loss_scale, epoch_reports_skipped_steps)
 {
     struct net net;
     const struct engine engine = scaled_engine();
@@ -173,9 +174,9 @@ Test(loss_scale, an_epoch_says_what_was_skipped)
 
 #ifdef HAVE_XXHASH
 
-/* The scale is in the checkpoint: an engine that scales goes on with it, also where one that does not came in
- * between. */
-Test(loss_scale, is_in_checkpoints)
+/* The checkpoint stores the scale. An engine that scales continues with it, even if one that does not scale
+ * ran in between. */
+Test(loss_scale, is_saved_in_checkpoints)
 {
     char folder[] = "/tmp/fdsl-scale-XXXXXX", command[PATH_MAX];
     struct net net;

@@ -1,4 +1,4 @@
-/* --verify of training can fail: before the first epoch, and after an epoch that was timed. */
+/* --verify of training detects faults: before the first epoch, and after a timed epoch. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -44,11 +44,11 @@ static enum status totals_off(void *state, struct train_totals *totals)
 static enum status get_off(void *state, struct train_state *into)
 {
     enum status status = engine_naive.get(state, into);
-    into->parameters[3] += 0.002f; /* one of the first tensor */
+    into->parameters[3] += 0.002f; /* in the first tensor */
     return status;
 }
 
-/* A loss that is off by 3 in 10,000, and a parameter that is off a little, are both seen. */
+/* Detects a loss that is off by 3 in 10,000, and a parameter that is slightly off. */
 Test(train_verify, verification_can_fail)
 {
     struct net net;
@@ -63,16 +63,16 @@ Test(train_verify, verification_can_fail)
     net_close(&net);
 }
 
-static uint32_t steps_left; /* until late_steps() forgets one */
+static uint32_t steps_left; /* steps until late_steps() repeats one */
 
 static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     return engine_naive.steps(state, epoch, first - (steps_left-- == 0), count);
 }
 
-/* All steps are looked at, also where the engine takes over the oracle's state in between: of 23, the 17th by
- * other samples is a wrong loss, and tensors that are wrong ever after count once. */
-Test(train_verify, verification_looks_at_every_step)
+/* Every step is checked, although the engine takes over the oracle's state in between. Of 23 steps, the 17th
+ * with other samples is one wrong loss; tensors that are wrong from then on count once. */
+Test(train_verify, verification_checks_every_step)
 {
     struct net net;
     struct engine late = engine_naive, drifting = engine_naive;
@@ -87,9 +87,9 @@ Test(train_verify, verification_looks_at_every_step)
     net_close(&net);
 }
 
-/* ---- What was timed is verified ---- */
+/* ---- Timed epochs are verified ---- */
 
-/* Engines that leave steps out say that they took all samples: batches of 4 of TIMED_SAMPLES. */
+/* Engines that omit steps but claim to have taken all samples: batches of 4 of TIMED_SAMPLES. */
 enum { TIMED_SAMPLES = 123 };
 static uint64_t claimed;
 
@@ -99,7 +99,7 @@ static void claim(uint32_t first, uint32_t count)
     claimed += (end < TIMED_SAMPLES ? end : TIMED_SAMPLES) - 4 * first;
 }
 
-/* Leaves out what comes after the first two steps of an epoch. */
+/* Omits all steps after the first two of an epoch. */
 static enum status two_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
@@ -107,28 +107,28 @@ static enum status two_steps(void *state, uint32_t epoch, uint32_t first, uint32
                      : STATUS_OK;
 }
 
-/* Leaves steps out where it is asked for many. */
+/* Omits steps if asked for many in one call. */
 static enum status few_of_many(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
     return engine_naive.steps(state, epoch, first, count > 5 ? count - 1 : count);
 }
 
-/* Leaves out every epoch after the first. */
+/* Omits every epoch after the first. */
 static enum status one_epoch(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
     return epoch == 0 ? engine_naive.steps(state, epoch, first, count) : STATUS_OK;
 }
 
-/* Makes all steps, and forgets what the last of many came to. */
+/* Runs all steps, but discards the result of the last of many. */
 static enum status forgetful(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
     if (count <= 5)
         return engine_naive.steps(state, epoch, first, count);
     struct train_state kept;
-    cr_assert(train_state_new(1 << 16, &kept)); /* more than the network has */
+    cr_assert(train_state_new(1 << 16, &kept)); /* larger than the network needs */
     TRY(engine_naive.steps(state, epoch, first, count - 1));
     TRY(engine_naive.get(state, &kept));
     TRY(engine_naive.steps(state, epoch, first + count - 1, 1));
@@ -145,7 +145,8 @@ static enum status claimed_totals(void *state, struct train_totals *totals)
     return STATUS_OK;
 }
 
-/* Trains two epochs with an engine, and verifies each where `verifies`: returns what is wrong with both. */
+/* Trains two epochs with an engine; verifies each if `verifies`. Returns the number of wrong items in
+ * both. */
 static uint64_t train_two(const struct engine *engine, const struct net *net, bool verifies,
                           struct train_epoch *epoch)
 {
@@ -174,7 +175,7 @@ static void open_timed(struct net *net)
     net_open(net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, TIMED_SAMPLES, 4, 0);
 }
 
-Test(train_verify, an_epoch_is_verified_after_its_time)
+Test(train_verify, epoch_is_verified_after_timing)
 {
     struct net net;
     struct train_epoch plain, verified;
@@ -188,7 +189,7 @@ Test(train_verify, an_epoch_is_verified_after_its_time)
     net_close(&net);
 }
 
-Test(train_verify, an_epoch_that_left_steps_out_is_wrong)
+Test(train_verify, detects_omitted_steps)
 {
     enum status (*const faults[])(void *, uint32_t, uint32_t, uint32_t) = {two_steps, few_of_many, one_epoch,
                                                                            forgetful};
@@ -196,7 +197,7 @@ Test(train_verify, an_epoch_that_left_steps_out_is_wrong)
     struct train_epoch unused;
     open_timed(&net);
     for (size_t f = 0; f < COUNT_OF(faults); f++)
-        for (int i = 0; i < 4; i++) { /* wherever it looks */
+        for (int i = 0; i < 4; i++) { /* whichever step is drawn */
             struct engine engine = engine_naive;
             engine.totals = claimed_totals;
             engine.steps = faults[f];

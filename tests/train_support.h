@@ -1,4 +1,4 @@
-/* What the suites of training need: small random sets and an engine over them. */
+/* Support for the training suites: small random data sets and an engine that uses them. */
 #ifndef FDSL_TESTS_TRAIN_SUPPORT_H
 #define FDSL_TESTS_TRAIN_SUPPORT_H
 
@@ -13,13 +13,13 @@
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
-/* The larger one; a NaN is the largest of all, where fmax() would drop it. */
+/* The larger value; NaN counts as the largest, which fmax() would drop. */
 static inline double worse(double a, double b)
 {
     return isnan(a) || a > b ? a : b;
 }
 
-/* An engine, its model and its data: the engine keeps pointers into it, so it stays where it is. */
+/* An engine, its model and its data. The engine keeps pointers into this struct, so it must not be moved. */
 struct net {
     const struct engine *engine;
     struct model model;
@@ -49,7 +49,7 @@ static inline void data_random(struct data *data, struct shape shape, uint32_t c
     data_normalise(data, true);
 }
 
-/* Opens an engine with the model's initial parameters over `count` random samples. */
+/* Opens an engine with the model's initial parameters and `count` random samples. */
 static inline void net_open(struct net *net, const struct engine *engine, const struct model_table *table,
                             struct shape input, uint32_t classes, uint32_t count, uint32_t batch,
                             float smoothing)
@@ -73,19 +73,18 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Opens an engine in place of the one that there is, as the data or the training have changed, from the
- * initial parameters. */
+/* Replaces the engine after the data or the training changed; starts from the initial parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};
     net->engine->close(net->state);
     net->engine = engine;
     must(engine->open(&net->train, &resources, &net->state));
-    const struct train_state begin = {.parameters = net->initial, .first = net->zeros, .second = net->zeros};
+    const struct train_state begin = {.parameters = net->initial, .m = net->zeros, .v = net->zeros};
     must(net->engine->set(net->state, &begin));
 }
 
-/* Halves in place of bytes: 1 to 2. */
+/* Replaces bytes with halves from 1 to 2. */
 static inline void data_to_halves(struct data *data)
 {
     data->type = DTYPE_F16;

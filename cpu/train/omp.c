@@ -1,10 +1,10 @@
-/* `train-omp`, `infer-omp`: OpenMP over samples and tiles, SIMD inside. docs/train_omp.md says what the time
- * goes to.
+/* `train-omp`, `infer-omp`: OpenMP over samples and tiles, SIMD inside. docs/train_omp.md shows where the
+ * time goes.
  *
- * Samples pass the convolutions one by one, a thread each; linear layers take the whole batch. Every sum has
- * an order that no thread decides, so any number of threads gives the same bits: a sample's work is one
- * thread's, an element of a product has its sum in one order, and convolutions' gradients are added up in
- * chunks of the batch. */
+ * Convolutions process one sample per thread; linear layers process the whole batch. The order of every sum
+ * is independent of the threads, so results are bit-identical for any number of threads: one thread does all
+ * work of a sample, each GEMM element is summed in a fixed order, and convolution gradients are summed per
+ * chunk of the batch. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +17,13 @@
 #include "train/inferrer.h"
 #include "train/trainer.h"
 
-#define LITTLE_WORK 5e5 /* multiply-adds of a batch's way forward: some ten microseconds */
-#define TILE_SHARES 4   /* a thread's of a product, so that a slow one can be helped */
+#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass: about ten microseconds */
+/* Shares per thread of a GEMM; more than one, so that other threads can help a slow one. */
+#define TILE_SHARES 4
 
 /* ---- Kernels ---- */
 
-/* The best first. */
+/* Best first. */
 static const struct net_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &net_kernel_avx512, &net_kernel_avx2,
@@ -34,7 +35,7 @@ static const struct net_kernel *forced_kernel;
 static const struct net_kernel *best_kernel(void)
 {
     size_t i = 0;
-    while (!kernels[i]->supported()) /* the last always is */
+    while (!kernels[i]->supported()) /* the last one always is */
         i++;
     return kernels[i];
 }
@@ -44,10 +45,10 @@ static const struct net_kernel *chosen_kernel(void)
     return forced_kernel ? forced_kernel : best_kernel();
 }
 
-struct multiplier omp_net_multiplier(void)
+struct gemm_kernels omp_net_gemm_kernels(void)
 {
     const struct net_kernel *kernel = chosen_kernel();
-    return (struct multiplier){kernel->tiles, kernel->multiply};
+    return (struct gemm_kernels){kernel->tiles, kernel->multiply};
 }
 
 const char *omp_net_instruction_set(void)
@@ -66,21 +67,21 @@ bool omp_net_force_isa(const char *name)
 
 /* ---- Threads ----
  *
- * All steps of a call are one parallel region, in which every thread runs every function; loops and single
- * pieces of work are dealt out, and threads meet where one needs what others have made. */
+ * All steps of a call run in one parallel region, in which every thread executes every function. Worksharing
+ * loops and `single` regions divide the work. Barriers separate producers from consumers. */
 
 /* ---- Linear layers ---- */
 
-/* A share to each; nobody waits for the others. */
-static void multiply_by_all(const struct net *net, const struct product *product)
+/* Distributes shares of the GEMM to the threads. Does not end with a barrier. */
+static void multiply_by_all(const struct net *net, const struct gemm *gemm)
 {
-    size_t tiles = net->by.tiles(product), shares = (size_t)net->threads * TILE_SHARES;
+    size_t tiles = net->gemm.tiles(gemm), shares = (size_t)net->threads * TILE_SHARES;
     if (net->threads == 1 || shares > tiles)
         shares = net->threads == 1 ? 1 : tiles;
 #pragma omp for schedule(dynamic) nowait
     for (size_t i = 0; i < shares; i++) {
         size_t begin = tiles * i / shares, end = tiles * (i + 1) / shares;
-        net->by.multiply(product, begin, end - begin);
+        net->gemm.multiply(gemm, begin, end - begin);
     }
 }
 
@@ -92,13 +93,13 @@ static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epo
 
 static void linear_forward(struct net *net, const struct block *block, uint32_t count)
 {
-    const struct product product = {
+    const struct gemm gemm = {
         .a = block[-1].rows,
-        .rows = block[-1].row_places,
+        .rows = block[-1].row_positions,
         .steps = net->iota,
         .row_count = count,
         .step_count = block->layer->in_values,
-        .b = block->turned,
+        .b = block->transposed,
         .b_pitch = block->out_vectors,
         .c = block->rows,
         .c_pitch = block->out_pitch,
@@ -106,7 +107,7 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
         .bias = net->parameters + block->bias,
         .relu = block->relu,
     };
-    multiply_by_all(net, &product);
+    multiply_by_all(net, &gemm);
     barrier_wait(&net->barrier);
 }
 
@@ -117,13 +118,13 @@ static void sum_rows(const struct net *net, const struct block *block, uint32_t 
         net->kernel->add(block->deltas + j * block->out_pitch, sums, block->layer->bias_values);
 }
 
-/* The gradients of weights and biases, and, unless the block before is the samples, of what came in. */
+/* Gradients of weights and biases and, unless the input is the samples, of the input. */
 static void linear_backward(struct net *net, const struct block *block, uint32_t count)
 {
-    const struct product of_weights = {
+    const struct gemm of_weights = {
         .a = block->deltas,
         .rows = net->iota,
-        .steps = block->row_places,
+        .steps = block->row_positions,
         .row_count = block->layer->out_values,
         .step_count = count,
         .b = block[-1].rows,
@@ -132,9 +133,9 @@ static void linear_backward(struct net *net, const struct block *block, uint32_t
         .c_pitch = block->in_pitch,
         .columns = block[-1].out_vectors,
     };
-    const struct product of_input = {
+    const struct gemm of_input = {
         .a = block->deltas,
-        .rows = block->row_places,
+        .rows = block->row_positions,
         .steps = net->iota,
         .row_count = count,
         .step_count = block->layer->out_values,
@@ -152,7 +153,7 @@ static void linear_backward(struct net *net, const struct block *block, uint32_t
     barrier_wait(&net->barrier);
 }
 
-/* All rows of a block through ReLU and dropout, or back. */
+/* Runs the in-place layers of a block over all rows, forward or backward. */
 static void after_rows(struct net *net, const struct block *block, uint32_t epoch, bool training, bool back)
 {
     if (block->after == block->after_end && !(back && block->relu))
@@ -171,7 +172,8 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Softmax and cross-entropy with smoothing; fills the gradient of the logits for a mean over `count`. */
+/* Softmax cross-entropy with label smoothing; writes the gradient of the logits, for the mean over `count`
+ * samples. */
 static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
                      float *delta)
 {
@@ -190,7 +192,7 @@ static float loss_of(const struct train *train, const float *logits, uint32_t la
     return loss;
 }
 
-/* The first of the largest. */
+/* Index of the largest logit; the first one if several are equal. */
 static uint32_t guess(const float *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -210,7 +212,7 @@ static void take_loss(struct net *net, uint32_t j)
     net->correct[j] = guess(logits, train->model->classes) == label;
 }
 
-/* Of step `number`, in the order of samples. */
+/* Adds step `number` to the totals, in the order of samples. */
 static void add_totals(struct net *net, uint64_t number)
 {
     double loss = 0;
@@ -227,7 +229,7 @@ static void add_totals(struct net *net, uint64_t number)
 
 /* ---- Steps ---- */
 
-/* The batch in net->numbers, up to its logits. */
+/* Forward pass of the batch in net->numbers, up to the logits. */
 static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
     RANGE(FORWARD);
@@ -243,7 +245,7 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
     }
 }
 
-/* The convolutions' way back: chunks of neighbouring samples, each with a sum of its own. */
+/* Backward pass of convolutions: chunks of consecutive samples, each with its own sum. */
 static void samples_backward(struct net *net, uint32_t epoch)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -284,7 +286,7 @@ static void update_parameters(struct net *net, uint64_t number)
     RANGE(UPDATE);
 #pragma omp for nowait
     for (size_t i = 0; i < net->arena_values; i += PART)
-        net->kernel->update(&update, net->gradients + i, net->parameters + i, net->first + i, net->second + i,
+        net->kernel->update(&update, net->gradients + i, net->parameters + i, net->m + i, net->v + i,
                             net->arena_values - i < PART ? net->arena_values - i : PART);
     barrier_wait(&net->barrier);
     net_prepare_weights(net);
@@ -318,17 +320,17 @@ static void omp_close(void *state)
     free(state);
 }
 
-enum status omp_net_open(const struct train *train, const struct resources *resources, struct multiplier by,
-                         void **state)
+enum status omp_net_open(const struct train *train, const struct resources *resources,
+                         struct gemm_kernels gemm, void **state)
 {
     struct net *net = calloc(1, sizeof *net);
     if (!net)
         return status_set(STATUS_FAILED, "omp: out of memory");
     net->train = train;
     net->kernel = chosen_kernel();
-    net->by = by;
-    /* A little work is done sooner than threads have met, and far sooner where one of them
-     * has to be woken. */
+    net->gemm = gemm;
+    /* A small batch is computed faster than threads can synchronise, especially if one of them has to be
+     * woken. */
     bool little = train->batch * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
     net->batch = train->batch;
@@ -349,7 +351,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
 
 static enum status omp_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return omp_net_open(train, resources, omp_net_multiplier(), state);
+    return omp_net_open(train, resources, omp_net_gemm_kernels(), state);
 }
 
 static enum status omp_set(void *state, const struct train_state *from)
@@ -357,8 +359,8 @@ static enum status omp_set(void *state, const struct train_state *from)
     struct net *net = state;
     net_take_arena(net, from->parameters, net->parameters);
     if (!net->train->forward_only) {
-        net_take_arena(net, from->first, net->first);
-        net_take_arena(net, from->second, net->second);
+        net_take_arena(net, from->m, net->m);
+        net_take_arena(net, from->v, net->v);
     }
 #pragma omp parallel num_threads(net->threads)
     net_prepare_weights(net);
@@ -369,8 +371,8 @@ static enum status omp_get(void *state, struct train_state *into)
 {
     const struct net *net = state;
     net_give_arena(net, net->parameters, into->parameters);
-    net_give_arena(net, net->first, into->first);
-    net_give_arena(net, net->second, into->second);
+    net_give_arena(net, net->m, into->m);
+    net_give_arena(net, net->v, into->v);
     return STATUS_OK;
 }
 
@@ -379,7 +381,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
-    uint32_t at_once = feed_is_live(&net->feed) ? 1 : count; /* before a step, threads are the generator's */
+    uint32_t at_once =
+        feed_is_live(&net->feed) ? 1 : count; /* between live steps, the generator uses the threads */
     for (uint32_t done = 0; done < count; done += at_once) {
         net->count = train_batch(net->train, &order, first + done, net->numbers);
         TRY(feed_step(&net->feed, epoch, net->numbers, net->count));
@@ -418,7 +421,7 @@ static enum status omp_gradients(void *state, float *gradients)
     return STATUS_OK;
 }
 
-/* Samples first .. first + count - 1: at most a batch. */
+/* Samples first .. first + count - 1; `count` is at most a batch. */
 static void evaluate_batch(struct net *net, enum data_part part, uint32_t first, uint32_t count,
                            float *logits)
 {

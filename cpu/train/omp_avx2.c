@@ -1,4 +1,4 @@
-/* `train-omp` in vectors of 8: AVX2 and FMA. */
+/* `train-omp` with vectors of 8: AVX2 and FMA. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -9,16 +9,17 @@
 #endif
 
 #define LANES      8
-#define PANEL_MAX  2 /* 6 x 2 sums, 2 of b and a factor, of 16 registers */
-#define SPREAD_MAX 6 /* 6 sums, 6 weights and a factor */
+#define PANEL_MAX  2 /* of 16 registers: 6 x 2 sums, 2 of b, 1 factor */
+#define SPREAD_MAX 6 /* 6 sums, 6 weights, 1 factor */
 typedef __m256 vreal;
 typedef __m256i vint;
 
-#define v_load(p)           _mm256_loadu_ps(p)
-#define v_store(p, a)       _mm256_storeu_ps(p, a)
-#define v_set(x)            _mm256_set1_ps(x)
-#define v_fma(a, b, c)      _mm256_fmadd_ps(a, b, c)
-#define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a) /* a NaN in the second stays */
+#define v_load(p)      _mm256_loadu_ps(p)
+#define v_store(p, a)  _mm256_storeu_ps(p, a)
+#define v_set(x)       _mm256_set1_ps(x)
+#define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+/* _mm256_max_ps() returns its second operand if that is NaN. */
+#define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a)
 #define v_whole(n)          _mm256_set1_epi32(n)
 #define v_store_whole(p, a) _mm256_storeu_si256((__m256i *)(p), a)
 #define v_greater(a, b) \

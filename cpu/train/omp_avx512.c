@@ -1,4 +1,4 @@
-/* `train-omp` in vectors of 16: AVX-512 F, BW, DQ and VL. */
+/* `train-omp` with vectors of 16: AVX-512 F, BW, DQ and VL. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -10,16 +10,17 @@
 #endif
 
 #define LANES      16
-#define PANEL_MAX  4 /* 6 x 4 sums, 4 of b and a factor, of 32 registers */
-#define SPREAD_MAX 9 /* 9 sums, 9 weights and a factor */
+#define PANEL_MAX  4 /* of 32 registers: 6 x 4 sums, 4 of b, 1 factor */
+#define SPREAD_MAX 9 /* 9 sums, 9 weights, 1 factor */
 typedef __m512 vreal;
 typedef __m512i vint;
 
-#define v_load(p)           _mm512_loadu_ps(p)
-#define v_store(p, a)       _mm512_storeu_ps(p, a)
-#define v_set(x)            _mm512_set1_ps(x)
-#define v_fma(a, b, c)      _mm512_fmadd_ps(a, b, c)
-#define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a) /* a NaN in the second stays */
+#define v_load(p)      _mm512_loadu_ps(p)
+#define v_store(p, a)  _mm512_storeu_ps(p, a)
+#define v_set(x)       _mm512_set1_ps(x)
+#define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+/* _mm512_max_ps() returns its second operand if that is NaN. */
+#define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a)
 #define v_whole(n)          _mm512_set1_epi32(n)
 #define v_store_whole(p, a) _mm512_storeu_si512(p, a)
 #define v_greater(a, b) \

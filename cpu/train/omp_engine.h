@@ -1,4 +1,4 @@
-/* The engine of `train-omp` and `infer-omp`, for tests and for the one that multiplies by OpenBLAS. */
+/* The engine of `train-omp` and `infer-omp`, for tests and for the variant that uses OpenBLAS. */
 #ifndef FDSL_CPU_TRAIN_OMP_ENGINE_H
 #define FDSL_CPU_TRAIN_OMP_ENGINE_H
 
@@ -9,27 +9,27 @@
 
 extern const struct engine engine_omp, engine_omp_blas;
 
-/* For tests: makes every later open() use the kernel of this name, or the best one again where it is NULL.
- * False where there is none, or this machine cannot run it. */
+/* For tests: later calls of open() use the kernel with this name; NULL selects the best kernel again. Returns
+ * false if there is no such kernel or this machine cannot run it. */
 bool omp_net_force_isa(const char *name);
 
-/* The name of the kernel that a later open() uses. */
+/* The name of the kernel that open() will use. */
 const char *omp_net_instruction_set(void);
 
-/* How products are computed: as net_kernel has it. */
-struct multiplier {
-    size_t (*tiles)(const struct product *product);
-    void (*multiply)(const struct product *product, size_t first, size_t count);
+/* The GEMM implementation, as in struct net_kernel. */
+struct gemm_kernels {
+    size_t (*tiles)(const struct gemm *gemm);
+    void (*multiply)(const struct gemm *gemm, size_t first, size_t count);
 };
 
-/* That of the best kernel; for open(), and for tests that plant a fault in it. */
-struct multiplier omp_net_multiplier(void);
+/* The GEMM of the kernel that open() will use; also for tests that plant a fault in it. */
+struct gemm_kernels omp_net_gemm_kernels(void);
 
-/* open() of the engine with products by this. */
-enum status omp_net_open(const struct train *train, const struct resources *resources, struct multiplier by,
-                         void **state);
+/* open() of the engine, with the given GEMM. */
+enum status omp_net_open(const struct train *train, const struct resources *resources,
+                         struct gemm_kernels gemm, void **state);
 
-/* open() of engine_omp_blas (omp_blas.c): STATUS_UNAVAILABLE without the library. */
+/* open() of engine_omp_blas (omp_blas.c): STATUS_UNAVAILABLE if OpenBLAS is missing. */
 enum status omp_blas_open(const struct train *train, const struct resources *resources, void **state);
 
 #endif

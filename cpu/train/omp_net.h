@@ -1,10 +1,10 @@
-/* Inside `train-omp` and `infer-omp`: a network as blocks, and the memory that they work in.
+/* Inside `train-omp` and `infer-omp`: a network as blocks, and their memory.
  *
- * Convolutions, pooling, additions and means go sample by sample, a thread each, in samples that lie place by
- * place with all channels of a place together ("pitch" floats from place to place: the channels in whole
- * vectors, but for the samples themselves). From the block FLAT on there are rows, one a sample, in the C
- * order that linear layers know. ReLU and dropout work in place, in the output of the block before them: what
- * they left tells which gradients go back. */
+ * Convolutions, pooling, additions and means process one sample per thread. Samples are stored position by
+ * position with the channels innermost. Consecutive positions are "pitch" floats apart: the channels rounded
+ * up to whole vectors, except in the input samples. From block FLAT on, data are rows, one per sample, in the
+ * C order that linear layers expect. ReLU and dropout run in place, in the output of the block before them; a
+ * zero there tells the backward pass to drop that gradient. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -16,66 +16,67 @@
 #include "train/published.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
-#define NET_CHUNK      4 /* samples at least whose convolutions' gradients are summed by one thread */
-#define NET_CHUNKS_MAX                                                                   \
-    64 /* so many sums at most, added in their order: the same for any number of threads \
-        */
+#define NET_CHUNK      4 /* minimum number of samples whose convolution gradients one thread sums */
+/* Maximum number of chunks with a sum of their own. The sums are added in order, so the result does not
+ * depend on the number of threads. */
+#define NET_CHUNKS_MAX 64
 
 enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BLOCK_FLAT, BLOCK_LINEAR };
 
-/* A convolution's geometry, in floats of its input with the zeros around it. */
+/* Geometry of a convolution, in floats of its zero-padded input. */
 struct conv {
     uint32_t kernel[MODEL_AXES], padding[MODEL_AXES];
     bool padded;
-    struct shape around;   /* the input with its zeros */
-    size_t depth;          /* weights of an output channel, ordered (t, y, x, channel) */
-    uint32_t *places;      /* of every output */
-    uint32_t *taps;        /* of every weight */
+    struct shape around;   /* padded input */
+    size_t depth;          /* weights per output channel, ordered (t, y, x, channel) */
+    uint32_t *positions;   /* of each output */
+    uint32_t *taps;        /* of each weight */
     float *forward;        /* weights [depth][out_pitch] */
-    size_t gradient;       /* where [weights][out_pitch of biases] begin in a chunk's sums */
-    size_t gradient_count; /* of the weights alone */
+    size_t gradient;       /* offset of [weights][out_pitch of biases] in a chunk's sums */
+    size_t gradient_count; /* weights only */
 
-    /* Backward, where no pooling follows: a convolution of the gradients with zeros around them. */
+    /* Backward without pooling: a convolution of the zero-padded gradients. */
     struct shape wide;
-    uint32_t *back_places, *back_taps;
+    uint32_t *back_positions, *back_taps;
 
-    /* Backward from peaks: the kernel's window, in vectors along its rows. */
+    /* Backward through pooling: the kernel's window as vectors along its rows. */
     uint32_t *runs;
-    size_t run_vectors, vectors; /* of a row, of the window */
-    size_t band;                 /* windows of pooling whose input stays in the first-level cache */
+    size_t run_vectors, vectors; /* vectors per row, vectors per window */
+    size_t band;                 /* pooling windows per band, so that their input stays in the L1 cache */
 
-    float *backward; /* weights, [taps][out channels][in_pitch] or [out channel][vectors] */
+    float *backward; /* weights as [taps][out channels][in_pitch] or [out channel][vectors] */
 };
 
 struct block {
     enum block_kind kind;
-    const struct layer *layer; /* of all but INPUT and FLAT */
-    const struct layer *pool;  /* the max-pooling that belongs to a convolution, or NULL */
-    bool relu;                 /* right behind the layer, before `pool` */
-    uint32_t after, after_end; /* these layers work in its output */
-    bool is_added;             /* what they leave is taken by some ADD behind */
-    const struct block *added; /* of ADD: the earlier block, */
-    size_t held;               /* and where worker->held keeps what it shall get back */
+    const struct layer *layer; /* all kinds except INPUT and FLAT */
+    const struct layer *pool;  /* the max-pooling that is fused into a convolution, or NULL */
+    bool relu;                 /* ReLU directly after the layer, before `pool` */
+    uint32_t after, after_end; /* range of layers that run in place in its output */
+    bool is_added;             /* a later ADD uses its output */
+    const struct block *added; /* ADD only: the earlier block ... */
+    size_t held;               /* ... and the offset in worker->held where its gradients wait */
 
-    /* What comes in and goes out. FLAT and LINEAR: of one place, and the pitch is that of rows. */
+    /* Input and output. FLAT and LINEAR have one position; their pitch is the distance of rows. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
-    size_t places;        /* of the output */
-    size_t values, peaks; /* where these begin in what is kept of a sample */
+    size_t positions;      /* number of output positions */
+    size_t values, argmax; /* offsets of its data in a sample's kept arrays */
     struct pool pooling;
     struct conv conv;
 
-    /* Rows: batch * out_pitch; what the rows of a batch are, in floats. LINEAR: weights [in][out_vectors]. */
-    float *rows, *deltas, *turned;
-    uint32_t *row_places;
-    size_t weight, bias; /* in the net's arenas: of LINEAR rows of in_pitch */
+    /* FLAT and LINEAR. rows, deltas: batch * out_pitch floats. transposed (LINEAR): weights
+     * [in][out_vectors]. row_positions: offsets of the rows of a batch, in floats. */
+    float *rows, *deltas, *transposed;
+    uint32_t *row_positions;
+    size_t weight, bias; /* offsets in the net's arenas; LINEAR weights have rows of in_pitch floats */
     size_t out_vectors;
 };
 
-/* The room of a thread. */
+/* Scratch memory of one thread. */
 struct worker {
     float *sample, *around, *plain, *wide, *deltas[2], *held;
-    uint32_t *list_places, *list_counts;
+    uint32_t *list_positions, *list_counts;
     float *list_deltas;
     double data_s;
 };
@@ -83,49 +84,49 @@ struct worker {
 struct net {
     const struct train *train;
     const struct net_kernel *kernel;
-    struct multiplier by;
+    struct gemm_kernels gemm;
     int threads;
-    uint32_t batch; /* samples that there is room for */
+    uint32_t batch; /* capacity in samples */
     struct block blocks[NET_BLOCKS_MAX];
-    uint32_t block_count, flat; /* `flat`: the block FLAT */
-    uint32_t *numbers;          /* of the samples; 0, 1, 2, ... */
+    uint32_t block_count, flat; /* `flat`: index of block FLAT */
+    uint32_t *numbers;          /* sample numbers of the batch; iota: 0, 1, 2, ... */
     uint32_t *iota;
 
-    /* Of parameters; biases and rows of weights in whole vectors, zeros behind them. */
+    /* Arenas of parameters. Biases and weight rows are padded to whole vectors with zeros. */
     size_t arena_values;
-    float *parameters, *gradients, *first, *second;
+    float *parameters, *gradients, *m, *v;
 
-    /* Kept of every sample; draws: the random bytes of a layer's dropout. */
-    size_t kept_values, kept_peaks, kept_draws;
-    size_t held_values; /* of a sample's way back: gradients that wait for the block they go to */
+    /* Data kept per sample for the backward pass; draws: random bytes of dropout layers. */
+    size_t kept_values, kept_argmax, kept_draws;
+    size_t held_values; /* per sample, backward: gradients that wait for the earlier block of an ADD */
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;
-    uint32_t *peaks;
+    uint32_t *argmax;
     uint8_t *draws;
 
-    /* Sums of gradients of convolutions, a row a chunk. */
+    /* Sums of convolution gradients, one row per chunk. */
     size_t chunk_values;
-    uint32_t chunks; /* at most */
+    uint32_t chunks; /* maximum number of chunks */
     float *sums;
 
     struct feed feed;
     struct worker *workers;
     struct barrier barrier;
-    uint32_t count;   /* samples of the batch in work */
-    double *losses;   /* of the batch's samples */
-    uint8_t *correct; /* whether they were */
+    uint32_t count;   /* samples in the current batch */
+    double *losses;   /* per sample of the batch */
+    uint8_t *correct; /* whether each sample was classified correctly */
     struct train_totals totals;
-    struct published published; /* what `totals` were after the latest step */
+    struct published published; /* copy of `totals` after the latest step, for progress() */
 
-    void **held; /* all memory */
+    void **held; /* all allocations */
     uint32_t held_count, held_room;
     bool out_of_memory;
     uint64_t bytes;
 };
 
-/* A sample on its way. */
+/* A sample that passes through the network. */
 struct passing {
-    uint32_t place; /* in the batch */
+    uint32_t index; /* index in the batch */
     uint32_t sample, epoch;
     enum data_part part;
     bool training;
@@ -133,35 +134,36 @@ struct passing {
 
 /* ---- omp_plan.c ---- */
 
-/* Makes blocks and memory for `net->train`. STATUS_FAILED where memory is out; the caller calls net_free()
- * then, too. */
+/* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out; the caller calls
+ * net_free() also then. */
 enum status net_plan(struct net *net);
 void net_free(struct net *net);
 
-/* Parameters (or what else is one a parameter) from the arena of model.h into the net's, and back. */
+/* Copy an arena (parameters, gradients or moments) from the layout of model.h to the net's, and back. */
 void net_take_arena(const struct net *net, const float *from, float *into);
 void net_give_arena(const struct net *net, const float *from, float *into);
 
-/* ---- By all threads of a parallel region together, which have met at the end ---- */
+/* ---- Called by all threads of a parallel region; each ends with a barrier ---- */
 
-/* Lays weights out as the products want them; after every change of the parameters. */
+/* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. */
 void net_prepare_weights(struct net *net);
 
-/* Adds the first `chunks` sums and puts them into the gradients. */
+/* Adds the first `chunks` sums and writes them to the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);
 
 /* ---- omp_sample.c ---- */
 
-/* ReLU and dropout behind a block, and back. `values` are what the block made for a sample. */
+/* Applies the in-place ReLU and dropout layers of a block, forward and backward. `values` is the block's
+ * output for one sample. */
 void net_after(const struct net *net, const struct block *block, const struct passing *passing,
                float *values);
 void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,
                         const float *values, float *deltas);
 
-/* A sample from the set through all blocks up to FLAT. */
+/* Takes a sample from the data set through all blocks up to FLAT. */
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
 
-/* And back: its gradients are added to a chunk's sums. */
+/* Backward pass of one sample from FLAT; adds its gradients to a chunk's sums. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          float *sums);
 

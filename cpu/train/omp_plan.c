@@ -1,4 +1,4 @@
-/* `train-omp`: blocks of a network, their geometry, and memory for all of it. */
+/* `train-omp`: divides a network into blocks, computes their geometry, and allocates all memory. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +8,13 @@
 #include "machine/env.h"
 #include "omp_net.h"
 
-#define LINE        16 /* floats of a cache line */
+#define LINE        16 /* floats per cache line */
 #define PAGE_BYTES  (UINT64_C(2) << 20)
 #define BAND_VALUES 5120 /* 20 KB of input, and as much of its gradient */
 
 /* ---- Memory ---- */
 
-/* Room in the list of what is held. */
+/* Makes room for one more entry in the list of allocations. */
 static bool can_hold_more(struct net *net)
 {
     if (net->held_count < net->held_room)
@@ -28,12 +28,13 @@ static bool can_hold_more(struct net *net)
     return true;
 }
 
-/* Zeros, in huge pages where there is much of it. NULL where memory is out, which the net notes. */
+/* Allocates zeroed memory, with huge pages if it is large. If memory runs out, returns NULL and sets
+ * net->out_of_memory. */
 static void *take(struct net *net, size_t count, size_t size)
 {
     uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
     bytes = (bytes + alignment - 1) / alignment * alignment;
-    /* Linux promises more than it has, and kills who takes it at its word. */
+    /* Linux overcommits memory and kills the process on first use, so check what is available. */
     bool there = bytes < PAGE_BYTES || bytes <= env_memory_available_bytes();
     void *room = there && can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
     if (!room) {
@@ -41,7 +42,7 @@ static void *take(struct net *net, size_t count, size_t size)
         return NULL;
     }
     if (alignment == PAGE_BYTES)
-        madvise(room, bytes, MADV_HUGEPAGE); /* advice: without huge pages it is slower, and right */
+        madvise(room, bytes, MADV_HUGEPAGE); /* only advice: without huge pages it works, but slower */
     memset(room, 0, bytes);
     net->held[net->held_count++] = room;
     net->bytes += bytes;
@@ -61,14 +62,14 @@ static size_t round_up(size_t count, size_t to)
     return (count + to - 1) / to * to;
 }
 
-/* Rows of so many floats an odd number of cache lines apart: then elements below each other fall into
- * different sets of the caches. */
+/* Distance of rows of `count` floats: an odd number of cache lines, so that elements of one column fall into
+ * different cache sets. */
 static size_t row_pitch(size_t count)
 {
     return (round_up(count, LINE) / LINE | 1) * LINE;
 }
 
-static size_t places_of(const struct shape *shape)
+static size_t positions_of(const struct shape *shape)
 {
     return (size_t)shape->depth * shape->height * shape->width;
 }
@@ -80,9 +81,8 @@ static bool works_in_place(const struct layer *layer)
     return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
 }
 
-/* The layer behind `*i`, if it is of that kind and nobody else takes what `*i` gives; then `*i` goes on to
- * it.
- */
+/* If the layer after `*i` is of this kind and no other layer uses the output of `*i`, advances `*i` to it and
+ * returns it. Otherwise returns NULL. */
 static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
 {
     if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind || model->layers[*i].is_added)
@@ -90,7 +90,8 @@ static const struct layer *follows(const struct model *model, uint32_t *i, enum 
     return &model->layers[++*i];
 }
 
-/* Makes a block, with layer `*i` or none, of it and what belongs to it; `*i` goes on behind them. */
+/* Appends a block for layer `*i` and the layers fused into it, and advances `*i` past them. INPUT and FLAT
+ * take no layer. */
 static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *i)
 {
     const struct model *model = net->train->model;
@@ -108,8 +109,8 @@ static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *
     return block;
 }
 
-/* The last layer that goes sample by sample; -1 where there is none. */
-static int last_of_places(const struct model *model)
+/* The last layer that is processed sample by sample; -1 if there is none. */
+static int last_spatial_layer(const struct model *model)
 {
     int last = -1;
     for (uint32_t i = 0; i < model->layer_count; i++)
@@ -118,7 +119,7 @@ static int last_of_places(const struct model *model)
     return last;
 }
 
-/* The block whose output, with all that works in it, is that of a layer. */
+/* The block whose output, after its in-place layers, is the output of `layer`. */
 static const struct block *block_of(const struct net *net, uint32_t layer)
 {
     const struct block *block = net->blocks;
@@ -135,7 +136,7 @@ static enum status make_blocks(struct net *net)
                                                        [LAYER_ADD] = BLOCK_ADD,
                                                        [LAYER_MEAN] = BLOCK_MEAN};
     const struct model *model = net->train->model;
-    const int last = last_of_places(model);
+    const int last = last_spatial_layer(model);
     uint32_t i = 0;
     struct block *block = add_block(net, BLOCK_INPUT, &i);
     for (;;) {
@@ -152,38 +153,39 @@ static enum status make_blocks(struct net *net)
             return STATUS_OK;
         const struct layer *layer = &model->layers[i];
         if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
-            return status_set(STATUS_UNAVAILABLE,
-                              "omp: no linear layer before a convolution, a pooling, an addition or a mean");
+            return status_set(STATUS_UNAVAILABLE, "omp: it does not support a linear layer before a "
+                                                  "convolution, a pooling, an addition or a mean");
         block = add_block(net, kinds[layer->spec.kind], &i);
         if (block->kind == BLOCK_ADD)
             block->added = block_of(net, layer->number - layer->spec.back);
     }
 }
 
-/* Pitches, and where parameters and what is kept of a sample begin. */
+/* Sets pitches and the offsets of parameters and kept data. */
 static void lay_out_block(struct net *net, struct block *block)
 {
     const uint32_t lanes = net->kernel->lanes;
     bool rows = block->kind >= BLOCK_FLAT, first = block->kind == BLOCK_INPUT;
-    block->places = rows ? 1 : places_of(&block->out);
+    block->positions = rows ? 1 : positions_of(&block->out);
     block->in_pitch = first ? 0 : block[-1].out_pitch;
     block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
     if (first && block[1].kind == BLOCK_CONV && !block->is_added)
-        block->out_pitch = block->out.channels; /* only ever broadcast, or read in rows */
+        block->out_pitch = block->out.channels; /* the GEMM only broadcasts its values or reads them along
+                                                 * rows, so it needs no padding */
     block->values = net->kept_values;
-    block->peaks = net->kept_peaks;
+    block->argmax = net->kept_argmax;
     if (rows)
         block->out_vectors = round_up(shape_values(&block->out), lanes);
     else
-        net->kept_values += round_up(block->places * block->out_pitch, LINE) + LINE;
+        net->kept_values += round_up(block->positions * block->out_pitch, LINE) + LINE;
     if (block->pool || block->kind == BLOCK_POOL) {
         const struct layer *pool = block->pool ? block->pool : block->layer;
         block->pooling = (struct pool){pool->in, pool->out, pool->spec.kernel, block->out_pitch};
-        net->kept_peaks += block->places * block->out_pitch;
+        net->kept_argmax += block->positions * block->out_pitch;
     }
     if (block->kind == BLOCK_ADD) {
         block->held = net->held_values;
-        net->held_values += round_up(block->places * block->out_pitch, LINE);
+        net->held_values += round_up(block->positions * block->out_pitch, LINE);
     }
     if (block->kind == BLOCK_CONV || block->kind == BLOCK_LINEAR) {
         size_t values = block->layer->weight_values;
@@ -197,24 +199,24 @@ static void lay_out_block(struct net *net, struct block *block)
 
 /* ---- Convolutions ---- */
 
-static uint32_t place_at(const struct shape *around, size_t pitch, uint32_t t, uint32_t y, uint32_t x)
+static uint32_t position_at(const struct shape *around, size_t pitch, uint32_t t, uint32_t y, uint32_t x)
 {
     return (uint32_t)((((size_t)t * around->height + y) * around->width + x) * pitch);
 }
 
-/* Offsets of all places of a shape within a larger one, `before` from its corner. */
-static uint32_t *make_places(struct net *net, const struct shape *shape, const uint32_t *before,
-                             const struct shape *around, size_t pitch)
+/* Offsets of all positions of `shape` inside the larger shape `around`, shifted by `before`. */
+static uint32_t *make_positions(struct net *net, const struct shape *shape, const uint32_t *before,
+                                const struct shape *around, size_t pitch)
 {
-    uint32_t *places = take(net, places_of(shape), sizeof *places), *next = places;
-    for (uint32_t t = 0; places && t < shape->depth; t++)
+    uint32_t *positions = take(net, positions_of(shape), sizeof *positions), *next = positions;
+    for (uint32_t t = 0; positions && t < shape->depth; t++)
         for (uint32_t y = 0; y < shape->height; y++)
             for (uint32_t x = 0; x < shape->width; x++)
-                *next++ = place_at(around, pitch, t + before[0], y + before[1], x + before[2]);
-    return places;
+                *next++ = position_at(around, pitch, t + before[0], y + before[1], x + before[2]);
+    return positions;
 }
 
-/* Offsets of a kernel's weights: (t, y, x, channel), or `mirrored` in t, y and x. */
+/* Offsets of a kernel's weights in order (t, y, x, channel), or with t, y and x `mirrored`. */
 static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t channels,
                            const struct shape *around, size_t pitch, bool mirrored)
 {
@@ -223,14 +225,14 @@ static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t cha
     for (size_t i = 0; taps && i < count; i++) {
         size_t at = mirrored ? count - 1 - i : i;
         uint32_t x = (uint32_t)(at % kernel[2]), y = (uint32_t)(at / kernel[2] % kernel[1]);
-        uint32_t place = place_at(around, pitch, (uint32_t)(at / kernel[2] / kernel[1]), y, x);
+        uint32_t position = position_at(around, pitch, (uint32_t)(at / kernel[2] / kernel[1]), y, x);
         for (uint32_t c = 0; c < channels; c++)
-            taps[i * channels + c] = place + c;
+            taps[i * channels + c] = position + c;
     }
     return taps;
 }
 
-/* The vectors of the kernel's window: of each of its rows, whose places and channels follow each other. */
+/* Lists the vectors of the kernel's window, row by row; in a row, positions and channels are contiguous. */
 static void plan_window(struct net *net, struct block *block)
 {
     struct conv *conv = &block->conv;
@@ -241,7 +243,7 @@ static void plan_window(struct net *net, struct block *block)
     for (size_t i = 0; conv->runs && i < conv->vectors; i++) {
         size_t row = i / conv->run_vectors;
         conv->runs[i] =
-            place_at(&conv->around, block->in_pitch, (uint32_t)(row / kernel[1]), row % kernel[1], 0) +
+            position_at(&conv->around, block->in_pitch, (uint32_t)(row / kernel[1]), row % kernel[1], 0) +
             (uint32_t)(i % conv->run_vectors * lanes);
     }
     const uint32_t *pool = block->pool->spec.kernel;
@@ -257,13 +259,13 @@ static void plan_backward(struct net *net, struct block *block)
     struct conv *conv = &block->conv;
     conv->gradient_count = conv->depth * block->out_pitch;
     if (block == &net->blocks[1])
-        return; /* nobody asks for gradients of samples */
+        return; /* gradients of samples are not needed */
     const uint32_t *kernel = conv->kernel;
     size_t taps = conv->depth / block->in.channels;
     conv->wide =
         (struct shape){0, block->out.depth + 2 * (kernel[0] - 1), block->out.height + 2 * (kernel[1] - 1),
                        block->out.width + 2 * (kernel[2] - 1)};
-    conv->back_places = make_places(net, &block->in, conv->padding, &conv->wide, block->out_pitch);
+    conv->back_positions = make_positions(net, &block->in, conv->padding, &conv->wide, block->out_pitch);
     conv->back_taps = make_taps(net, kernel, block->out.channels, &conv->wide, block->out_pitch, true);
     conv->backward = take(net, taps * block->out.channels * block->in_pitch, sizeof(float));
 }
@@ -280,7 +282,7 @@ static void plan_conv(struct net *net, struct block *block)
         (struct shape){0, block->in.depth + 2 * spec->padding[0], block->in.height + 2 * spec->padding[1],
                        block->in.width + 2 * spec->padding[2]};
     conv->depth = block->layer->weight_values / block->layer->out.channels;
-    conv->places = make_places(net, &block->layer->out, corner, &conv->around, block->in_pitch);
+    conv->positions = make_positions(net, &block->layer->out, corner, &conv->around, block->in_pitch);
     conv->taps = make_taps(net, conv->kernel, block->in.channels, &conv->around, block->in_pitch, false);
     conv->forward = take(net, conv->depth * block->out_pitch, sizeof(float));
     if (net->train->forward_only)
@@ -293,26 +295,26 @@ static void plan_conv(struct net *net, struct block *block)
     net->chunk_values += round_up(conv->gradient_count, LINE) + block->out_pitch;
 }
 
-/* ---- Rooms ---- */
+/* ---- Scratch memory ---- */
 
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
 
-/* A thread's: as large as the block that needs the most of each. */
+/* Scratch memory of a thread; each array fits the block that needs the most of it. */
 static void plan_worker(struct net *net, struct worker *worker)
 {
     size_t around = 0, plain = 0, wide = 0, deltas = 0, list = 0, channels = 0;
     for (uint32_t i = 0; i < net->flat; i++) {
         const struct block *block = &net->blocks[i];
         const struct conv *conv = &block->conv;
-        deltas = larger(deltas, block->places * block->out_pitch);
+        deltas = larger(deltas, block->positions * block->out_pitch);
         if (block->kind != BLOCK_CONV)
             continue;
-        around = larger(around, places_of(&conv->around) * block->in_pitch);
-        plain = larger(plain, places_of(&block->layer->out) * block->out_pitch);
-        wide = larger(wide, places_of(&conv->wide) * block->out_pitch);
+        around = larger(around, positions_of(&conv->around) * block->in_pitch);
+        plain = larger(plain, positions_of(&block->layer->out) * block->out_pitch);
+        wide = larger(wide, positions_of(&conv->wide) * block->out_pitch);
         list = larger(list, block->out.channels * conv->band);
         channels = larger(channels, block->out.channels);
     }
@@ -325,7 +327,7 @@ static void plan_worker(struct net *net, struct worker *worker)
     worker->held = take(net, net->held_values, sizeof(float));
     for (int i = 0; i < 2; i++)
         worker->deltas[i] = take(net, deltas, sizeof(float));
-    worker->list_places = take(net, list, sizeof *worker->list_places);
+    worker->list_positions = take(net, list, sizeof *worker->list_positions);
     worker->list_deltas = take(net, list, sizeof *worker->list_deltas);
     worker->list_counts = take(net, channels, sizeof *worker->list_counts);
 }
@@ -333,18 +335,18 @@ static void plan_worker(struct net *net, struct worker *worker)
 static void plan_rows(struct net *net, struct block *block)
 {
     block->rows = take(net, net->batch * block->out_pitch, sizeof(float));
-    block->row_places = take(net, net->batch, sizeof *block->row_places);
-    for (uint32_t j = 0; block->row_places && j < net->batch; j++)
-        block->row_places[j] = (uint32_t)(j * block->out_pitch);
+    block->row_positions = take(net, net->batch, sizeof *block->row_positions);
+    for (uint32_t j = 0; block->row_positions && j < net->batch; j++)
+        block->row_positions[j] = (uint32_t)(j * block->out_pitch);
     if (!net->train->forward_only)
         block->deltas = take(net, net->batch * block->out_pitch, sizeof(float));
     if (block->kind == BLOCK_LINEAR)
-        block->turned = take(net, block->layer->in_values * block->out_vectors, sizeof(float));
+        block->transposed = take(net, block->layer->in_values * block->out_vectors, sizeof(float));
 }
 
 static void plan_arenas(struct net *net)
 {
-    float **const arenas[] = {&net->parameters, &net->gradients, &net->first, &net->second};
+    float **const arenas[] = {&net->parameters, &net->gradients, &net->m, &net->v};
     size_t count = net->train->forward_only ? 1 : COUNT_OF(arenas);
     for (size_t i = 0; i < count; i++)
         *arenas[i] = take(net, net->arena_values, sizeof(float));
@@ -352,7 +354,7 @@ static void plan_arenas(struct net *net)
         net->sums = take(net, net->chunks * net->chunk_values, sizeof(float));
 }
 
-/* Where each dropout keeps its random bytes. */
+/* Sets the offset of each dropout layer's random bytes. */
 static void plan_draws(struct net *net)
 {
     const struct model *model = net->train->model;
@@ -375,17 +377,17 @@ static void plan_batch(struct net *net)
     net->losses = take(net, net->batch, sizeof *net->losses);
     net->correct = take(net, net->batch, sizeof *net->correct);
     net->kept = take(net, net->batch * net->kept_values, sizeof(float));
-    net->peaks = take(net, net->batch * net->kept_peaks, sizeof *net->peaks);
+    net->argmax = take(net, net->batch * net->kept_argmax, sizeof *net->argmax);
     net->draws = take(net, net->batch * net->kept_draws, sizeof *net->draws);
     net->workers = take(net, (size_t)net->threads, sizeof *net->workers);
 }
 
-/* Offsets are of 32 bits. */
+/* Offsets have 32 bits. */
 static enum status check_offsets(const struct net *net)
 {
     for (uint32_t i = 0; i < net->block_count; i++) {
         const struct block *block = &net->blocks[i];
-        size_t rows = block->kind >= BLOCK_FLAT ? net->batch : block->places;
+        size_t rows = block->kind >= BLOCK_FLAT ? net->batch : block->positions;
         if (rows > UINT32_MAX / block->out_pitch)
             return status_set(STATUS_USAGE,
                               "omp: a batch of %" PRIu32 " samples has more than 2^32 values; lower --batch",
@@ -418,7 +420,7 @@ enum status net_plan(struct net *net)
 
 /* ---- Parameters ---- */
 
-/* Rows of a tensor between the two arenas: a linear layer's are further apart here. */
+/* Copies tensors row by row between the two arena layouts; linear layers have wider rows in the net's. */
 static void copy_arena(const struct net *net, const float *from, float *into, bool back)
 {
     for (uint32_t i = 1; i < net->block_count; i++) {
@@ -448,7 +450,8 @@ void net_give_arena(const struct net *net, const float *from, float *into)
     copy_arena(net, from, into, true);
 }
 
-/* Where in `forward` and in `backward` (or the sums of gradients) weight (tap, channel) of output o is. */
+/* Index of weight (tap, channel) of output o in the layout `forward`; the next two functions give it in
+ * `backward` (and in the sums of gradients), without and with pooling. */
 static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->in.channels + channel) * block->out_pitch + o;
@@ -492,7 +495,7 @@ static void prepare_linear(const struct net *net, const struct block *block)
     for (size_t j = 0; j < columns; j += COLUMNS)
         net->kernel->transpose(weight + j, block->in_pitch, block->layer->out_values,
                                columns - j < COLUMNS ? columns - j : COLUMNS,
-                               block->turned + j * block->out_vectors, block->out_vectors);
+                               block->transposed + j * block->out_vectors, block->out_vectors);
 }
 
 void net_prepare_weights(struct net *net)

@@ -1,34 +1,35 @@
-/* `train-omp`: a sample's way through all layers but linear ones, and back, by one thread. */
+/* `train-omp`: forward and backward pass of one sample, on one thread, through all layers except linear
+ * ones. */
 #include <string.h>
 
 #include "core/phase.h"
 #include "core/timer.h"
 #include "omp_net.h"
 
-/* What a block keeps of a sample. */
+/* The data that a block keeps for a sample. */
 static float *values_of(const struct net *net, const struct block *block, const struct passing *passing)
 {
-    return net->kept + passing->place * net->kept_values + block->values;
+    return net->kept + passing->index * net->kept_values + block->values;
 }
 
-static uint32_t *peaks_of(const struct net *net, const struct block *block, const struct passing *passing)
+static uint32_t *argmax_of(const struct net *net, const struct block *block, const struct passing *passing)
 {
-    return net->peaks + passing->place * net->kept_peaks + block->peaks;
+    return net->argmax + passing->index * net->kept_argmax + block->argmax;
 }
 
 static size_t values_count(const struct block *block)
 {
-    return block->kind >= BLOCK_FLAT ? shape_values(&block->out) : block->places * block->out_pitch;
+    return block->kind >= BLOCK_FLAT ? shape_values(&block->out) : block->positions * block->out_pitch;
 }
 
-/* ---- In place ---- */
+/* ---- In-place layers ---- */
 
-/* Draws are in C order, values place by place. */
-static void drop_places(const struct block *block, const uint8_t *bytes, uint32_t threshold, float *values)
+/* Random bytes are in C order; values are stored position by position. */
+static void drop_positions(const struct block *block, const uint8_t *bytes, uint32_t threshold, float *values)
 {
     const float scale = 256.0f / (float)(256 - threshold);
     for (uint32_t c = 0; c < block->out.channels; c++)
-        for (size_t p = 0; p < block->places; p++)
+        for (size_t p = 0; p < block->positions; p++)
             values[p * block->out_pitch + c] *= *bytes++ >= threshold ? scale : 0;
 }
 
@@ -39,12 +40,12 @@ static void drop(const struct net *net, const struct block *block, const struct 
     if (block->kind >= BLOCK_FLAT)
         net->kernel->drop(bytes, threshold, values, layer->out_values);
     else
-        drop_places(block, bytes, threshold, values);
+        drop_positions(block, bytes, threshold, values);
 }
 
 static uint8_t *draws_of(const struct net *net, const struct layer *layer, const struct passing *passing)
 {
-    return net->draws + passing->place * net->kept_draws + net->draws_of[layer->number];
+    return net->draws + passing->index * net->kept_draws + net->draws_of[layer->number];
 }
 
 void net_after(const struct net *net, const struct block *block, const struct passing *passing, float *values)
@@ -76,9 +77,10 @@ void net_after_backward(const struct net *net, const struct block *block, const 
         net->kernel->relu_backward(values, deltas, values_count(block));
 }
 
-/* ---- Zeros around ---- */
+/* ---- Zero padding ---- */
 
-/* Copies places into the middle of `outer`, `before` places from its corner, or (`back`) out of it. */
+/* Copies `small` into the middle of `large`, `before` positions from its corner. With `back`, copies from
+ * `large` to `small`. */
 static void copy_inner(const struct shape *inner, const struct shape *outer, const uint32_t *before,
                        size_t pitch, float *small, float *large, bool back)
 {
@@ -91,18 +93,18 @@ static void copy_inner(const struct shape *inner, const struct shape *outer, con
         }
 }
 
-static size_t places_of(const struct shape *shape)
+static size_t positions_of(const struct shape *shape)
 {
     return (size_t)shape->depth * shape->height * shape->width;
 }
 
-/* The input with its zeros around: in `room`, or the input itself where it has none. */
+/* The zero-padded input: built in `room`, or the input itself if the convolution has no padding. */
 static const float *with_zeros(const struct block *block, const float *in, float *room)
 {
     const struct conv *conv = &block->conv;
     if (!conv->padded)
         return in;
-    memset(room, 0, places_of(&conv->around) * block->in_pitch * sizeof *room);
+    memset(room, 0, positions_of(&conv->around) * block->in_pitch * sizeof *room);
     copy_inner(&block->in, &conv->around, conv->padding, block->in_pitch, (float *)in, room, false);
     return room;
 }
@@ -110,14 +112,14 @@ static const float *with_zeros(const struct block *block, const float *in, float
 /* ---- Forward ---- */
 
 static void conv_forward(const struct net *net, struct worker *worker, const struct block *block,
-                         const float *in, float *out, uint32_t *peaks)
+                         const float *in, float *out, uint32_t *argmax)
 {
     const struct conv *conv = &block->conv;
-    const struct product product = {
+    const struct gemm gemm = {
         .a = with_zeros(block, in, worker->around),
-        .rows = conv->places,
+        .rows = conv->positions,
         .steps = conv->taps,
-        .row_count = places_of(&block->layer->out),
+        .row_count = positions_of(&block->layer->out),
         .step_count = conv->depth,
         .b = conv->forward,
         .b_pitch = block->out_pitch,
@@ -127,9 +129,9 @@ static void conv_forward(const struct net *net, struct worker *worker, const str
         .bias = net->parameters + block->bias,
         .relu = block->relu,
     };
-    net->by.multiply(&product, 0, net->by.tiles(&product));
+    net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
     if (block->pool)
-        net->kernel->pool(&block->pooling, worker->plain, out, peaks);
+        net->kernel->pool(&block->pooling, worker->plain, out, argmax);
 }
 
 static void add_forward(const struct net *net, const struct block *block, const float *in, const float *added,
@@ -142,15 +144,15 @@ static void add_forward(const struct net *net, const struct block *block, const 
 
 static void mean_forward(const struct net *net, const struct block *block, const float *in, float *out)
 {
-    size_t places = places_of(&block->in);
+    size_t positions = positions_of(&block->in);
     memset(out, 0, block->out_pitch * sizeof *out);
-    for (size_t p = 0; p < places; p++)
+    for (size_t p = 0; p < positions; p++)
         net->kernel->add(in + p * block->in_pitch, out, block->out_pitch);
     for (size_t c = 0; c < block->out_pitch; c++)
-        out[c] /= (float)places;
+        out[c] /= (float)positions;
 }
 
-/* The sample as it comes, channel by channel, and then place by place. */
+/* Gathers the sample channel by channel, then transposes it to position by position. */
 static void gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
     const struct train *train = net->train;
@@ -160,10 +162,10 @@ static void gather(const struct net *net, struct worker *worker, const struct pa
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    const void *stored = passing->training ? feed_sample(&net->feed, passing->sample, passing->place)
+    const void *stored = passing->training ? feed_sample(&net->feed, passing->sample, passing->index)
                                            : data_sample(train->data, passing->part, passing->sample);
     data_gather(train->data, stored, move, worker->sample);
-    net->kernel->transpose(worker->sample, input->places, input->out.channels, input->places,
+    net->kernel->transpose(worker->sample, input->positions, input->out.channels, input->positions,
                            values_of(net, input, passing), input->out_pitch);
     worker->data_s += timer_now_s() - begin_s;
 }
@@ -177,43 +179,43 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
         const float *in = values_of(net, block - 1, passing);
         float *out = values_of(net, block, passing);
         if (block->kind == BLOCK_CONV)
-            conv_forward(net, worker, block, in, out, peaks_of(net, block, passing));
+            conv_forward(net, worker, block, in, out, argmax_of(net, block, passing));
         else if (block->kind == BLOCK_ADD)
             add_forward(net, block, in, values_of(net, block->added, passing), out);
         else if (block->kind == BLOCK_MEAN)
             mean_forward(net, block, in, out);
         else
-            net->kernel->pool(&block->pooling, in, out, peaks_of(net, block, passing));
+            net->kernel->pool(&block->pooling, in, out, argmax_of(net, block, passing));
         net_after(net, block, passing, out);
     }
     const struct block *flat = &net->blocks[net->flat];
-    float *row = flat->rows + passing->place * flat->out_pitch;
-    net->kernel->transpose(values_of(net, flat - 1, passing), flat->in_pitch, flat[-1].places,
-                           flat->in.channels, row, flat[-1].places);
+    float *row = flat->rows + passing->index * flat->out_pitch;
+    net->kernel->transpose(values_of(net, flat - 1, passing), flat->in_pitch, flat[-1].positions,
+                           flat->in.channels, row, flat[-1].positions);
     net_after(net, flat, passing, row);
 }
 
 /* ---- Backward ---- */
 
-static void sum_places(const struct net *net, const struct block *block, const float *deltas, float *sums)
+static void sum_positions(const struct net *net, const struct block *block, const float *deltas, float *sums)
 {
-    for (size_t p = 0; p < block->places; p++)
+    for (size_t p = 0; p < block->positions; p++)
         net->kernel->add(deltas + p * block->out_pitch, sums, block->out_pitch);
 }
 
-/* The gradients of the input: the mirrored kernel over the gradients of the output with zeros around. */
+/* Gradient of the input: convolves the zero-padded output gradient with the mirrored kernel. */
 static void conv_backward_input(const struct net *net, struct worker *worker, const struct block *block,
                                 const float *deltas, float *in_deltas)
 {
     const struct conv *conv = &block->conv;
     const uint32_t before[MODEL_AXES] = {conv->kernel[0] - 1, conv->kernel[1] - 1, conv->kernel[2] - 1};
-    memset(worker->wide, 0, places_of(&conv->wide) * block->out_pitch * sizeof *worker->wide);
+    memset(worker->wide, 0, positions_of(&conv->wide) * block->out_pitch * sizeof *worker->wide);
     copy_inner(&block->out, &conv->wide, before, block->out_pitch, (float *)deltas, worker->wide, false);
-    const struct product product = {
+    const struct gemm gemm = {
         .a = worker->wide,
-        .rows = conv->back_places,
+        .rows = conv->back_positions,
         .steps = conv->back_taps,
-        .row_count = places_of(&block->in),
+        .row_count = positions_of(&block->in),
         .step_count = conv->depth / block->in.channels * block->out.channels,
         .b = conv->backward,
         .b_pitch = block->in_pitch,
@@ -221,19 +223,19 @@ static void conv_backward_input(const struct net *net, struct worker *worker, co
         .c_pitch = block->in_pitch,
         .columns = block->in_pitch,
     };
-    net->by.multiply(&product, 0, net->by.tiles(&product));
+    net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
 }
 
 static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
                           const float *in, const float *deltas, float *in_deltas, float *sums)
 {
     const struct conv *conv = &block->conv;
-    const struct product product = {
+    const struct gemm gemm = {
         .a = with_zeros(block, in, worker->around),
         .rows = conv->taps,
-        .steps = conv->places,
+        .steps = conv->positions,
         .row_count = conv->depth,
-        .step_count = block->places,
+        .step_count = block->positions,
         .b = deltas,
         .b_pitch = block->out_pitch,
         .c = sums,
@@ -241,47 +243,48 @@ static void conv_backward(const struct net *net, struct worker *worker, const st
         .columns = block->out_pitch,
         .add = true,
     };
-    net->by.multiply(&product, 0, net->by.tiles(&product));
+    net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
     if (in_deltas)
         conv_backward_input(net, worker, block, deltas, in_deltas);
 }
 
-/* The peaks of `count` windows from `first` on, a list an output channel, each with room for all of them. */
-static void list_peaks(const struct block *block, struct worker *worker, const uint32_t *peaks,
-                       const float *deltas, size_t first, size_t count)
+/* For windows first .. first + count - 1: lists argmax offsets and non-zero gradients, one list per output
+ * channel with room for `count` entries. */
+static void list_argmax(const struct block *block, struct worker *worker, const uint32_t *argmax,
+                        const float *deltas, size_t first, size_t count)
 {
-    const uint32_t *places = block->conv.places;
+    const uint32_t *positions = block->conv.positions;
     uint32_t *counts = worker->list_counts;
     memset(counts, 0, block->out.channels * sizeof *counts);
     for (size_t window = first; window < first + count; window++)
         for (uint32_t o = 0; o < block->out.channels; o++) {
             size_t at = window * block->out_pitch + o, end = o * count + counts[o];
-            worker->list_places[end] = places[peaks[at]];
+            worker->list_positions[end] = positions[argmax[at]];
             worker->list_deltas[end] = deltas[at];
-            counts[o] += deltas[at] != 0; /* of a zero the next overwrites it: no branch to guess */
+            counts[o] +=
+                deltas[at] !=
+                0; /* the next entry overwrites a zero gradient; this avoids a branch that mispredicts */
         }
 }
 
-/* The way back through a convolution and the max-pooling behind it. Only the largest of a window has a
- * gradient, and where dropout or ReLU took it not even that: what is left is a small part of the dense
- * products.
- */
-static void peaks_backward(const struct net *net, struct worker *worker, const struct block *block,
-                           const float *in, const uint32_t *peaks, const float *deltas, float *in_deltas,
-                           float *sums)
+/* Backward through a convolution and its max-pooling. Only the maximum of each window has a gradient, and
+ * none if dropout or ReLU zeroed it. The remaining work is a small part of the dense GEMM. */
+static void argmax_backward(const struct net *net, struct worker *worker, const struct block *block,
+                            const float *in, const uint32_t *argmax, const float *deltas, float *in_deltas,
+                            float *sums)
 {
     const struct conv *conv = &block->conv;
     const float *from = with_zeros(block, in, worker->around);
     float *to = in_deltas && conv->padded ? worker->wide : in_deltas;
     size_t window = conv->vectors * net->kernel->lanes;
     if (to)
-        memset(to, 0, places_of(&conv->around) * block->in_pitch * sizeof *to);
-    for (size_t first = 0; first < block->places; first += conv->band) {
-        size_t left = block->places - first, count = left < conv->band ? left : conv->band;
-        list_peaks(block, worker, peaks, deltas, first, count);
+        memset(to, 0, positions_of(&conv->around) * block->in_pitch * sizeof *to);
+    for (size_t first = 0; first < block->positions; first += conv->band) {
+        size_t left = block->positions - first, count = left < conv->band ? left : conv->band;
+        list_argmax(block, worker, argmax, deltas, first, count);
         for (uint32_t o = 0; o < block->out.channels; o++) {
-            const struct peaks list = {worker->list_places + o * count, worker->list_deltas + o * count,
-                                       worker->list_counts[o]};
+            const struct argmax_list list = {worker->list_positions + o * count,
+                                             worker->list_deltas + o * count, worker->list_counts[o]};
             net->kernel->spread(&list, conv->runs, conv->vectors, from, sums + o * window,
                                 conv->backward + o * window, to);
         }
@@ -290,18 +293,19 @@ static void peaks_backward(const struct net *net, struct worker *worker, const s
         copy_inner(&block->in, &conv->around, conv->padding, block->in_pitch, in_deltas, to, true);
 }
 
-static void pool_backward(const struct block *block, const uint32_t *peaks, const float *deltas,
+static void pool_backward(const struct block *block, const uint32_t *argmax, const float *deltas,
                           float *in_deltas)
 {
-    memset(in_deltas, 0, places_of(&block->in) * block->in_pitch * sizeof *in_deltas);
-    for (size_t p = 0; p < block->places; p++)
+    memset(in_deltas, 0, positions_of(&block->in) * block->in_pitch * sizeof *in_deltas);
+    for (size_t p = 0; p < block->positions; p++)
         for (size_t c = 0; c < block->out_pitch; c++) {
             size_t at = p * block->out_pitch + c;
-            in_deltas[peaks[at] * block->in_pitch + c] += deltas[at];
+            in_deltas[argmax[at] * block->in_pitch + c] += deltas[at];
         }
 }
 
-/* The earlier block gets the same gradients as the one before. Its turn comes later: they wait. */
+/* Both inputs of an ADD have the same gradient. The earlier block runs later in the backward pass, so its
+ * copy waits in worker->held. */
 static void add_backward(const struct worker *worker, const struct block *block, const float *deltas,
                          float *in_deltas)
 {
@@ -311,7 +315,7 @@ static void add_backward(const struct worker *worker, const struct block *block,
         memcpy(in_deltas, deltas, bytes);
 }
 
-/* What waits for a block, in the order of additions. */
+/* Adds the gradients that wait for a block, in the order of the ADD blocks. */
 static void take_held(const struct net *net, const struct worker *worker, const struct block *block,
                       float *deltas)
 {
@@ -322,30 +326,30 @@ static void take_held(const struct net *net, const struct worker *worker, const 
 
 static void mean_backward(const struct block *block, const float *deltas, float *in_deltas)
 {
-    size_t places = places_of(&block->in);
-    for (size_t p = 0; p < places; p++)
+    size_t positions = positions_of(&block->in);
+    for (size_t p = 0; p < positions; p++)
         for (size_t c = 0; c < block->out_pitch; c++)
-            in_deltas[p * block->in_pitch + c] = deltas[c] / (float)places;
+            in_deltas[p * block->in_pitch + c] = deltas[c] / (float)positions;
 }
 
 static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
                            const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
 {
     const float *in = values_of(net, block - 1, passing);
-    const uint32_t *peaks = peaks_of(net, block, passing);
+    const uint32_t *argmax = argmax_of(net, block, passing);
     if (block->kind == BLOCK_ADD)
         return add_backward(worker, block, deltas, in_deltas);
     if (block->kind != BLOCK_CONV) {
         if (in_deltas && block->kind == BLOCK_POOL)
-            pool_backward(block, peaks, deltas, in_deltas);
+            pool_backward(block, argmax, deltas, in_deltas);
         else if (in_deltas)
             mean_backward(block, deltas, in_deltas);
         return;
     }
     sums += block->conv.gradient;
-    sum_places(net, block, deltas, sums + block->conv.gradient_count);
+    sum_positions(net, block, deltas, sums + block->conv.gradient_count);
     if (block->pool)
-        peaks_backward(net, worker, block, in, peaks, deltas, in_deltas, sums);
+        argmax_backward(net, worker, block, in, argmax, deltas, in_deltas, sums);
     else
         conv_backward(net, worker, block, in, deltas, in_deltas, sums);
 }
@@ -356,9 +360,9 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
     const struct block *flat = &net->blocks[net->flat];
     float *deltas = worker->deltas[0], *in_deltas = worker->deltas[1];
     if (flat->in.channels != flat->in_pitch)
-        memset(deltas, 0, flat[-1].places * flat->in_pitch * sizeof *deltas);
-    net->kernel->transpose(flat->deltas + passing->place * flat->out_pitch, flat[-1].places,
-                           flat->in.channels, flat[-1].places, deltas, flat->in_pitch);
+        memset(deltas, 0, flat[-1].positions * flat->in_pitch * sizeof *deltas);
+    net->kernel->transpose(flat->deltas + passing->index * flat->out_pitch, flat[-1].positions,
+                           flat->in.channels, flat[-1].positions, deltas, flat->in_pitch);
     for (uint32_t i = net->flat - 1; i > 0; i--) {
         const struct block *block = &net->blocks[i];
         if (block->is_added)

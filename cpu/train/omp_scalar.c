@@ -1,4 +1,4 @@
-/* `train-omp` for any machine: in vectors of 4 that the compiler makes of what there is. */
+/* `train-omp` for any machine: vectors of 4, which the compiler maps to available instructions. */
 #include <string.h>
 
 #include <stdint.h>

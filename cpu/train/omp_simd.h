@@ -1,5 +1,6 @@
-/* The kernels of `train-omp` over vectors: a file an instruction set defines LANES, vreal, vint, PANEL_MAX,
- * SPREAD_MAX, the operations v_...() and transpose_block(), of BLOCK rows and columns, and includes this. */
+/* The kernels of `train-omp`, written with vectors. One file per instruction set defines LANES, vreal, vint,
+ * PANEL_MAX, SPREAD_MAX, the operations v_...() and transpose_block() (of BLOCK rows and columns), and then
+ * includes this file. */
 #include <string.h>
 
 #include "omp_kernel.h"
@@ -13,38 +14,38 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* ---- Products ----
+/* ---- GEMM ----
  *
- * A tile of c, ROWS x PANEL vectors, stays in registers while s runs; a step takes PANEL loads of b and ROWS
- * broadcasts of a for ROWS * PANEL multiply-adds. Panels of b are cut every STEPS so that they stay in the
- * first-level cache while the tiles below each other use them. */
+ * A tile of c, ROWS x PANEL vectors, stays in registers while s runs. Each step loads PANEL vectors of b and
+ * broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every STEPS steps, so
+ * that a panel stays in the L1 cache while all tiles below each other use it. */
 
 #define ROWS_MAX 8
 #define STEPS    144
 
-INLINE void tile(const struct product *product, size_t row, size_t column, size_t begin, size_t end,
-                 const int ROWS, const int PANEL)
+INLINE void tile(const struct gemm *gemm, size_t row, size_t column, size_t begin, size_t end, const int ROWS,
+                 const int PANEL)
 {
-    const size_t rows = least(product->row_count - row, (size_t)ROWS);
-    const bool first = begin == 0, last = end == product->step_count;
+    const size_t rows = least(gemm->row_count - row, (size_t)ROWS);
+    const bool first = begin == 0, last = end == gemm->step_count;
     const float *a[ROWS_MAX];
     vreal sum[ROWS_MAX][PANEL_MAX];
-    float *c = product->c + row * product->c_pitch + column;
+    float *c = gemm->c + row * gemm->c_pitch + column;
     UNROLL for (int r = 0; r < ROWS; r++)
     {
-        size_t at = least((size_t)r, rows - 1); /* rows beyond the last compute it once more */
-        a[r] = product->a + product->rows[row + at];
+        size_t at = least((size_t)r, rows - 1); /* rows past the end repeat the last row */
+        a[r] = gemm->a + gemm->rows[row + at];
         UNROLL for (int v = 0; v < PANEL; v++)
         {
-            if (!first || product->add)
-                sum[r][v] = v_load(c + at * product->c_pitch + v * LANES);
+            if (!first || gemm->add)
+                sum[r][v] = v_load(c + at * gemm->c_pitch + v * LANES);
             else
-                sum[r][v] = product->bias ? v_load(product->bias + column + v * LANES) : v_set(0);
+                sum[r][v] = gemm->bias ? v_load(gemm->bias + column + v * LANES) : v_set(0);
         }
     }
-    const float *b = product->b + begin * product->b_pitch + column;
-    for (size_t s = begin; s < end; s++, b += product->b_pitch) {
-        size_t step = product->steps[s];
+    const float *b = gemm->b + begin * gemm->b_pitch + column;
+    for (size_t s = begin; s < end; s++, b += gemm->b_pitch) {
+        size_t step = gemm->steps[s];
         vreal panel[PANEL_MAX];
         UNROLL for (int v = 0; v < PANEL; v++) panel[v] = v_load(b + v * LANES);
         UNROLL for (int r = 0; r < ROWS; r++)
@@ -57,20 +58,20 @@ INLINE void tile(const struct product *product, size_t row, size_t column, size_
     {
         if ((size_t)r < rows)
             UNROLL for (int v = 0; v < PANEL; v++)
-                v_store(c + (size_t)r * product->c_pitch + v * LANES,
-                        last && product->relu ? v_relu(sum[r][v]) : sum[r][v]);
+                v_store(c + (size_t)r * gemm->c_pitch + v * LANES,
+                        last && gemm->relu ? v_relu(sum[r][v]) : sum[r][v]);
     }
 }
 
-typedef void tile_function(const struct product *product, size_t row, size_t column, size_t begin,
-                           size_t end);
-#define TILE(name, rows, panel)                                                                          \
-    static void name(const struct product *product, size_t row, size_t column, size_t begin, size_t end) \
-    {                                                                                                    \
-        tile(product, row, column, begin, end, rows, panel);                                             \
+typedef void tile_function(const struct gemm *gemm, size_t row, size_t column, size_t begin, size_t end);
+#define TILE(name, rows, panel)                                                                    \
+    static void name(const struct gemm *gemm, size_t row, size_t column, size_t begin, size_t end) \
+    {                                                                                              \
+        tile(gemm, row, column, begin, end, rows, panel);                                          \
     }
 
-/* tile_of[wide][panel - 1]: wide rows for products with whole panels, more of them where c is narrow. */
+/* tile_of[wide][panel - 1]: tiles with ROWS_WIDE rows if c is at least a full panel wide, with ROWS_NARROW
+ * rows if it is narrower. */
 #define ROWS_WIDE   6
 #define ROWS_NARROW 8
 TILE(wide_1, ROWS_WIDE, 1)
@@ -87,47 +88,49 @@ static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1, narrow_2, narrow
 static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1}, {wide_1, wide_2}};
 #endif
 
-/* In vectors. */
-static size_t columns_of(const struct product *product)
+/* Number of columns in vectors. */
+static size_t columns_of(const struct gemm *gemm)
 {
-    return product->columns / LANES;
+    return gemm->columns / LANES;
 }
 
-static size_t tile_rows(const struct product *product)
+static size_t tile_rows(const struct gemm *gemm)
 {
-    return columns_of(product) >= PANEL_MAX ? ROWS_WIDE : ROWS_NARROW;
+    return columns_of(gemm) >= PANEL_MAX ? ROWS_WIDE : ROWS_NARROW;
 }
 
-static size_t tiles_down(const struct product *product)
+static size_t tiles_down(const struct gemm *gemm)
 {
-    return (product->row_count + tile_rows(product) - 1) / tile_rows(product);
+    return (gemm->row_count + tile_rows(gemm) - 1) / tile_rows(gemm);
 }
 
-static size_t tiles(const struct product *product)
+static size_t tiles(const struct gemm *gemm)
 {
-    return tiles_down(product) * ((columns_of(product) + PANEL_MAX - 1) / PANEL_MAX);
+    return tiles_down(gemm) * ((columns_of(gemm) + PANEL_MAX - 1) / PANEL_MAX);
 }
 
-/* Tiles are numbered down the first panel, then down the next. */
-static void multiply(const struct product *product, size_t first, size_t count)
+/* Tiles are numbered down the first panel, then down the next one. */
+static void multiply(const struct gemm *gemm, size_t first, size_t count)
 {
-    const size_t down = tiles_down(product), rows = tile_rows(product), end = first + count;
+    const size_t down = tiles_down(gemm), rows = tile_rows(gemm), end = first + count;
     while (first < end) {
         size_t panel = first / down * PANEL_MAX, begin = first % down;
         size_t stop = least(down, begin + end - first);
         tile_function *run =
-            tile_of[columns_of(product) >= PANEL_MAX][least(columns_of(product) - panel, PANEL_MAX) - 1];
-        for (size_t s = 0; s < product->step_count; s += STEPS)
+            tile_of[columns_of(gemm) >= PANEL_MAX][least(columns_of(gemm) - panel, PANEL_MAX) - 1];
+        for (size_t s = 0; s < gemm->step_count; s += STEPS)
             for (size_t t = begin; t < stop; t++)
-                run(product, t * rows, panel * LANES, s, least(s + STEPS, product->step_count));
+                run(gemm, t * rows, panel * LANES, s, least(s + STEPS, gemm->step_count));
         first += stop - begin;
     }
 }
 
 /* ---- Max-pooling ---- */
 
-/* One window, all channels; `corner` is its first place. Of equal values the first counts, and any NaN. */
-static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out, uint32_t *places)
+/* Pools one window, all channels; `corner` is its first position. Of equal values the first wins; a NaN wins
+ * over any value. */
+static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out,
+                        uint32_t *positions)
 {
     const uint32_t *kernel = pool->kernel;
     for (size_t i = 0; i < pool->pitch; i += LANES) {
@@ -136,36 +139,36 @@ static void pool_window(const struct pool *pool, size_t corner, const float *in,
         for (uint32_t t = 0; t < kernel[0]; t++)
             for (uint32_t y = 0; y < kernel[1]; y++)
                 for (uint32_t x = 0; x < kernel[2]; x++) {
-                    size_t place = corner + ((size_t)t * pool->in.height + y) * pool->in.width + x;
-                    vreal value = v_load(in + place * pool->pitch + i);
+                    size_t position = corner + ((size_t)t * pool->in.height + y) * pool->in.width + x;
+                    vreal value = v_load(in + position * pool->pitch + i);
                     vint better = v_greater(value, best);
                     best = v_choose(better, value, best);
-                    where = (vint)v_choose(better, (vreal)v_whole((int32_t)place), (vreal)where);
+                    where = (vint)v_choose(better, (vreal)v_whole((int32_t)position), (vreal)where);
                 }
         v_store(out + i, best);
-        v_store_whole(places + i, where);
+        v_store_whole(positions + i, where);
     }
 }
 
-static void pool(const struct pool *pool, const float *in, float *out, uint32_t *places)
+static void pool(const struct pool *pool, const float *in, float *out, uint32_t *positions)
 {
     const uint32_t *kernel = pool->kernel;
     for (uint32_t t = 0; t < pool->out.depth; t++)
         for (uint32_t y = 0; y < pool->out.height; y++)
             for (uint32_t x = 0; x < pool->out.width; x++) {
                 size_t row = (size_t)t * kernel[0] * pool->in.height + (size_t)y * kernel[1];
-                pool_window(pool, row * pool->in.width + (size_t)x * kernel[2], in, out, places);
+                pool_window(pool, row * pool->in.width + (size_t)x * kernel[2], in, out, positions);
                 out += pool->pitch;
-                places += pool->pitch;
+                positions += pool->pitch;
             }
 }
 
-/* ---- Backward through a convolution from its peaks ----
+/* ---- Backward through a convolution and its max-pooling ----
  *
- * A group of vectors of the weights' gradient, and of the weights, stays in registers
- * while the peaks pass. */
+ * A group of vectors of the weights and of their gradient stays in registers while the loop runs over the
+ * list. */
 
-INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const float *in,
+INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs, const float *in,
                          float *weight_delta, const float *weight, float *in_delta, const int GROUP,
                          const bool both)
 {
@@ -177,14 +180,14 @@ INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const 
         factor[v] = both ? v_load(weight + v * LANES) : v_set(0);
         run[v] = runs[v];
     }
-    for (size_t i = 0; i < peaks->count; i++) {
-        vreal delta = v_set(peaks->deltas[i]);
-        const size_t place = peaks->places[i];
+    for (size_t i = 0; i < argmax->count; i++) {
+        vreal delta = v_set(argmax->deltas[i]);
+        const size_t position = argmax->positions[i];
         UNROLL for (int v = 0; v < GROUP; v++)
         {
-            sum[v] = v_fma(delta, v_load(in + place + run[v]), sum[v]);
+            sum[v] = v_fma(delta, v_load(in + position + run[v]), sum[v]);
             if (both) {
-                float *to = in_delta + place + run[v];
+                float *to = in_delta + position + run[v];
                 v_store(to, v_fma(delta, factor[v], v_load(to)));
             }
         }
@@ -192,16 +195,16 @@ INLINE void spread_group(const struct peaks *peaks, const uint32_t *runs, const 
     UNROLL for (int v = 0; v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
 }
 
-typedef void spread_function(const struct peaks *peaks, const uint32_t *runs, const float *in,
+typedef void spread_function(const struct argmax_list *argmax, const uint32_t *runs, const float *in,
                              float *weight_delta, const float *weight, float *in_delta);
-#define SPREAD(n)                                                                            \
-    static void spread_##n(const struct peaks *peaks, const uint32_t *runs, const float *in, \
-                           float *weight_delta, const float *weight, float *in_delta)        \
-    {                                                                                        \
-        if (in_delta)                                                                        \
-            spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, true);          \
-        else                                                                                 \
-            spread_group(peaks, runs, in, weight_delta, weight, in_delta, n, false);         \
+#define SPREAD(n)                                                                                   \
+    static void spread_##n(const struct argmax_list *argmax, const uint32_t *runs, const float *in, \
+                           float *weight_delta, const float *weight, float *in_delta)               \
+    {                                                                                               \
+        if (in_delta)                                                                               \
+            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, true);                \
+        else                                                                                        \
+            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, false);               \
     }
 SPREAD(1)
 SPREAD(2)
@@ -215,7 +218,7 @@ SPREAD(8)
 SPREAD(9)
 #endif
 
-static void spread(const struct peaks *peaks, const uint32_t *runs, size_t vectors, const float *in,
+static void spread(const struct argmax_list *argmax, const uint32_t *runs, size_t vectors, const float *in,
                    float *weight_delta, const float *weight, float *in_delta)
 {
     static spread_function *const groups[SPREAD_MAX] = {
@@ -234,12 +237,12 @@ static void spread(const struct peaks *peaks, const uint32_t *runs, size_t vecto
     size_t parts = (vectors + SPREAD_MAX - 1) / SPREAD_MAX;
     for (size_t p = 0; p < parts; p++) {
         size_t begin = vectors * p / parts, end = vectors * (p + 1) / parts;
-        groups[end - begin - 1](peaks, runs + begin, in, weight_delta + begin * LANES,
+        groups[end - begin - 1](argmax, runs + begin, in, weight_delta + begin * LANES,
                                 weight ? weight + begin * LANES : NULL, in_delta);
     }
 }
 
-/* ---- Value by value: plain loops, which the compiler turns into vectors ---- */
+/* ---- Elementwise: plain loops that the compiler vectorises ---- */
 
 static void add(const float *restrict from, float *restrict to, size_t count)
 {
@@ -259,7 +262,7 @@ static void relu_backward(const float *restrict values, float *restrict deltas, 
         deltas[i] = values[i] <= 0 ? 0 : deltas[i];
 }
 
-/* Bytes in the order of memory are the elements in their order: draw_kept() takes the lowest first. */
+/* Element order equals byte order in memory: draw_kept() uses the lowest byte first. */
 static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count, uint8_t *bytes)
 {
     for (size_t i = 0; i < count; i += DRAW_DROPOUT_ELEMENTS) {
@@ -278,7 +281,7 @@ static void drop(const uint8_t *restrict bytes, uint32_t threshold, float *restr
         values[i] *= bytes[i] >= threshold ? scale : 0;
 }
 
-/* By whole blocks, and what is left at both ends value by value. */
+/* Transposes whole blocks, then the remaining rows and columns element by element. */
 static void transpose(const float *restrict from, size_t from_pitch, size_t rows, size_t columns,
                       float *restrict to, size_t to_pitch)
 {
@@ -291,16 +294,16 @@ static void transpose(const float *restrict from, size_t from_pitch, size_t rows
             to[j * to_pitch + i] = from[i * from_pitch + j];
 }
 
-/* A loop a kind, so that none asks for it in every parameter. */
+/* One loop per kind, so that the kind is not tested for every parameter. */
 static void update(const struct update *update, const float *restrict gradients, float *restrict parameters,
-                   float *restrict first, float *restrict second, size_t count)
+                   float *restrict m, float *restrict v, size_t count)
 {
     struct update of = *update;
-#define UPDATE(which)                                                                 \
-    case which:                                                                       \
-        of.kind = which;                                                              \
-        for (size_t i = 0; i < count; i++)                                            \
-            optimizer_step(&of, gradients[i], &parameters[i], &first[i], &second[i]); \
+#define UPDATE(which)                                                        \
+    case which:                                                              \
+        of.kind = which;                                                     \
+        for (size_t i = 0; i < count; i++)                                   \
+            optimizer_step(&of, gradients[i], &parameters[i], &m[i], &v[i]); \
         return
     switch (update->kind) {
         UPDATE(OPTIMIZER_SGD);

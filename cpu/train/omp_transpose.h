@@ -1,4 +1,4 @@
-/* Eight rows of eight floats, turned in registers: AVX, which both instruction sets with vectors have. */
+/* Transposes 8 x 8 floats in registers, with AVX, which both vector instruction sets include. */
 #ifndef FDSL_CPU_TRAIN_OMP_TRANSPOSE_H
 #define FDSL_CPU_TRAIN_OMP_TRANSPOSE_H
 

@@ -1,22 +1,24 @@
-/* Convolutions as products: the windows are a matrix that is never made, only read through its indices
- * ("implicit GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). Sums are
+/* Convolutions as GEMMs. The matrix of windows is never stored; the kernels compute its indices ("implicit
+ * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). The sums are:
  *
- * - forward, out[o][place]: over (c, tap), weight[o][c, tap] * in[c, place + tap];
- * - backward, in_delta[c][place]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, place + tap];
- * - gradient[o][c, tap] of the weights: over (sample, place), out_delta[o][place] * in[c, place + tap].
- */
+ * - forward, out[o][position]: over (c, tap), weight[o][c, tap] * in[c, position + tap];
+ * - backward, in_delta[c][position]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, position +
+ * tap];
+ * - gradient[o][c, tap] of the weights: over (sample, position), out_delta[o][position] * in[c, position +
+ * tap]. */
 #include "train/conv.cuh"
 
-/* ---- Where windows lie ---- */
+/* ---- Window offsets ---- */
 
-/* A convolution, as seen from what it reads: `lead` places of zeros come before the tensor. */
+/* A convolution that reads `from` and writes `into`; `lead` is the zero padding before each axis of
+ * `from`. */
 struct window_plan {
     struct shape from, into;
     uint32_t kernel[MODEL_AXES];
     int32_t lead[MODEL_AXES];
 };
 
-/* An element of a channel of the tensor that is read. */
+/* Index of an element in a channel of the tensor that is read. */
 static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
                                                      int32_t x)
 {
@@ -37,75 +39,77 @@ static __global__ void taps_kernel(const struct window_plan plan, struct window_
     taps[k].bits = 1u << t | 1u << (AXIS_BITS + y) | 1u << (2 * AXIS_BITS + x);
 }
 
-/* Which taps along an axis are inside from coordinate `at` on. */
+/* Bit mask of the taps along an axis that are inside the tensor for output coordinate `at`. */
 static __device__ __forceinline__ uint32_t inside_bits(uint32_t at, int32_t lead, uint32_t kernel,
                                                        uint32_t length)
 {
     uint32_t bits = 0;
     for (uint32_t tap = 0; tap < kernel; tap++)
-        if ((uint32_t)((int32_t)(at + tap) - lead) < length) /* a negative one is beyond any length */
+        if ((uint32_t)((int32_t)(at + tap) - lead) <
+            length) /* unsigned comparison: a negative coordinate exceeds any length */
             bits |= 1u << tap;
     return bits;
 }
 
-static __global__ void places_kernel(const struct window_plan plan, struct window_part *places)
+static __global__ void positions_kernel(const struct window_plan plan, struct window_part *positions)
 {
-    uint32_t place = own_element();
-    if (place >= plan.into.depth * plan.into.height * plan.into.width)
+    uint32_t position = own_element();
+    if (position >= plan.into.depth * plan.into.height * plan.into.width)
         return;
-    uint32_t t = place / plan.into.width / plan.into.height, y = place / plan.into.width % plan.into.height,
-             x = place % plan.into.width;
-    places[place].offset = element_at(&plan.from, (int32_t)t, (int32_t)y, (int32_t)x);
-    places[place].bits = inside_bits(t, plan.lead[0], plan.kernel[0], plan.from.depth) |
-                         inside_bits(y, plan.lead[1], plan.kernel[1], plan.from.height) << AXIS_BITS |
-                         inside_bits(x, plan.lead[2], plan.kernel[2], plan.from.width) << (2 * AXIS_BITS);
+    uint32_t t = position / plan.into.width / plan.into.height,
+             y = position / plan.into.width % plan.into.height, x = position % plan.into.width;
+    positions[position].offset = element_at(&plan.from, (int32_t)t, (int32_t)y, (int32_t)x);
+    positions[position].bits = inside_bits(t, plan.lead[0], plan.kernel[0], plan.from.depth) |
+                               inside_bits(y, plan.lead[1], plan.kernel[1], plan.from.height) << AXIS_BITS |
+                               inside_bits(x, plan.lead[2], plan.kernel[2], plan.from.width)
+                                   << (2 * AXIS_BITS);
 }
 
-static enum status make_windows(const struct window_plan *plan, struct holding *holding, cudaStream_t stream,
-                                struct windows *windows)
+static enum status make_windows(const struct window_plan *plan, struct allocations *allocations,
+                                cudaStream_t stream, struct windows *windows)
 {
     uint32_t taps = plan->from.channels * plan->kernel[0] * plan->kernel[1] * plan->kernel[2];
-    uint32_t places = (uint32_t)(shape_values(&plan->into) / plan->into.channels);
-    struct window_part *tap_parts, *place_parts;
-    TRY(hold(holding, &tap_parts, taps));
-    TRY(hold(holding, &place_parts, places));
+    uint32_t positions = (uint32_t)(shape_values(&plan->into) / plan->into.channels);
+    struct window_part *tap_parts, *position_parts;
+    TRY(allocate(allocations, &tap_parts, taps));
+    TRY(allocate(allocations, &position_parts, positions));
     taps_kernel<<<blocks_for(taps), BLOCK, 0, stream>>>(*plan, tap_parts);
     CUDA_TRY_LAUNCH("taps_kernel");
-    places_kernel<<<blocks_for(places), BLOCK, 0, stream>>>(*plan, place_parts);
-    CUDA_TRY_LAUNCH("places_kernel");
+    positions_kernel<<<blocks_for(positions), BLOCK, 0, stream>>>(*plan, position_parts);
+    CUDA_TRY_LAUNCH("positions_kernel");
     *windows = {.taps = tap_parts,
-                .places = place_parts,
+                .positions = position_parts,
                 .tap_count = taps,
-                .place_count = divider_of(places),
+                .position_count = divider_of(positions),
                 .sample_values = (uint32_t)shape_values(&plan->from),
                 .padded = plan->lead[0] > 0 || plan->lead[1] > 0 || plan->lead[2] > 0};
     return STATUS_OK;
 }
 
-enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                          cudaStream_t stream)
 {
     const struct layer *conv = layer->layer;
     (void)batch;
     for (int i = 0; i < MODEL_AXES; i++)
         if (conv->spec.kernel[i] > AXIS_BITS)
-            return status_set(STATUS_FAILED, "%s: the CUDA engine takes kernels of %d along an axis at most",
-                              conv->name, AXIS_BITS);
+            return status_set(STATUS_FAILED, "%s: the CUDA engine supports kernel sizes up to %d", conv->name,
+                              AXIS_BITS);
     struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
     for (int i = 0; i < MODEL_AXES; i++) {
         forward.kernel[i] = conv->spec.kernel[i];
         forward.lead[i] = (int32_t)conv->spec.padding[i];
     }
-    /* The way back reads out_delta with the kernel turned around: output i has read input i + tap - lead, so
-     * input j meets output j + (lead - tap), the first of these with the last tap. */
+    /* Backward convolves out_delta with the flipped kernel. Output i reads input i + tap - lead, so input j
+     * contributes to output j + (lead - tap); the last tap gives the first of these outputs. */
     struct window_plan backward = forward;
     backward.from = conv->out;
     backward.into = conv->in;
     for (int i = 0; i < MODEL_AXES; i++)
         backward.lead[i] = (int32_t)forward.kernel[i] - 1 - forward.lead[i];
-    TRY(make_windows(&forward, holding, stream, &layer->forward));
+    TRY(make_windows(&forward, allocations, stream, &layer->forward));
     if (layer->in_delta)
-        TRY(make_windows(&backward, holding, stream, &layer->backward));
+        TRY(make_windows(&backward, allocations, stream, &layer->backward));
     return STATUS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Convolution, forward: one product per layer. */
+/* Convolution, forward: one GEMM per layer. */
 #include "train/conv.cuh"
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
@@ -11,7 +11,7 @@ enum status conv_forward(const struct device_layer *layer, const struct pass *pa
     const struct channel_out into = {.values = layer->out,
                                      .bias = pass->parameters + conv->bias,
                                      .channels = conv->out.channels,
-                                     .places = windows.place_count,
+                                     .positions = windows.position_count,
                                      .relu = layer->relu,
                                      .above = nullptr};
     return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)

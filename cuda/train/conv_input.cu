@@ -11,7 +11,7 @@ enum status conv_input_backward(const struct device_layer *layer, const struct p
     const struct channel_out into = {.values = layer->in_delta,
                                      .bias = nullptr,
                                      .channels = conv->in.channels,
-                                     .places = windows.place_count,
+                                     .positions = windows.position_count,
                                      .relu = false,
                                      .above = layer->relu_before ? layer->in : nullptr};
     return windows.padded ? convolve<true>(pass, weights, layer->out_delta, windows, into)

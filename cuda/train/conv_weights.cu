@@ -1,5 +1,5 @@
-/* Convolution, backward: the gradient of the weights. Rows are output channels, columns (channel, tap); each
- * sum runs over the whole batch. */
+/* Convolution, backward: the gradient of the weights. Rows are output channels, columns are (channel, tap);
+ * each sum runs over the whole batch. */
 #include "train/conv.cuh"
 
 template <bool PADDED>
@@ -7,17 +7,17 @@ static enum status weights_backward(const struct device_layer *layer, const stru
 {
     const struct layer *conv = layer->layer;
     const struct windows &windows = layer->forward;
-    const struct channel_lines deltas = {layer->out_delta, conv->out.channels, windows.place_count};
+    const struct channel_lines deltas = {layer->out_delta, conv->out.channels, windows.position_count};
     const window_columns<PADDED> matrix = {layer->in, windows};
     const struct matrix_out into = {.values = pass->gradients + conv->weight,
                                     .bias = nullptr,
                                     .stride = windows.tap_count,
                                     .relu = false,
                                     .above = nullptr};
-    const struct product size = {.rows = conv->out.channels,
-                                 .columns = windows.tap_count,
-                                 .depth = pass->count * windows.place_count.by,
-                                 .slice = 0};
+    const struct gemm size = {.rows = conv->out.channels,
+                              .columns = windows.tap_count,
+                              .depth = pass->count * windows.position_count.by,
+                              .slice = 0};
     if (size.rows > WARP_ROWS)
         return multiply_layer<2, 1>(pass, deltas, matrix, into, size);
     return multiply_layer<1, 1>(pass, deltas, matrix, into, size);

@@ -1,10 +1,9 @@
-/* Convolutions by cuDNN, of `train-cudnn` and `train-cudnn-tf32`: what ours are measured against. Tensors are
- * fp32 in the layout of all others here (batch, channels, ...), and of its algorithms only those are taken
- * that give the same bits each time.
+/* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
+ * are fp32 in the layout of all layers here (batch, channels, ...). Only deterministic algorithms are used.
  *
- * The library is opened when the variant is asked for, so that nothing else needs it; its header gives the
- * types. These calls are the older half of its interface, deprecated in cuDNN 9 and all there: the newer half
- * is a C++ library of headers. */
+ * The library is opened when the variant is requested, so nothing else depends on it; its header provides the
+ * types. The calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. The newer API
+ * is a header-only C++ library. */
 #include "train/cudnn.cuh"
 
 #include <dlfcn.h>
@@ -17,8 +16,8 @@
 
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
-#define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* bytes that an algorithm may ask for */
-#define CUDNN_AXES        (MODEL_AXES + 2)    /* of a tensor: those of a kernel, samples and channels */
+#define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* limit in bytes for the workspace of an algorithm */
+#define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: samples, channels, and those of a kernel */
 
 /* ---- The library ---- */
 
@@ -58,7 +57,7 @@ enum status cudnn_probe(void)
     void *library = dlopen(CUDNN_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return status_set(STATUS_UNAVAILABLE,
-                          "needs cuDNN 9: %s; install it, or name its folder in LD_LIBRARY_PATH", dlerror());
+                          "needs cuDNN 9: %s; install it, or add its folder to LD_LIBRARY_PATH", dlerror());
 #define FIND(name)                                         \
     *(void **)&cudnn.name = dlsym(library, "cudnn" #name); \
     if (!cudnn.name)                                       \
@@ -76,10 +75,10 @@ static enum status cudnn_status(cudnnStatus_t result, const char *call, int line
                                                        cudnn.GetErrorString(result), __FILE__, line);
 }
 
-/* Returns from the calling function unless the call, without the "cudnn" of its name, succeeds. */
+/* Calls cudnn##call; returns from the calling function if it fails. */
 #define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
 
-/* ---- A layer ---- */
+/* ---- One layer ---- */
 
 struct convolution {
     cudnnHandle_t handle;
@@ -89,10 +88,10 @@ struct convolution {
     cudnnConvolutionFwdAlgo_t forward;
     cudnnConvolutionBwdDataAlgo_t data;
     cudnnConvolutionBwdFilterAlgo_t filter;
-    struct holding *holding; /* the engine's, for the scratch, which may have to grow */
+    struct allocations *allocations; /* the engine's; the workspace may have to grow */
     void *scratch;
-    size_t scratch_bytes, held_bytes; /* what is asked for, and what is there */
-    uint32_t count;                   /* samples of the batch that tensors and algorithms are for */
+    size_t scratch_bytes, held_bytes; /* requested size, allocated size */
+    uint32_t count;                   /* batch size that the descriptors and algorithms are for */
 };
 
 static void release(struct device_layer *layer)
@@ -100,7 +99,7 @@ static void release(struct device_layer *layer)
     struct convolution *self = static_cast<struct convolution *>(layer->library);
     if (!self)
         return;
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     if (self->plan)
         (void)cudnn.DestroyConvolutionDescriptor(self->plan);
     if (self->weight)
@@ -115,13 +114,14 @@ static void release(struct device_layer *layer)
     layer->library = nullptr;
 }
 
-/* Pictures are told in two dimensions: for these cuDNN has more algorithms. */
+/* Whether the convolution can be described as 2-D, for which cuDNN has more algorithms. */
 static bool flat(const struct layer *conv)
 {
     return conv->in.depth == 1 && conv->spec.kernel[0] == 1 && conv->spec.padding[0] == 0;
 }
 
-/* `count` samples of a shape, or `count` kernels over channels. Returns how many axes there are. */
+/* Fills `axes` for `count` samples of a shape, or for `count` kernels over `channels`. Returns the number of
+ * axes. */
 static int axes_of(const struct layer *conv, uint32_t count, uint32_t channels,
                    const uint32_t lengths[MODEL_AXES], int axes[CUDNN_AXES])
 {
@@ -171,8 +171,8 @@ static enum status create(struct convolution *self, cudaStream_t stream)
 
 /* ---- Algorithms ---- */
 
-/* The first that is deterministic and asks for no more scratch than there may be: they come with the one that
- * cuDNN holds to be the fastest in front. */
+/* Chooses the first algorithm that is deterministic and within the workspace limit. cuDNN sorts them by
+ * expected speed, fastest first. */
 template <class Found, class Algorithm>
 static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
                           size_t *scratch_bytes)
@@ -198,7 +198,7 @@ static enum status choose_all(const struct device_layer *layer, struct convoluti
                                                 ALGORITHMS_MAX, &count, forward));
     TRY(choose(forward, count, name, &self->forward, &self->scratch_bytes));
     if (!layer->out_delta)
-        return STATUS_OK; /* no training */
+        return STATUS_OK; /* inference */
     CUDNN_TRY(GetConvolutionBackwardFilterAlgorithm_v7(self->handle, self->in, self->out, self->plan,
                                                        self->weight, ALGORITHMS_MAX, &count, filter));
     TRY(choose(filter, count, name, &self->filter, &self->scratch_bytes));
@@ -209,7 +209,7 @@ static enum status choose_all(const struct device_layer *layer, struct convoluti
     return choose(data, count, name, &self->data, &self->scratch_bytes);
 }
 
-/* For a batch of so many samples: a short one may need other algorithms, and more scratch. */
+/* Prepares for a batch of `count` samples: a short batch may need other algorithms and a larger workspace. */
 static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 {
     struct convolution *self = static_cast<struct convolution *>(layer->library);
@@ -218,9 +218,9 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
     TRY(choose_all(layer, self));
-    if (self->scratch_bytes >
-        self->held_bytes) { /* what was there stays to the end, as all that an engine holds */
-        TRY(hold_bytes(self->holding, &self->scratch, self->scratch_bytes));
+    if (self->scratch_bytes > self->held_bytes) { /* like all of an engine's memory, the old workspace stays
+                                                   * allocated until close */
+        TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }
     self->count = count;
@@ -228,31 +228,31 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 }
 
 template <cudnnMathType_t MATH>
-static enum status prepare(struct device_layer *layer, uint32_t batch, struct holding *holding,
+static enum status prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream)
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     if (!self)
         return status_set(STATUS_FAILED, "cudnn: out of memory");
     layer->library = self;
-    self->holding = holding;
+    self->allocations = allocations;
     TRY(create(self, stream));
     TRY(describe_plan(layer->layer, self, MATH));
     return plan_batch(layer, batch);
 }
 
-/* ---- Both ways ---- */
+/* ---- Forward and backward ---- */
 
 static const float one = 1, zero = 0;
 
-static __global__ void finish_kernel(float *values, const float *bias, struct divider places,
+static __global__ void finish_kernel(float *values, const float *bias, struct divider positions,
                                      uint32_t channels, bool relu, uint32_t count)
 {
     uint32_t i = own_element();
     if (i >= count)
         return;
-    float value = values[i] + bias[places.quotient(i) % channels];
-    values[i] = relu && value <= 0 ? 0 : value; /* a NaN goes through */
+    float value = values[i] + bias[positions.quotient(i) % channels];
+    values[i] = relu && value <= 0 ? 0 : value; /* NaN passes through */
 }
 
 static enum status forward(const struct device_layer *layer, const struct pass *pass)
@@ -260,13 +260,13 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     const struct convolution *self = static_cast<const struct convolution *>(layer->library);
     const struct layer *conv = layer->layer;
     const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
-    const struct divider places = divider_of((uint32_t)conv->out_values / channels);
+    const struct divider positions = divider_of((uint32_t)conv->out_values / channels);
     TRY(plan_batch(layer, pass->count));
     CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
                                  pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
                                  self->scratch_bytes, &zero, self->out, layer->out));
     finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
-                                                                  places, channels, layer->relu, values);
+                                                                  positions, channels, layer->relu, values);
     CUDA_TRY_LAUNCH("finish_kernel");
     return STATUS_OK;
 }

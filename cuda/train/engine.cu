@@ -1,6 +1,6 @@
-/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`: both data
- * sets, parameters and activations live on the device. A step is a row of launches that nobody waits for;
- * sums of losses stay there until totals() asks for them. */
+/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`. Both data
+ * sets, parameters and activations are in device memory. A step is a sequence of asynchronous launches; loss
+ * sums stay on the device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -20,18 +20,18 @@ struct network {
     enum precision precision;
     int device;
     cudaStream_t stream;
-    struct holding holding;
-    struct train_state state; /* on the device */
+    struct allocations allocations;
+    struct train_state state; /* device memory */
     float *gradients, *workspace, *inputs;
     struct device_set sets[DATA_PARTS];
-    struct device_feed feed; /* of the training set, where it is live */
+    struct device_feed feed; /* live training samples */
     struct device_batch batch;
     struct device_losses losses;
     struct device_progress progress;
     struct device_layer layers[MODEL_LAYERS_MAX];
     struct layer_passes passes[LAYER_KINDS];
-    /* Around the gathering of one step: the middle one of the latest call of steps(), so that the device has
-     * launches to go on with and the host's are not in the time. */
+    /* Events around the gather of one step: the middle step of the latest call of steps(). By then the device
+     * has queued work, so launch latency is not part of the measured time. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
@@ -48,47 +48,48 @@ static const struct layer_passes own_passes[LAYER_KINDS] = {
 
 /* ---- Memory ---- */
 
-enum status hold_bytes(struct holding *holding, void **pointer, size_t bytes)
+enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
-    if (holding->count == COUNT_OF(holding->blocks))
-        return status_set(STATUS_FAILED, "cuda: more than %zu blocks of device memory",
-                          COUNT_OF(holding->blocks));
+    if (allocations->count == COUNT_OF(allocations->blocks))
+        return status_set(STATUS_FAILED, "cuda: more than %zu device allocations",
+                          COUNT_OF(allocations->blocks));
     cudaError_t error = cudaMalloc(pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
         size_t free_bytes = 0, total_bytes = 0;
         (void)cudaGetLastError();
         CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
         return status_set(STATUS_USAGE,
-                          "training needs more device memory than there is: %.2f GB taken, %.2f GB wanted, "
+                          "not enough device memory for training: %.2f GB allocated, %.2f GB more needed, "
                           "%.2f GB free; lower --batch",
-                          1e-9 * (double)holding->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+                          1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     }
     CUDA_TRY(error);
-    holding->blocks[holding->count++] = *pointer;
-    holding->bytes += bytes;
+    allocations->blocks[allocations->count++] = *pointer;
+    allocations->bytes += bytes;
     return STATUS_OK;
 }
 
-void holding_free(struct holding *holding)
+void allocations_free(struct allocations *allocations)
 {
-    while (holding->count > 0)
-        (void)cudaFree(holding->blocks[--holding->count]);
-    holding->bytes = 0;
+    while (allocations->count > 0)
+        (void)cudaFree(allocations->blocks[--allocations->count]);
+    allocations->bytes = 0;
 }
 
-/* Memory of zeros. */
-template <class T> static enum status hold_zeros(struct network *network, T **pointer, size_t count)
+/* Allocates zeroed device memory. */
+template <class T> static enum status allocate_zeros(struct network *network, T **pointer, size_t count)
 {
-    TRY(hold(&network->holding, pointer, count));
+    TRY(allocate(&network->allocations, pointer, count));
     CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), network->stream));
     return STATUS_OK;
 }
 
-/* A copy of host memory. */
-static enum status hold_copy(struct network *network, const void **pointer, const void *from, size_t bytes)
+/* Allocates device memory and copies host memory to it. */
+static enum status allocate_copy(struct network *network, const void **pointer, const void *from,
+                                 size_t bytes)
 {
     void *copy;
-    TRY(hold_bytes(&network->holding, &copy, bytes));
+    TRY(allocate_bytes(&network->allocations, &copy, bytes));
     CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, network->stream));
     *pointer = copy;
     return STATUS_OK;
@@ -96,7 +97,7 @@ static enum status hold_copy(struct network *network, const void **pointer, cons
 
 /* ---- Opening ---- */
 
-/* Kernels number the elements of a batch by 31 bits. */
+/* Kernels index the elements of a batch with 31 bits. */
 static enum status check_size(const struct train *train)
 {
     const struct model *model = train->model;
@@ -121,8 +122,8 @@ static bool has_products(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Shares a ReLU's work among its neighbours; backward it is on its own where the one behind does not store
- * all of its gradient. */
+/* Fuses a ReLU into its neighbours. Its backward pass runs separately if the next layer does not overwrite
+ * the whole gradient. */
 static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
@@ -133,7 +134,7 @@ static void share_relu(struct device_layer *before, struct device_layer *relu, s
             has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
 }
 
-/* Layer i behind those before it. */
+/* Opens layer i; the layers before it must be open. */
 static enum status open_layer(struct network *network, uint32_t i)
 {
     const struct model *model = network->train->model;
@@ -147,16 +148,16 @@ static enum status open_layer(struct network *network, uint32_t i)
         self->out = self->in;
         self->out_delta = self->in_delta;
     } else
-        TRY(hold(&network->holding, &self->out, outputs));
-    /* Zeros: see pool_back_kernel. */
+        TRY(allocate(&network->allocations, &self->out, outputs));
+    /* Zeroed: pool_back_kernel does not write elements outside all windows. */
     if (!self->out_delta && !network->train->forward_only)
-        TRY(hold_zeros(network, &self->out_delta, outputs));
+        TRY(allocate_zeros(network, &self->out_delta, outputs));
     if (layer->spec.kind == LAYER_POOL)
-        TRY(hold(&network->holding, &self->largest, outputs));
+        TRY(allocate(&network->allocations, &self->largest, outputs));
     if (layer->spec.kind == LAYER_ADD)
         self->added = self - layer->spec.back;
     const struct layer_passes *by = &network->passes[layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->train->batch, &network->holding, network->stream)
+    return by->prepare ? by->prepare(self, network->train->batch, &network->allocations, network->stream)
                        : STATUS_OK;
 }
 
@@ -168,29 +169,29 @@ static enum status open_data(struct network *network)
         const struct data_set *set = &data->sets[part];
         const void *labels;
         if (part == DATA_TEST || data->feed != DATA_LIVE)
-            TRY(hold_copy(network, &network->sets[part].values, set->values,
-                          data_held(data, (enum data_part)part) * data->sample_bytes));
-        TRY(hold_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
+            TRY(allocate_copy(network, &network->sets[part].values, set->values,
+                              data_held(data, (enum data_part)part) * data->sample_bytes));
+        TRY(allocate_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
         network->sets[part].labels = static_cast<const uint32_t *>(labels);
     }
-    TRY(hold(&network->holding, &network->batch.numbers, batch));
-    TRY(hold(&network->holding, &network->batch.labels, batch));
-    TRY(hold(&network->holding, &network->batch.moves, batch));
-    TRY(device_feed_open(&network->feed, network->train, network->device, &network->holding));
-    return hold(&network->holding, &network->inputs, batch * data->sample_values);
+    TRY(allocate(&network->allocations, &network->batch.numbers, batch));
+    TRY(allocate(&network->allocations, &network->batch.labels, batch));
+    TRY(allocate(&network->allocations, &network->batch.moves, batch));
+    TRY(device_feed_open(&network->feed, network->train, network->device, &network->allocations));
+    return allocate(&network->allocations, &network->inputs, batch * data->sample_values);
 }
 
 static enum status open_learning(struct network *network)
 {
     size_t values = network->train->model->arena_values, batch = network->train->batch;
-    TRY(hold_zeros(network, &network->state.first, values));
-    TRY(hold_zeros(network, &network->state.second, values));
-    TRY(hold_zeros(network, &network->gradients, values));
-    TRY(hold(&network->holding, &network->losses.losses, batch));
-    TRY(hold(&network->holding, &network->losses.right, batch));
+    TRY(allocate_zeros(network, &network->state.m, values));
+    TRY(allocate_zeros(network, &network->state.v, values));
+    TRY(allocate_zeros(network, &network->gradients, values));
+    TRY(allocate(&network->allocations, &network->losses.losses, batch));
+    TRY(allocate(&network->allocations, &network->losses.right, batch));
     if (network->precision == PRECISION_FP16)
-        TRY(hold_zeros(network, &network->losses.scale, 1));
-    return hold(&network->holding, &network->losses.totals, 1);
+        TRY(allocate_zeros(network, &network->losses.scale, 1));
+    return allocate(&network->allocations, &network->losses.totals, 1);
 }
 
 static enum status clear_totals(struct network *network)
@@ -220,8 +221,8 @@ static enum status open_all(struct network *network)
     CUDA_TRY(cudaStreamCreateWithFlags(&network->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&network->gather_begin));
     CUDA_TRY(cudaEventCreate(&network->gather_end));
-    TRY(hold_zeros(network, &network->state.parameters, train->model->arena_values));
-    TRY(hold(&network->holding, &network->workspace, WORKSPACE_VALUES));
+    TRY(allocate_zeros(network, &network->state.parameters, train->model->arena_values));
+    TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
     TRY(open_data(network));
     if (!train->forward_only) {
         TRY(open_learning(network));
@@ -232,7 +233,7 @@ static enum status open_all(struct network *network)
         TRY(open_layer(network, i));
     for (uint32_t i = 0; i < train->model->layer_count; i++)
         TRY(packed_prepare(&network->layers[i], network->precision, train->batch, !train->forward_only,
-                           &network->holding));
+                           &network->allocations));
     for (uint32_t i = 1; i < train->model->layer_count; i++)
         share_relu(&network->layers[i - 1], &network->layers[i],
                    i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
@@ -243,7 +244,7 @@ static enum status open_all(struct network *network)
 static void cuda_close(void *state)
 {
     struct network *network = static_cast<struct network *>(state);
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     (void)cudaSetDevice(network->device);
     if (network->stream)
         (void)cudaStreamSynchronize(network->stream);
@@ -252,7 +253,7 @@ static void cuda_close(void *state)
             network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
     device_feed_close(&network->feed);
     device_progress_close(&network->progress);
-    holding_free(&network->holding);
+    allocations_free(&network->allocations);
     if (network->gather_end)
         (void)cudaEventDestroy(network->gather_end);
     if (network->gather_begin)
@@ -262,7 +263,7 @@ static void cuda_close(void *state)
     free(network);
 }
 
-/* With convolutions by `conv`, and products in a precision. */
+/* Opens a network with convolutions by `conv` and the given GEMM precision. */
 static enum status open_with(const struct layer_passes *conv, enum precision precision,
                              const struct train *train, const struct resources *resources, void **state)
 {
@@ -289,7 +290,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
     return open_with(CONV, PRECISION, train, resources, state);
 }
 
-/* ---- State, in and out ---- */
+/* ---- Copying the state ---- */
 
 static enum status copy_arena(struct network *network, float *to, const float *from)
 {
@@ -298,21 +299,21 @@ static enum status copy_arena(struct network *network, float *to, const float *f
     return STATUS_OK;
 }
 
-/* Parameters, and the optimizer's state where there is one; waits until they have arrived. */
+/* Copies parameters and, when training, the optimizer's state; synchronises. */
 static enum status copy_state(struct network *network, const struct train_state *to,
                               const struct train_state *from)
 {
     CUDA_TRY(cudaSetDevice(network->device));
     TRY(copy_arena(network, to->parameters, from->parameters));
     if (!network->train->forward_only) {
-        TRY(copy_arena(network, to->first, from->first));
-        TRY(copy_arena(network, to->second, from->second));
+        TRY(copy_arena(network, to->m, from->m));
+        TRY(copy_arena(network, to->v, from->v));
     }
     CUDA_TRY(cudaStreamSynchronize(network->stream));
     return STATUS_OK;
 }
 
-/* The scale of the loss, and waits for it. */
+/* Copies the loss scale; synchronises. */
 static enum status copy_scale(struct network *network, struct loss_scale *to, const struct loss_scale *from)
 {
     CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, network->stream));
@@ -372,7 +373,8 @@ static enum status forward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
-/* A layer stores the gradient of what it is given; additions, which have had their turn, then add theirs. */
+/* Each layer overwrites the gradient of its input. LAYER_ADD layers run earlier in the backward pass, so
+ * their gradients are added afterwards. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *end = last_layer(network) + 1;
@@ -380,7 +382,7 @@ static enum status backward(struct network *network, const struct pass *pass)
     for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
         const struct device_layer *self = &network->layers[i];
         bool shared = i > 0 && self[-1].layer->is_added;
-        if (shared && self->layer->spec.kind == LAYER_POOL) /* it stores nothing outside of its windows */
+        if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
             CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
                                      pass->count * self->layer->in_values * sizeof *self->in_delta,
                                      pass->stream));
@@ -403,14 +405,14 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
-/* Samples of a step: all but the last of an epoch have a full batch. */
+/* Samples in a step; only the last step of an epoch can have a short batch. */
 static uint32_t step_count(const struct train *train, uint32_t step)
 {
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
     return left < train->batch ? left : train->batch;
 }
 
-/* Where the loss is scaled, the device finds out whether there is a step to take. */
+/* With loss scaling, the device decides whether to apply the step. */
 static enum status update_parameters(struct network *network, const struct update *update)
 {
     size_t values = network->train->model->arena_values;
@@ -444,7 +446,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
     uint32_t timed = first + count / 2;
-    device_feed_look(&network->feed, count);
+    device_feed_plan_timings(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
@@ -458,7 +460,8 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     return STATUS_OK;
 }
 
-/* `data_s` is that of one step, times all steps: to time each of them would take longer than they do. */
+/* `data_s` is the time of one step times the number of steps, because timing each step would take longer than
+ * the steps. */
 static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
@@ -528,12 +531,12 @@ struct engine_batch engine_batch(const void *state)
 static uint64_t cuda_memory_bytes(const void *state)
 {
     const struct network *network = static_cast<const struct network *>(state);
-    return network->holding.bytes + device_feed_memory_bytes(&network->feed);
+    return network->allocations.bytes + device_feed_memory_bytes(&network->feed);
 }
 
 #define OWN_CONV (&own_passes[LAYER_CONV])
 
-/* The unit of a precision's products. */
+/* The hardware unit that computes GEMMs in a precision. */
 template <enum precision PRECISION>
 static constexpr enum unit unit_of = PRECISION == PRECISION_FP32   ? UNIT_FP32
                                      : PRECISION == PRECISION_TF32 ? UNIT_TF32
@@ -560,7 +563,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .memory_bytes = cuda_memory_bytes};
 }
 
-/* docs/train_mixed.md gives the reasons of the bounds. */
+/* docs/train_mixed.md explains the bounds. */
 extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
@@ -572,7 +575,7 @@ const struct engine engine_amp =
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
-/* 10 bits of mantissa in what is multiplied: 5e-4 a factor, where fp32 has 6e-8. */
+/* TF32 operands have 10 mantissa bits: a relative error of 5e-4 per factor, compared with 6e-8 in fp32. */
 const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
     "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif

@@ -6,27 +6,28 @@
 
 /* ---- Opening ---- */
 
-static enum status open_buffer(struct feed_buffer *buffer, const struct train *train, struct holding *holding)
+static enum status open_buffer(struct feed_buffer *buffer, const struct train *train,
+                               struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(hold(holding, &buffer->samples, train->batch * train->data->sample_bytes));
-    TRY(hold(holding, &buffer->numbers, train->batch));
+    TRY(allocate(allocations, &buffer->samples, train->batch * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->numbers, train->batch));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
     return STATUS_OK;
 }
 
-static enum status open_look(struct feed_look *look)
+static enum status open_timing(struct feed_timing *timing)
 {
-    CUDA_TRY(cudaEventCreate(&look->wait_begin));
-    CUDA_TRY(cudaEventCreate(&look->wait_end));
-    CUDA_TRY(cudaEventCreate(&look->make_begin));
-    CUDA_TRY(cudaEventCreate(&look->make_end));
+    CUDA_TRY(cudaEventCreate(&timing->wait_begin));
+    CUDA_TRY(cudaEventCreate(&timing->wait_end));
+    CUDA_TRY(cudaEventCreate(&timing->make_begin));
+    CUDA_TRY(cudaEventCreate(&timing->make_end));
     return STATUS_OK;
 }
 
 enum status device_feed_open(struct device_feed *feed, const struct train *train, int device,
-                             struct holding *holding)
+                             struct allocations *allocations)
 {
     *feed = {};
     feed->train = train;
@@ -34,11 +35,11 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
     for (struct feed_buffer &buffer : feed->buffers)
-        TRY(open_buffer(&buffer, train, holding));
-    for (struct feed_look &look : feed->looks)
-        TRY(open_look(&look));
-    /* Of the highest priority: steps take as long with the lowest, but then a batch is on its way for most of
-     * one, and generate_s would tell that and not the work. */
+        TRY(open_buffer(&buffer, train, allocations));
+    for (struct feed_timing &timing : feed->timings)
+        TRY(open_timing(&timing));
+    /* Highest priority. With the lowest, steps take as long, but generating a batch spreads over most of a
+     * step, so generate_s would measure that span instead of the work. */
     TRY(stream_open(&feed->stream));
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train->batch};
@@ -47,12 +48,12 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
 
 void device_feed_close(struct device_feed *feed)
 {
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
-    for (struct feed_look &look : feed->looks)
-        for (cudaEvent_t event : {look.wait_begin, look.wait_end, look.make_begin, look.make_end})
+    for (struct feed_timing &timing : feed->timings)
+        for (cudaEvent_t event : {timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end})
             if (event)
                 (void)cudaEventDestroy(event);
     for (struct feed_buffer &buffer : feed->buffers)
@@ -69,7 +70,7 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
     return feed->generator ? generator_memory_bytes(feed->generator) : 0;
 }
 
-/* ---- Making ---- */
+/* ---- Generating ---- */
 
 static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
                                      uint64_t fresh, uint32_t epoch, uint64_t *numbers)
@@ -79,16 +80,18 @@ static __global__ void number_kernel(const struct draw_order order, uint32_t fir
         numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
 }
 
-/* The look at this step, or NULL. */
-static struct feed_look *look_at(struct device_feed *feed)
+/* The events that time the current step, or NULL if it is not timed. */
+static struct feed_timing *current_timing(struct device_feed *feed)
 {
-    return feed->since == feed->stride / 2 && feed->look_count < FEED_LOOKS ? &feed->looks[feed->look_count]
-                                                                            : nullptr;
+    return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS
+               ? &feed->timings[feed->timing_count]
+               : nullptr;
 }
 
-/* Generates the batch of a step once the buffer's last one has been taken. */
+/* Generates the batch of step `number` into a buffer; on the device it waits until the buffer's previous
+ * batch has been consumed. */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
-                        const struct feed_look *look)
+                        const struct feed_timing *timing)
 {
     const struct train *train = feed->train;
     RANGE(GENERATE);
@@ -96,16 +99,16 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t first = (uint32_t)(number % steps) * train->batch, all = train->data->sets[DATA_TRAIN].count;
     uint32_t count = all - first < train->batch ? all - first : train->batch;
     struct draw_order order = draw_order(train->seed, epoch, all);
-    buffer->step = FEED_EMPTY; /* until all is enqueued */
+    buffer->step = FEED_EMPTY; /* until everything is enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
-    if (look)
-        CUDA_TRY(cudaEventRecord(look->make_begin, feed->stream));
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
     number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
                                                                  epoch, buffer->numbers);
     CUDA_TRY_LAUNCH("number_kernel");
     TRY(generator_make(feed->generator, buffer->numbers, count, buffer->samples, feed->stream));
-    if (look)
-        CUDA_TRY(cudaEventRecord(look->make_end, feed->stream));
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
     buffer->step = number;
     return STATUS_OK;
@@ -117,10 +120,10 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (buffer->step != number) /* the first step of all, or one that does not follow the last */
+    if (buffer->step != number) /* the first step ever, or a step that does not follow the previous one */
         TRY(make(feed, buffer, number, nullptr));
-    if (look_at(feed))
-        CUDA_TRY(cudaEventRecord(look_at(feed)->wait_begin, stream));
+    if (current_timing(feed))
+        CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->batch_alone = true;
@@ -131,39 +134,40 @@ enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
 {
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
     struct feed_buffer *other = &feed->buffers[(feed->turn + 1) % FEED_BUFFERS];
-    struct feed_look *look = look_at(feed);
+    struct feed_timing *timing = current_timing(feed);
     CUDA_TRY(cudaEventRecord(buffer->taken, stream));
-    if (look)
-        CUDA_TRY(cudaEventRecord(look->wait_end, stream));
-    TRY(make(feed, other, buffer->step + 1, look));
-    feed->look_count += look != nullptr;
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->wait_end, stream));
+    TRY(make(feed, other, buffer->step + 1, timing));
+    feed->timing_count += timing != nullptr;
     feed->since = (feed->since + 1) % feed->stride;
     return STATUS_OK;
 }
 
 /* ---- Times ---- */
 
-void device_feed_look(struct device_feed *feed, uint32_t steps)
+void device_feed_plan_timings(struct device_feed *feed, uint32_t steps)
 {
-    feed->stride = (steps + FEED_LOOKS - 1) / FEED_LOOKS;
+    feed->stride = (steps + FEED_TIMINGS - 1) / FEED_TIMINGS;
     feed->since = 0;
 }
 
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals)
 {
     double wait_ms = 0, make_ms = 0;
-    for (uint32_t i = 0; i < feed->look_count; i++) {
+    for (uint32_t i = 0; i < feed->timing_count; i++) {
         float one_wait_ms, one_make_ms;
-        const struct feed_look *look = &feed->looks[i];
-        CUDA_TRY(cudaEventSynchronize(look->make_end)); /* the last one may be of a step to come */
-        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, look->wait_begin, look->wait_end));
-        CUDA_TRY(cudaEventElapsedTime(&one_make_ms, look->make_begin, look->make_end));
+        const struct feed_timing *timing = &feed->timings[i];
+        CUDA_TRY(cudaEventSynchronize(
+            timing->make_end)); /* the latest one may belong to a step that is still ahead */
+        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
+        CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
         wait_ms += one_wait_ms;
         make_ms += one_make_ms;
     }
-    double scale = feed->look_count ? 1e-3 * (double)steps / feed->look_count : 0;
+    double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;
     totals->data_s = wait_ms * scale;
     totals->generate_s = make_ms * scale;
-    feed->look_count = 0;
+    feed->timing_count = 0;
     return STATUS_OK;
 }

@@ -1,12 +1,12 @@
-/* Live training samples on the device: generated on a stream of their own, a batch ahead of the steps, into
- * one of two buffers. Events order both streams; the host waits for nothing.
+/* Live training samples on the device. A separate stream generates them, one batch ahead of the steps, into
+ * one of two buffers. Events order both streams; the host does not wait.
  *
  *     training     take 0 ─ gather 0 ─ release ─ learn 0 ────── take 1 ─ gather 1 ─ release ─ learn 1 ──
  *     generating   make 0 ┘            └ make 1 (other buffer) ┘                    └ make 2 ...
  *
- * Making batch i + 1 waits for the gathering of batch i - 1, whose buffer it takes, so it has all of step i,
- * and what is left of step i - 1, to be done in. Batches are pure functions of their step: a buffer that
- * holds the step that is asked for is right whoever asked for it before, so steps may be repeated and resumed
+ * Generating batch i + 1 waits until batch i - 1 has been gathered, because it reuses that buffer. It can
+ * overlap the rest of step i - 1 and all of step i. Batches are pure functions of their step. A buffer that
+ * holds the requested step is therefore valid whatever came before, so steps can be repeated and resumed
  * anywhere. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
@@ -15,19 +15,19 @@
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-/* Steps that are timed between two totals: events around all would cost more than they tell. */
-#define FEED_LOOKS 16
+/* Number of steps that are timed between two totals(); events around every step would cost too much. */
+#define FEED_TIMINGS 16
 
-/* A batch, or room for one. */
+/* One batch buffer. */
 struct feed_buffer {
     uint8_t *samples;
     uint64_t *numbers;
-    cudaEvent_t made, taken; /* on the generating stream, on the training one */
-    uint64_t step;           /* that it holds, or will: epoch * steps + step; FEED_EMPTY: none */
+    cudaEvent_t made, taken; /* recorded on the generating stream; recorded on the training stream */
+    uint64_t step;           /* step that it holds or will hold, epoch * steps + step; FEED_EMPTY: none */
 };
 
-/* Around what one step waited for and gathered, and around the making of the next one. */
-struct feed_look {
+/* Events of one timed step: around waiting and gathering, and around generating the next batch. */
+struct feed_timing {
     cudaEvent_t wait_begin, wait_end, make_begin, make_end;
 };
 
@@ -36,17 +36,17 @@ struct device_feed {
     struct generator *generator; /* NULL: the training set is not live */
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
-    uint32_t turn; /* the buffer taken last */
-    struct feed_look looks[FEED_LOOKS];
-    uint32_t look_count, stride, since; /* one of `stride` steps is looked at; steps since the last */
+    uint32_t turn; /* index of the buffer taken last */
+    struct feed_timing timings[FEED_TIMINGS];
+    uint32_t timing_count, stride, since; /* one in `stride` steps is timed; steps since the last timed one */
 };
 
 #define FEED_EMPTY UINT64_MAX
 
-/* Opens the feed of train->data, where that is live and will be learnt from; `holding` owns its buffers. The
- * caller closes, also after a failure; a zeroed one may be closed. */
+/* Opens the feed of train->data if it is live and used for training; `allocations` owns its buffers. The
+ * caller closes the feed, also after a failure; closing a zeroed feed is allowed. */
 enum status device_feed_open(struct device_feed *feed, const struct train *train, int device,
-                             struct holding *holding);
+                             struct allocations *allocations);
 void device_feed_close(struct device_feed *feed);
 
 static inline bool device_feed_is_live(const struct device_feed *feed)
@@ -54,21 +54,22 @@ static inline bool device_feed_is_live(const struct device_feed *feed)
     return feed->generator;
 }
 
-/* What is enqueued on `stream` from here on finds the samples of a step in `set`; its labels stay. */
+/* Makes the samples of a step available in `set` to work enqueued on `stream` from now on; set->labels stays
+ * unchanged. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 
-/* What is enqueued on `stream` from here on needs them no more: the step behind it is generated next. */
+/* Work enqueued on `stream` from now on no longer needs the samples. Starts generating the next step. */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* So many steps are to come: spreads the looks over them. */
-void device_feed_look(struct device_feed *feed, uint32_t steps);
+/* Announces `steps` steps; spreads the timed ones over them. */
+void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
-/* Fills data_s and generate_s of `steps` steps since the last time, from those that were looked at. All must
- * have ended. */
+/* Sets data_s and generate_s for the `steps` steps since the last call, extrapolated from the timed ones. All
+ * steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
-/* What it holds beside its buffers. */
+/* Bytes that it uses in addition to its buffers. */
 uint64_t device_feed_memory_bytes(const struct device_feed *feed);
 
 #endif

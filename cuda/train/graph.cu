@@ -1,5 +1,6 @@
-/* `train-graph`, `infer-graph`: `cnn` alone, in bf16 on tensor cores, six kernels a step, replayed as a CUDA
- * graph over many steps. Where training is lives on the device, so one graph serves all epochs. */
+/* `train-graph`, `infer-graph`: only `cnn`, in bf16 on tensor cores, six kernels per step, replayed as a CUDA
+ * graph over many steps. The position in the training is stored on the device, so one graph serves all
+ * epochs. */
 #include "train/graph_engine.cuh"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-#define GRAPH_STEPS 32 /* of the long graph */
+#define GRAPH_STEPS 32 /* steps in the long graph */
 
 bool graph_overlaps = true;
 
@@ -21,20 +22,20 @@ struct graph_state {
     int device;
     bool colour;
     cudaStream_t stream;
-    struct holding holding;
+    struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
-    cudaGraphExec_t one, many; /* a step that keeps all gradients; GRAPH_STEPS that do not */
+    cudaGraphExec_t one, many; /* one step that keeps all gradients; GRAPH_STEPS steps that do not */
     cudaGraphExec_t inference;
-    uint32_t epoch; /* whose order lies on the device, when there is one */
+    uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
     bool ordered;
-    struct { /* in pinned memory, read and written by the graph of inference */
-        struct graph_moment moment;
-        float logits[]; /* of a batch */
+    struct { /* pinned memory that the inference graph reads and writes */
+        struct graph_step step;
+        float logits[]; /* of one batch */
     } * page;
 };
 
-/* ---- What it takes ---- */
+/* ---- Supported networks and devices ---- */
 
 static bool same_layer(const struct layer_spec *mine, const struct layer_spec *other)
 {
@@ -43,7 +44,7 @@ static bool same_layer(const struct layer_spec *mine, const struct layer_spec *o
            memcmp(mine->padding, other->padding, sizeof mine->padding) == 0;
 }
 
-/* The layers that the kernels are written for. */
+/* Whether the model has the layers that the kernels are written for. */
 static bool is_cnn(const struct model *model)
 {
     static const struct layer_spec layers[] = {
@@ -72,7 +73,7 @@ template <class NET> static bool has_shape(const struct shape *shape)
            shape->width == NET::width;
 }
 
-/* The variant that takes what this one does not. */
+/* The variant to suggest for networks that this one does not support. */
 static const char *other_variant(const struct train *train)
 {
     return train->forward_only ? "infer-cuda" : "train-cuda";
@@ -86,13 +87,13 @@ static enum status graph_accepts(const struct train *train)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "it is made for cnn on bytes of 1x28x28 or 3x32x32 and at most %d classes, and this is %s on "
-        "%s of %ux%ux%u and %u classes; %s takes all models and shapes",
+        "it supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "
+        "%s of %ux%ux%u with %u classes; %s supports all models and shapes",
         GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves", model->input.channels,
         model->input.height, model->input.width, model->classes, other_variant(train));
 }
 
-/* Tensor cores for bf16, and shared memory for a sample's convolutions. */
+/* Checks for bf16 tensor cores and for enough shared memory for a sample's convolutions. */
 static enum status check_device(const struct train *train, struct graph_state *graph)
 {
     int major, shared, architecture;
@@ -101,22 +102,23 @@ static enum status check_device(const struct train *train, struct graph_state *g
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
     TRY(device_code(graph->device, &architecture, &at_load));
     graph->plan.overlap =
-        graph_overlaps && architecture >= 90; /* older code does not wait for the last kernel */
+        graph_overlaps &&
+        architecture >= 90; /* code for older architectures does not wait for the previous kernel */
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(
             STATUS_UNAVAILABLE,
-            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory a block, and this "
-            "device is sm_%d0 with %d KB; %s runs on it",
+            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory per block, but this "
+            "device is sm_%d0 with %d KB; use %s",
             graph_shared_bytes(graph->colour) / 1024, major, shared / 1024, other_variant(train));
     return STATUS_OK;
 }
 
 /* ---- Memory ---- */
 
-/* Device memory of zeros. */
+/* Allocates zeroed device memory. */
 template <class T> static enum status zeros(struct graph_state *graph, T **pointer, size_t count)
 {
-    TRY(hold(&graph->holding, pointer, count));
+    TRY(allocate(&graph->allocations, pointer, count));
     CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), graph->stream));
     return STATUS_OK;
 }
@@ -127,7 +129,7 @@ static enum status open_data(struct graph_state *graph)
     for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         size_t bytes = data->sets[part].count * data->sample_bytes;
         uint8_t *values;
-        TRY(hold(&graph->holding, &values, bytes));
+        TRY(allocate(&graph->allocations, &values, bytes));
         CUDA_TRY(
             cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
         graph->plan.values[part] = values;
@@ -139,7 +141,7 @@ static enum status open_data(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* What both directions need. */
+/* Memory that training and inference both need. */
 static enum status open_forward(struct graph_state *graph)
 {
     struct graph_plan *plan = &graph->plan;
@@ -149,7 +151,7 @@ static enum status open_forward(struct graph_state *graph)
     for (uint32_t t = 0; t < GRAPH_TENSORS; t++)
         plan->tensors[t] = (uint32_t)model->tensors[t].first;
     TRY(zeros(graph, &plan->state.parameters, model->arena_values));
-    TRY(zeros(graph, &plan->moment, 1));
+    TRY(zeros(graph, &plan->step, 1));
     TRY(zeros(graph, &plan->conv2_weight, CONV2_BYTES / sizeof *plan->conv2_weight));
     TRY(zeros(graph, &plan->fc1_weight, HIDDEN * features));
     TRY(zeros(graph, &plan->pooled, plan->rows * features));
@@ -165,16 +167,16 @@ static enum status open_backward(struct graph_state *graph)
     size_t features = model->layers[DROPOUT1_NUMBER].out_values;
     size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
     uint32_t *labels;
-    TRY(hold(&graph->holding, &labels, set->count));
+    TRY(allocate(&graph->allocations, &labels, set->count));
     CUDA_TRY(cudaMemcpyAsync(labels, set->labels, set->count * sizeof *labels, cudaMemcpyHostToDevice,
                              graph->stream));
     plan->labels = labels;
-    TRY(zeros(graph, &plan->state.first, model->arena_values));
-    TRY(zeros(graph, &plan->state.second, model->arena_values));
+    TRY(zeros(graph, &plan->state.m, model->arena_values));
+    TRY(zeros(graph, &plan->state.v, model->arena_values));
     TRY(zeros(graph, &plan->gradients, model->arena_values));
     TRY(zeros(graph, &plan->order, set->count));
-    TRY(zeros(graph, &plan->place, 1));
-    TRY(zeros(graph, &plan->peaks, plan->rows * features));
+    TRY(zeros(graph, &plan->position, 1));
+    TRY(zeros(graph, &plan->argmax, plan->rows * features));
     TRY(zeros(graph, &plan->hidden, (size_t)plan->rows * HIDDEN));
     TRY(zeros(graph, &plan->hidden_delta, (size_t)plan->rows * HIDDEN));
     TRY(zeros(graph, &plan->logit_delta, (size_t)plan->rows * plan->classes));
@@ -194,7 +196,7 @@ static void open_plan(struct graph_state *graph)
     plan->rows = (train->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
     plan->samples = train->data->sets[DATA_TRAIN].count;
     plan->classes = train->model->classes;
-    /* Never by the device: the same sums on any. */
+    /* Independent of the device, so that the sums are the same on every GPU. */
     plan->parts = train->batch < GRAPH_PARTS_MAX ? train->batch : GRAPH_PARTS_MAX;
     plan->augment = train->augment;
     plan->optimizer = train->optimizer;
@@ -228,7 +230,7 @@ static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
 static enum status enqueue_inference(struct graph_state *graph)
 {
     const struct graph_plan *plan = &graph->plan;
-    CUDA_TRY(cudaMemcpyAsync(plan->moment, &graph->page->moment, sizeof *plan->moment, cudaMemcpyHostToDevice,
+    CUDA_TRY(cudaMemcpyAsync(plan->step, &graph->page->step, sizeof *plan->step, cudaMemcpyHostToDevice,
                              graph->stream));
     TRY(graph_forward(plan, graph->colour, false, graph->stream));
     TRY(graph_dense(plan, graph->colour, false, graph->stream));
@@ -238,7 +240,7 @@ static enum status enqueue_inference(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* Records steps, or an inference where `steps` is 0. */
+/* Captures `steps` training steps, or an inference if `steps` is 0. */
 static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphExec_t *into)
 {
     cudaGraph_t made = NULL;
@@ -282,7 +284,7 @@ static enum status open_all(struct graph_state *graph)
     CUDA_TRY(cudaHostAlloc(&graph->page,
                            sizeof *graph->page + (size_t)train->batch * train->model->classes * sizeof(float),
                            cudaHostAllocDefault));
-    memset(&graph->page->moment, 0, sizeof graph->page->moment);
+    memset(&graph->page->step, 0, sizeof graph->page->step);
     TRY(open_data(graph));
     TRY(open_forward(graph));
     if (!train->forward_only) {
@@ -298,14 +300,14 @@ static enum status open_all(struct graph_state *graph)
 static void graph_close(void *state)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     (void)cudaSetDevice(graph->device);
     if (graph->stream)
         (void)cudaStreamSynchronize(graph->stream);
     for (cudaGraphExec_t each : {graph->one, graph->many, graph->inference})
         if (each)
             (void)cudaGraphExecDestroy(each);
-    holding_free(&graph->holding);
+    allocations_free(&graph->allocations);
     device_progress_close(&graph->progress);
     if (graph->page)
         (void)cudaFreeHost(graph->page);
@@ -330,7 +332,7 @@ static enum status graph_open(const struct train *train, const struct resources 
     return STATUS_OK;
 }
 
-/* ---- State, in and out ---- */
+/* ---- Copying the state ---- */
 
 static enum status copy_arena(struct graph_state *graph, float *to, const float *from)
 {
@@ -345,8 +347,8 @@ static enum status copy_state(struct graph_state *graph, const struct train_stat
     CUDA_TRY(cudaSetDevice(graph->device));
     TRY(copy_arena(graph, to->parameters, from->parameters));
     if (!graph->train->forward_only) {
-        TRY(copy_arena(graph, to->first, from->first));
-        TRY(copy_arena(graph, to->second, from->second));
+        TRY(copy_arena(graph, to->m, from->m));
+        TRY(copy_arena(graph, to->v, from->v));
     }
     return STATUS_OK;
 }
@@ -386,11 +388,11 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
 
-/* The last step is never one of a long graph: its gradients may be asked for. */
+/* The last step is always a single-step graph, because its gradients may be requested. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    const struct graph_place place = {
+    const struct graph_position position = {
         .epoch = epoch, .step = first, .number = (uint64_t)epoch * train_steps(graph->train) + first};
     CUDA_TRY(cudaSetDevice(graph->device));
     if (!graph->ordered || graph->epoch != epoch) {
@@ -398,7 +400,7 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
         graph->ordered = true;
         graph->epoch = epoch;
     }
-    TRY(graph_go_to(&graph->plan, &place, graph->stream));
+    TRY(graph_go_to(&graph->plan, &position, graph->stream));
     for (; count > GRAPH_STEPS; count -= GRAPH_STEPS)
         TRY(launch(graph, graph->many, GRAPH_STEPS));
     for (; count > 0; count--)
@@ -406,8 +408,8 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     return STATUS_OK;
 }
 
-/* Samples are found, moved and normalised inside the first kernel: what of its time that takes is not known.
- */
+/* The first kernel looks up, shifts and normalises the samples as part of its work, so the time for data is
+ * not known. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
@@ -435,9 +437,9 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
     CUDA_TRY(cudaSetDevice(graph->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t now = count - done < batch ? count - done : batch;
-        graph->page->moment.part = part;
-        graph->page->moment.first = first + done;
-        graph->page->moment.count = now;
+        graph->page->step.part = part;
+        graph->page->step.first = first + done;
+        graph->page->step.count = now;
         {
             RANGE(GRAPH);
             CUDA_TRY(cudaGraphLaunch(graph->inference, graph->stream));
@@ -450,14 +452,14 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
 
 static uint64_t graph_memory_bytes(const void *state)
 {
-    return static_cast<const struct graph_state *>(state)->holding.bytes;
+    return static_cast<const struct graph_state *>(state)->allocations.bytes;
 }
 
 extern "C" {
 extern const struct engine engine_graph;
 const struct engine engine_graph = {
     .name = "graph",
-    /* bf16 has 8 bits: docs/train_graph.md says what these come from, and what breaks them. */
+    /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
     .unit = UNIT_HALF,
     .accepts = graph_accepts,

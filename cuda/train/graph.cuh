@@ -1,8 +1,8 @@
-/* What the kernels of train-graph share: the shapes of `cnn`, where things lie in memory, and the small
- * device functions that more than one of them uses.
+/* Shared by the kernels of train-graph: the shapes of `cnn`, the memory layouts, and small device functions
+ * that more than one kernel uses.
  *
- * A step is six kernels (docs/train_graph.md); matrices are bf16, sums fp32, parameters and the optimizer's
- * state fp32. All shapes are compiled in, so that every index is made of constants. */
+ * A step is six kernels (docs/train_graph.md). Matrices are bf16; sums, parameters and the optimizer's state
+ * are fp32. All shapes are compile-time constants, so index arithmetic is constant. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_CUH
 
@@ -18,82 +18,87 @@
 
 /* ---- The network: layers 0 to 9 of `cnn` ---- */
 
-#define CONV1_CHANNELS     32
-#define CONV2_CHANNELS     64
-#define CONV_TAPS          9
-#define HIDDEN             128
-#define GRAPH_CLASSES      32  /* at most: a lane of a warp each */
-#define GRAPH_ROWS         128 /* buffers of a batch have a multiple of this: tiles need not ask */
-#define GRAPH_PARTS_MAX    128 /* blocks that share the samples of the convolutions' backward */
-#define DROPOUT1_NUMBER    5   /* places in the table: the streams of their draws */
+#define CONV1_CHANNELS 32
+#define CONV2_CHANNELS 64
+#define CONV_TAPS      9
+#define HIDDEN         128
+#define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
+#define GRAPH_ROWS     128 /* batch buffers are padded to multiples of this: tiles need no bounds checks */
+/* Maximum number of blocks that share the samples of the convolutions' backward pass. */
+#define GRAPH_PARTS_MAX    128
+#define DROPOUT1_NUMBER    5 /* layer index in the table: the random stream of its draws */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128
 
 enum graph_tensor { CONV1_W, CONV1_B, CONV2_W, CONV2_B, FC1_W, FC1_B, FC2_W, FC2_B, GRAPH_TENSORS };
 
-/* Everything that follows from the shape of a sample. SPLITS: into how many parts fc1's sums over its inputs
- * are cut, forward, so that a batch of 256 gives every multiprocessor one. SLICE: inputs of fc1 that a block
- * takes backward. */
+/* Constants that follow from the shape of a sample. SPLITS: number of parts into which fc1's forward sums are
+ * split, so that a batch of 256 occupies every multiprocessor. SLICE: inputs of fc1 per block in the backward
+ * pass. */
 template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS, int SLICE> struct graph_net {
     static constexpr int channels = CHANNELS, height = HEIGHT, width = WIDTH;
     static constexpr int values = channels * height * width;
     static constexpr int taps1 = CONV_TAPS * channels;
-    static constexpr int depth1 = (taps1 + 1 + 15) / 16 * 16; /* taps and a one, in whole steps of 16 */
+    static constexpr int depth1 =
+        (taps1 + 1 + 15) / 16 * 16; /* taps plus one for the bias, rounded up to steps of 16 */
     static constexpr int rows1 = height - 2, columns1 = width - 2, pixels1 = rows1 * columns1;
     static constexpr int rows2 = height - 4, columns2 = width - 4;
     static constexpr int window_columns = columns2 / 2, windows = rows2 / 2 * window_columns;
     static constexpr int features = CONV2_CHANNELS * windows;
     static constexpr int splits = SPLITS, split_depth = features / SPLITS, slice = SLICE;
-    /* Behind the arena's four tensors of convolutions; these are multiples of 64 values without gaps. */
+    /* Values in the arena's four convolution tensors, which are a multiple of 64 values without gaps. */
     static constexpr int conv_parameters = CONV1_CHANNELS * taps1 + CONV1_CHANNELS +
                                            CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
-    static_assert(features % SPLITS == 0 && split_depth % 32 == 0, "halves of splits in steps of 16");
+    static_assert(features % SPLITS == 0 && split_depth % 32 == 0,
+                  "each half of a split is a multiple of 16");
     static_assert(features % SLICE == 0, "whole slices");
-    static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows lie in pairs");
+    static_assert(rows2 % 2 == 0 && columns2 % 4 == 0, "windows come in pairs");
     static_assert(conv_parameters % 64 == 0 && CONV1_CHANNELS * taps1 % MODEL_ALIGNMENT == 0, "no gaps");
 };
 
 typedef graph_net<1, 28, 28, 32, 72> graph_gray;
 typedef graph_net<3, 32, 32, 28, 56> graph_colour;
 
-/* ---- Where things lie ---- */
+/* ---- Memory layouts ---- */
 
-/* conv2's weights as the kernels multiply by them: bf16 [64][9 taps x 32], rows padded by 16 bytes so that
- * eight neighbouring ones lie in eight different groups of banks. */
+/* conv2's weights as GEMM operand: bf16 [64][9 taps x 32]. Rows are padded by 16 bytes so that eight
+ * consecutive rows are in eight different bank groups. */
 #define CONV2_DEPTH (CONV_TAPS * CONV1_CHANNELS)
 #define CONV2_PITCH (CONV2_DEPTH * 2 + 16) /* bytes */
 #define CONV2_BYTES (CONV2_CHANNELS * CONV2_PITCH)
 
-/* conv1's output in shared memory: a pixel's 32 bf16 are four pieces of 16 bytes, exchanged by its number so
- * that eight neighbours' pieces lie in eight groups of banks. */
+/* conv1's output in shared memory. A pixel's 32 bf16 values are four pieces of 16 bytes, swizzled by the
+ * pixel number so that the pieces of eight consecutive pixels are in eight bank groups. */
 FDSL_HD uint32_t conv1_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 64 + ((piece ^ (pixel >> 1 & 3)) << 4);
 }
 
-/* The gradient of conv2's output, likewise: 64 bf16 a pixel, eight pieces. */
+/* The gradient of conv2's output in shared memory, swizzled: 64 bf16 values per pixel, eight pieces of 16
+ * bytes. */
 FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
 }
 
-/* Where training is: read by a step's first kernel, moved on by its last. */
-struct graph_place {
-    uint32_t epoch, step; /* in the epoch */
-    uint64_t number;      /* of the step, over all epochs */
+/* Position in the training: the first kernel of a step reads it, a later one advances it. */
+struct graph_position {
+    uint32_t epoch, step; /* within the epoch */
+    uint64_t number;      /* step number, counted over all epochs */
 };
 
-/* What the kernels of a step must know of it: made by the first of them; for inference, by the host. */
-struct graph_moment {
-    uint32_t epoch, first, count; /* `count` samples from place `first` of the order */
-    uint32_t part;                /* of inference: which set, in its own order */
+/* What the kernels of a step need to know about it. The first kernel writes it; for inference, the host
+ * does. */
+struct graph_step {
+    uint32_t epoch, first, count; /* `count` samples from index `first` of the order */
+    uint32_t part;                /* inference only: which set; its samples are in their own order */
     uint64_t number;
     struct update update;
 };
 
-/* A step's parameters: the same for every launch. Pointers are to device memory; `rows` is the batch, rounded
- * up to GRAPH_ROWS, and rows behind the batch hold zeros. */
+/* Kernel arguments of a step, the same for every launch. Pointers are to device memory. `rows` is the batch
+ * rounded up to GRAPH_ROWS; rows past the batch are zero. */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
@@ -104,29 +109,30 @@ struct graph_plan {
     float scale[3], offset[3];
     const uint8_t *values[DATA_PARTS];
     const uint32_t *labels; /* of the training set */
-    uint32_t *order;        /* the epoch's: which sample is at a place */
-    struct graph_place *place;
-    struct graph_moment *moment;
+    uint32_t *order;        /* sample numbers in the order of the epoch */
+    struct graph_position *position;
+    struct graph_step *step;
     struct train_state state;
     float *gradients; /* an arena */
     uint32_t tensors[GRAPH_TENSORS];
-    bool keep_gradients; /* fc1's too; the little ones always are */
-    bool overlap;        /* a kernel may begin while the one before it ends: begin_beside() */
-    /* Parameters as matrices are multiplied by them. */
-    __nv_bfloat16 *conv2_weight; /* CONV2_BYTES, as above */
+    bool keep_gradients; /* also fc1's gradients; the smaller ones are always kept */
+    bool overlap;        /* a kernel may start before the previous one has finished: launch_overlapped() */
+    /* Parameters as GEMM operands. */
+    __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
-    /* Activations and their gradients; [rows] samples each. */
-    __nv_bfloat16 *pooled; /* (features): behind ReLU and dropout, not yet scaled by its 4/3 */
-    uint8_t *peaks;        /* (features): a bit for the one of four that was the largest; 0: no gradient */
-    float *split_sums;     /* [splits][rows](128): of fc1 */
-    float *hidden;         /* (128): behind ReLU and dropout, scaled */
+    /* Activations and their gradients, for [rows] samples each. */
+    __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
+    uint8_t
+        *argmax; /* (features): the bit of the window's four pixels that was the maximum; 0: no gradient */
+    float *split_sums;           /* [splits][rows](128): partial sums of fc1 */
+    float *hidden;               /* (128): after ReLU and dropout, with dropout's factor */
     __nv_bfloat16 *hidden_delta; /* (128) */
     float *logit_delta;          /* (classes) */
-    float *logits;               /* (classes), of inference */
+    float *logits;               /* (classes), inference only */
     float *losses;
     uint32_t *right;
-    __nv_bfloat16 *pooled_delta; /* (features): in terms of conv2's output where `peaks` has a bit */
-    float *conv_sums;            /* [parts](conv_parameters): gradients of the samples of a block */
+    __nv_bfloat16 *pooled_delta; /* (features): gradient of conv2's output at the pixel that `argmax` marks */
+    float *conv_sums;            /* [parts](conv_parameters): gradients summed over the samples of a block */
     struct train_totals *totals;
 };
 
@@ -138,38 +144,40 @@ enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStr
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
-/* The shared memory that a block of the largest kernel takes. */
+/* Shared memory per block of the largest kernel. */
 int graph_shared_bytes(bool colour);
 
-/* Between steps: the order of an epoch; where to go on; the bf16 copies of new parameters. */
+/* Between steps: write the order of an epoch; set the position; update the bf16 copies after the parameters
+ * changed. */
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
-enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream);
+enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
+                        cudaStream_t stream);
 enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
-/* ---- Launches that overlap (sm_90; elsewhere one begins when the one before it has ended) ----
+/* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
  *
- * Every kernel calls end_of_last() before it touches what the kernel before it wrote, or what that one still
- * reads, and let_next_begin() behind that. So what lies before end_of_last() runs beside the kernel before,
- * and may use all that older ones wrote. */
+ * Every kernel calls wait_for_previous() before it reads what the previous kernel wrote or overwrites what
+ * that kernel reads, and calls allow_next() afterwards. Code before wait_for_previous() runs concurrently
+ * with the previous kernel; it may use what older kernels wrote. */
 
-static __device__ __forceinline__ void end_of_last(void)
+static __device__ __forceinline__ void wait_for_previous(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-static __device__ __forceinline__ void let_next_begin(void)
+static __device__ __forceinline__ void allow_next(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/* Launches a kernel of a step with `bytes` of shared memory. */
-static inline enum status begin_beside(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
-                                       int threads, int bytes, const struct graph_plan *plan,
-                                       cudaStream_t stream)
+/* Launches a kernel of a step with `bytes` of dynamic shared memory. */
+static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
+                                            int threads, int bytes, const struct graph_plan *plan,
+                                            cudaStream_t stream)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
@@ -187,7 +195,7 @@ static inline enum status begin_beside(void (*kernel)(struct graph_plan), const 
 
 /* ---- Device functions ---- */
 
-/* As mma_16816(), but the compiler may move it. */
+/* Like mma_16816(), but not volatile, so the compiler may move it. */
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -196,15 +204,15 @@ static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* An 8 x 8 matrix of 16 bits a value, across the warp, turned around. */
-static __device__ __forceinline__ uint32_t turned(uint32_t word)
+/* Transposes an 8 x 8 matrix of 16-bit values that is spread over the warp. */
+static __device__ __forceinline__ uint32_t transposed(uint32_t word)
 {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
     return result;
 }
 
-/* Two floats as bf16, the first in the lower half. */
+/* Two floats as bf16, the first one in the lower half. */
 static __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     uint32_t word;
@@ -212,7 +220,7 @@ static __device__ __forceinline__ uint32_t pack(float low, float high)
     return word;
 }
 
-/* The larger; a NaN where there is one. */
+/* The maximum; NaN if either is NaN. */
 static __device__ __forceinline__ float larger(float a, float b)
 {
     float result;
@@ -235,19 +243,19 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
     return __uint_as_float(word & 0xffff0000u);
 }
 
-/* The optimizer's step with parameter `at` of the arena; the new parameter. */
+/* Updates parameter `at` of the arena; returns its new value. */
 static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
                                                        const struct update &update, size_t at, float gradient)
 {
-    float parameter = plan.state.parameters[at], first = plan.state.first[at], second = 0;
+    float parameter = plan.state.parameters[at], m = plan.state.m[at], v = 0;
     if (update.kind != OPTIMIZER_SGD)
-        second = plan.state.second[at];
+        v = plan.state.v[at];
     plan.gradients[at] = gradient;
-    optimizer_step(&update, gradient, &parameter, &first, &second);
+    optimizer_step(&update, gradient, &parameter, &m, &v);
     plan.state.parameters[at] = parameter;
-    plan.state.first[at] = first;
+    plan.state.m[at] = m;
     if (update.kind != OPTIMIZER_SGD)
-        plan.state.second[at] = second;
+        plan.state.v[at] = v;
     return parameter;
 }
 
@@ -259,8 +267,8 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* A sample's bytes, moved, as bf16 (all bytes are exact in it) into shared memory: (channels, height, width).
- * By THREADS threads, of which this one is `thread`. */
+/* Copies a sample's bytes, shifted, to shared memory as bf16, which represents all bytes exactly: (channels,
+ * height, width). THREADS threads take part; this one is `thread`. */
 template <class NET, int THREADS>
 static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
                                                   int thread, uint16_t *image)
@@ -274,7 +282,7 @@ static __device__ __forceinline__ void take_image(const uint8_t *sample, const s
     }
 }
 
-/* Where tap k of a window is in the image, from the window's first pixel; 0 for what is no tap. */
+/* Offset of tap k from the window's first pixel in the image; 0 if k is padding. */
 template <class NET> static __device__ __forceinline__ int tap_offset(int k)
 {
     return k < NET::taps1
@@ -282,15 +290,16 @@ template <class NET> static __device__ __forceinline__ int tap_offset(int k)
                : 0;
 }
 
-/* The first pixel of the window of pixel `p` of conv1's output. */
+/* Index of the first pixel of the window of output pixel `p` of conv1. */
 template <class NET> static __device__ __forceinline__ int window_first(int p)
 {
     return p / NET::columns1 * NET::width + p % NET::columns1;
 }
 
-/* conv1, its bias and ReLU, from the image in shared memory to conv1_piece()s in shared memory, by WARPS
- * warps of which this is `warp`. The product is of bytes with weights that are already scaled; what
- * normalising adds is in `bias` (in shared memory). Forward and backward make the same bits. */
+/* conv1 with bias and ReLU: reads the image in shared memory, writes swizzled pieces (conv1_piece()) to
+ * shared memory. WARPS warps take part; this one is `warp`. The GEMM multiplies raw bytes with scaled
+ * weights; `bias` (in shared memory) includes the offset of the normalisation. The backward kernel recomputes
+ * the same bits. */
 template <class NET, int WARPS>
 static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
                                                      const float *bias, int warp, uint8_t *out)
@@ -357,8 +366,7 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
     }
 }
 
-/* What conv1 adds to its products of bytes, for output `o`: its bias, and what normalising adds to a window.
- */
+/* conv1's bias for output `o`, plus the contribution of the normalisation's offset. */
 template <class NET> static __device__ __forceinline__ float conv1_bias(const struct graph_plan &plan, int o)
 {
     const float *weight = plan.state.parameters + plan.tensors[CONV1_W] + o * NET::taps1;
@@ -369,7 +377,8 @@ template <class NET> static __device__ __forceinline__ float conv1_bias(const st
     return sum;
 }
 
-/* Copies conv2's weights to shared memory; the caller commits, waits and meets the others. */
+/* Copies conv2's weights to shared memory asynchronously. The caller commits, waits, and synchronises the
+ * block. */
 template <int THREADS>
 static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan &plan, int thread,
                                                          uint8_t *to)

@@ -1,8 +1,9 @@
-/* train-graph, the convolutions backward: a block takes every parts-th sample of the batch. It makes conv1's
- * output once more from the sample's bytes, spreads the gradients of the pooled values to where they came
- * from, and multiplies both in shared memory: half of the warps for the gradients of conv2's weights, whose
- * sums stay in registers over all samples, half for those of its input and, from these, of conv1's weights.
- * The sums of a block go to memory at the end; graph_update.cu adds them in a fixed order. */
+/* train-graph, backward through the convolutions. A block takes every parts-th sample of the batch. It
+ * recomputes conv1's output from the sample's bytes, scatters the gradients of the pooled values to their
+ * argmax pixels, and multiplies both in shared memory. Half of the warps compute the gradient of conv2's
+ * weights and keep the sums in registers over all samples. The other half compute the gradient of conv2's
+ * input and, from it, that of conv1's weights. Each block writes its sums to memory at the end;
+ * graph_update.cu adds them in a fixed order. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
@@ -11,10 +12,11 @@
 #define WARPS   16
 #define HALF    (WARPS / 2)
 #define THREADS (32 * WARPS)
-#define TILES   3 /* of 16 pixels, that a warp makes gradients of at a time, all 32 channels of them */
+#define TILES   3 /* tiles of 16 pixels that a warp processes at a time, with all 32 channels */
 
-/* The gradient of conv2's output lies in rows as long as conv1's, so that a tap is a fixed distance: columns
- * and rows that conv2's output has not are zeros. Its pixel (y, x) is number (y + 2) * columns1 + x + 2. */
+/* The gradient of conv2's output is stored in rows as long as conv1's, so that every tap is a constant
+ * offset; columns and rows outside conv2's output are zero. Its pixel (y, x) has index (y + 2) * columns1 + x
+ * + 2. */
 template <class NET> struct layout {
     static constexpr int border = 2 * NET::columns1 + 2;
     static constexpr int delta_pixels = NET::pixels1 + border;
@@ -22,39 +24,41 @@ template <class NET> struct layout {
     static constexpr int conv1 = delta + delta_pixels * 128;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int images = weight + CONV2_BYTES;
-    static constexpr int image_bytes = NET::values * 2; /* two of them: this sample's and the next one's */
+    static constexpr int image_bytes = NET::values * 2; /* two images: this sample's and the next one's */
     static constexpr int bias1 = images + 2 * image_bytes;
     static constexpr int bias2 =
-        bias1 + CONV1_CHANNELS * 4; /* sums of gradients, by quarters of the windows */
+        bias1 + CONV1_CHANNELS * 4; /* sums of gradients, one per quarter of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
-    /* Sums of a thread, in the one half of the block and the other. */
+    /* Sums per thread, in each half of the block. */
     static constexpr int registers1 = (steps1 + TILES) * 16, registers2 = 2 * CONV_TAPS * 4;
     static constexpr int registers = registers1 > registers2 ? registers1 : registers2;
-    static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* of back_inputs() */
-    /* Of conv2's weights: 16 pixels each. */
+    static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* units of back_inputs() */
+    /* Steps of back_weights(): 16 pixels each. */
     static constexpr int steps2 =
         NET::columns2 % 8 == 0 ? NET::rows2 * NET::columns2 / 16 : (NET::rows2 * NET::columns1 + 15) / 16;
-    static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1, "warps' sums fit where the gradient was");
-    static_assert(bytes <= 227 * 1024, "what a block may have since sm_90");
+    static_assert(HALF * NET::depth1 * CONV1_CHANNELS * 4 <= conv1,
+                  "the warps' sums fit into the gradient's space");
+    static_assert(bytes <= 227 * 1024, "limit per block since sm_90");
     static_assert(conv1 % 128 == 0 && weight % 16 == 0 && images % 16 == 0 && bias1 % 4 == 0, "aligned");
 };
 
 /* ---- Filling shared memory ---- */
 
-/* Of a sample, by the first half of the warps: a lane takes a pair of windows and eight channels at a time
- * and stores for each of their eight pixels the gradients of those channels, or zeros. Lanes of a warp are
- * spread over two pairs next to each other and four groups of channels, so that stores do not meet in a bank.
- */
+/* Scatters the gradients of one sample; run by the first half of the warps. A lane takes a pair of windows
+ * and eight channels at a time. For each of the eight pixels it stores the gradients of those channels, or
+ * zeros. The lanes of a warp cover two adjacent pairs and four groups of channels, so that stores do not
+ * conflict in a bank. */
 template <class NET>
 static __device__ __forceinline__ void spread(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
 {
-    constexpr int pairs = NET::windows / 2, share = (pairs + 3) / 4; /* a quarter of the windows a warp */
+    constexpr int pairs = NET::windows / 2,
+                  share = (pairs + 3) / 4; /* each warp takes a quarter of the windows */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = warp / 2;
     int piece = warp % 2 * 4 + lane / 2 % 4, own = lane % 2 + lane / 8 * 2;
     const uint8_t *deltas =
         reinterpret_cast<const uint8_t *>(plan.pooled_delta + (size_t)row * NET::features);
-    const uint8_t *peaks = plan.peaks + (size_t)row * NET::features;
+    const uint8_t *argmax = plan.argmax + (size_t)row * NET::features;
     float sums[8] = {};
     for (int pair = quarter * share + own; pair < min((quarter + 1) * share, pairs); pair += 8) {
         uint32_t delta[8], peak[8];
@@ -62,12 +66,12 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
         for (int c = 0; c < 8; c++) {
             int at = (8 * piece + c) * NET::windows + 2 * pair;
             delta[c] = *reinterpret_cast<const uint32_t *>(deltas + 2 * at);
-            peak[c] = *reinterpret_cast<const uint16_t *>(peaks + at);
+            peak[c] = *reinterpret_cast<const uint16_t *>(argmax + at);
         }
         int y = 2 * pair / NET::window_columns * 2, x = 2 * pair % NET::window_columns * 2;
 #pragma unroll
         for (int w = 0; w < 2; w++) {
-            uint32_t value[4], which[4]; /* of two channels each */
+            uint32_t value[4], which[4]; /* two channels each */
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 value[c] = __byte_perm(delta[2 * c], delta[2 * c + 1], w ? 0x7632 : 0x5410);
@@ -82,14 +86,15 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     uint32_t bit = which[c] >> i & 0x00010001u;
-                    word[c] = value[c] & (bit << 16) - bit; /* 1 becomes 0xffff in its half */
+                    word[c] = value[c] & (bit << 16) - bit; /* a 1 becomes 0xffff in its half */
                 }
                 *reinterpret_cast<uint4 *>(shared + layout<NET>::delta + delta_piece(pixel, piece)) =
                     make_uint4(word[0], word[1], word[2], word[3]);
             }
         }
     }
-    /* The gradient of conv2's bias: over the lanes with these channels, to where this warp alone adds. */
+    /* The gradient of conv2's bias: sums over the lanes with the same channels. No other warp adds to these
+     * elements. */
     float *bias2 =
         reinterpret_cast<float *>(shared + layout<NET>::bias2) + quarter * CONV2_CHANNELS + 8 * piece;
 #pragma unroll
@@ -102,21 +107,23 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
     }
 }
 
-/* The image of row `row` of the batch, by COUNT threads of which this is `thread`. It is there behind a
- * barrier of the whole block: the image of a block's next sample comes while this one's gradients are made.
- */
+/* Loads the image of row `row` of the batch; COUNT threads take part, this one is `thread`. A barrier of the
+ * whole block makes it visible. The next sample's image is loaded while this sample's gradients are
+ * computed. */
 template <class NET, int COUNT>
 static __device__ __forceinline__ void take_row(const struct graph_plan &plan, uint32_t row, int thread,
                                                 uint8_t *image)
 {
-    asm volatile("" : "+r"(thread)); /* else what depends on it alone is kept in registers over all samples */
-    uint32_t number = plan.order[plan.moment->first + row];
-    struct draw_move move = draw_move(&plan.augment, plan.seed, plan.moment->epoch, number);
+    asm volatile(""
+                 : "+r"(thread)); /* prevents the compiler from keeping values that depend on `thread` alone
+                                   * in registers over all samples */
+    uint32_t number = plan.order[plan.step->first + row];
+    struct draw_move move = draw_move(&plan.augment, plan.seed, plan.step->epoch, number);
     take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
                            reinterpret_cast<uint16_t *>(image));
 }
 
-/* conv1's output of an image, by the second half of the warps. */
+/* Recomputes conv1's output for an image; run by the second half of the warps. */
 template <class NET>
 static __device__ __forceinline__ void recompute(const struct graph_plan &plan, const uint8_t *image,
                                                  uint8_t *shared)
@@ -128,8 +135,9 @@ static __device__ __forceinline__ void recompute(const struct graph_plan &plan, 
 
 /* ---- Gradients of conv2's weights ---- */
 
-/* Pixel number in conv1's output of pixel `i` (of 8) of group `group` of conv2's output. Where rows have
- * whole groups only those are taken, else all that there is between the first and the last, zeros too. */
+/* Index, in conv1's output, of pixel `i` (of 8) of group `group` of conv2's output. If rows consist of whole
+ * groups, only those are used; otherwise groups cover everything from the first to the last pixel, including
+ * zeros. */
 template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int group, int i)
 {
     if (NET::columns2 % 8 == 0)
@@ -144,7 +152,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
     typedef layout<NET> at;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF, outputs = warp / 4 * 4, inputs = warp % 4;
     int row_a = lane % 8, group_a = lane / 16, piece_a = outputs + lane / 8 % 2, group_b = lane / 8 % 2;
-    uint32_t taps[5]; /* matrices come by fours: two groups of pixels for two taps */
+    uint32_t taps[5]; /* ldmatrix loads four matrices: two groups of pixels for two taps */
 #pragma unroll
     for (int i = 0; i < 5; i++) {
         int tap = min(2 * i + lane / 16, CONV_TAPS - 1);
@@ -161,7 +169,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
         for (int i = 0; i < 5; i++) {
             uint32_t pixel = pixel_b + taps[i];
             if (NET::columns2 % 8 != 0)
-                pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* against zeros */
+                pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* multiplied by zeros */
             uint32_t from = shared + at::conv1 + conv1_piece(pixel, inputs);
             if (i < 4)
                 mma_load4_transposed(b[i], from);
@@ -178,7 +186,8 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
 
 /* ---- Gradients of conv2's input, and of conv1's weights ---- */
 
-/* (48 pixels, 32 channels) from tile 3 * unit on: over nine taps and 64 outputs. */
+/* Gradient of conv2's input for (48 pixels, 32 channels) from tile 3 * unit on, summed over nine taps and 64
+ * outputs. */
 template <class NET>
 static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, float c[TILES][4][4])
 {
@@ -218,8 +227,8 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
     }
 }
 
-/* Masks these by conv1's ReLU and multiplies them with the windows of bytes that they had: rows of `sums` are
- * taps, then a one, whose products are the bias's gradient. */
+/* Applies conv1's ReLU mask to this gradient and multiplies it with the windows of bytes. Rows of `sums` are
+ * taps, followed by a row of ones, which gives the gradient of the bias. */
 template <class NET>
 static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const uint8_t *image_bytes, int unit,
                                                   const float c[TILES][4][4],
@@ -243,9 +252,9 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
                         *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
                     value = pack(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
                 }
-                b[n][h] = turned(value);
+                b[n][h] = transposed(value);
             }
-        int first[2]; /* of pixels 2t and 2t + 8 of the tile; the next pixel is the next in its row */
+        int first[2]; /* for pixels 2t and 2t + 8 of the tile; the next pixel is adjacent in its row */
 #pragma unroll
         for (int h = 0; h < 2; h++)
             first[h] = window_first<NET>(min(tile + 8 * h + 2 * t, NET::pixels1 - 2));
@@ -266,9 +275,9 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
     }
 }
 
-/* ---- The block's sums, to memory ---- */
+/* ---- Writing the block's sums to memory ---- */
 
-/* As conv2's weights are in shared memory: outputs, taps, inputs. */
+/* In the order of conv2's weights in shared memory: outputs, taps, inputs. */
 static __device__ __forceinline__ void store_weights(const float c[2][CONV_TAPS][4], float *sums)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF;
@@ -283,7 +292,7 @@ static __device__ __forceinline__ void store_weights(const float c[2][CONV_TAPS]
                     make_float2(c[m][tap][2 * h], c[m][tap][2 * h + 1]);
 }
 
-/* A warp of the first half leaves its sums of conv1, (depth1, 32), in shared memory. */
+/* A warp of the first half writes its sums for conv1, (depth1, 32), to shared memory. */
 template <class NET>
 static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>::steps1][4][4], float *to)
 {
@@ -299,8 +308,8 @@ static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>:
                     make_float2(sums[s][n][2 * h], sums[s][n][2 * h + 1]);
 }
 
-/* Adds what the warps left. Normalised values are scale * byte + offset, so the gradient of a weight is its
- * row times scale and the row of ones times offset. */
+/* Adds the sums of the warps. Normalised values are scale * byte + offset, so the gradient of a weight is its
+ * row times scale plus the row of ones times offset. */
 template <class NET>
 static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left,
                                                    float *sums)
@@ -334,7 +343,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint8_t *images = shared + at::images;
     float *bias2 = reinterpret_cast<float *>(shared + at::bias2);
     float *sums = plan.conv_sums + (size_t)blockIdx.x * NET::conv_parameters;
-    uint32_t count = plan.moment->count, base = shared_address(shared);
+    uint32_t count = plan.step->count, base = shared_address(shared);
     bool for_inputs = threadIdx.x < THREADS / 2;
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();
@@ -348,15 +357,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
         take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
-    /* Both halves use the same registers: one for sums of conv1's weights and the products of a unit, the
-     * other for sums of conv2's weights. Variables of their own would all be kept across the barriers. */
+    /* Both halves of the block use the same registers: one for the sums of conv1's weights and the tile of a
+     * unit, the other for the sums of conv2's weights. Separate variables would all be kept across the
+     * barriers. */
     float own[at::registers] = {};
     float(&of_conv1)[at::steps1][4][4] = reinterpret_cast<float(&)[at::steps1][4][4]>(own);
     float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
     float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        end_of_last(); /* the gradients of what was pooled; all else is older */
-        let_next_begin();
+        wait_for_previous(); /* for the gradients of the pooled values; older kernels wrote everything else */
+        allow_next();
     }
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
         if (for_inputs)
@@ -375,7 +385,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                            images + (turn ^ 1) * at::image_bytes);
             back_weights<NET>(base, of_conv2);
         }
-        __syncthreads(); /* before the next sample's are written there */
+        __syncthreads(); /* before the next sample overwrites the buffers */
     }
     if (for_inputs)
         leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));
@@ -391,8 +401,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    return begin_beside(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS), THREADS,
-                        layout<NET>::bytes, plan, stream);
+    return launch_overlapped(conv_back_kernel<NET>, "conv_back_kernel", dim3(plan->parts + HEAD_BLOCKS),
+                             THREADS, layout<NET>::bytes, plan, stream);
 }
 
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)

@@ -1,27 +1,27 @@
-/* train-graph, the linear layers forward: fc1 in slices of its inputs, and then, a block a sample, all behind
- * it: the slices' sum, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
+/* train-graph, forward through the linear layers. First fc1, split over slices of its inputs. Then one block
+ * per sample: sum of the slices, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
 
-/* ---- fc1: 64 samples of a slice of the inputs a block ---- */
+/* ---- fc1: a block computes 64 samples over one slice of the inputs ---- */
 
 #define ROWS    64
 #define THREADS 256
 
 template <class NET> struct slice {
     static constexpr int depth = NET::split_depth;
-    static constexpr int pitch = depth * 2 + 16; /* bytes: neighbouring rows in different banks */
+    static constexpr int pitch = depth * 2 + 16; /* bytes; consecutive rows are in different banks */
     static constexpr int weight = ROWS * pitch;
     static constexpr int bytes = weight + HIDDEN * pitch;
     static_assert(pitch / 16 % 2 == 1, "an odd number of pieces of 16 bytes");
 };
 
-/* Half of the slice's depth, of ROWS samples or of the weights, on its way to shared memory. */
+/* Starts copying one half of the slice's depth, of LINES samples or weight rows, to shared memory. */
 template <class NET, int LINES>
 static __device__ __forceinline__ void take_half(const __nv_bfloat16 *from, int half, uint8_t *to)
 {
-    constexpr int pieces = NET::split_depth / 16; /* of 16 bytes, in half a row */
+    constexpr int pieces = NET::split_depth / 16; /* 16-byte pieces in half a row */
 #pragma unroll 4
     for (int i = threadIdx.x; i < LINES * pieces; i += THREADS) {
         int line = i / pieces, at = i % pieces + half * pieces;
@@ -40,13 +40,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const __nv_bfloat16 *samples = plan.pooled + (size_t)row * NET::features + column;
     take_half<NET, HIDDEN>(plan.fc1_weight + column, 0, shared + at::weight);
     take_half<NET, HIDDEN>(plan.fc1_weight + column, 1, shared + at::weight);
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
     take_half<NET, ROWS>(samples, 0, shared);
     copy_commit();
     take_half<NET, ROWS>(samples, 1, shared);
     copy_commit();
-    if (row >= plan.moment->count) {
+    if (row >= plan.step->count) {
         copy_wait<0>();
         return;
     }
@@ -89,9 +89,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     make_float2(c[m][n][2 * h], c[m][n][2 * h + 1]);
 }
 
-/* ---- The head: a block a sample, a thread a hidden value ---- */
+/* ---- The head: one block per sample, one thread per hidden value ---- */
 
-/* The hidden value of this thread: the slices added in their order, bias, ReLU, and `kept` by dropout. */
+/* The hidden value of this thread: adds the slices in order, then bias, ReLU, and dropout's factor `kept`. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ float take_hidden(const struct graph_plan &plan, uint32_t row, float kept)
 {
@@ -103,14 +103,14 @@ static __device__ __forceinline__ float take_hidden(const struct graph_plan &pla
 #pragma unroll
     for (int s = 0; s < NET::splits; s++)
         sum += part[s];
-    /* What dropout keeps of conv2 is multiplied here, where sums are floats. */
+    /* The factor of dropout1 is applied here, where sums are fp32. */
     float scale = TRAINING ? 256.0f / (256 - DROPOUT1_THRESHOLD) : 1;
     float value = larger(fmaf(scale, sum, plan.state.parameters[plan.tensors[FC1_B] + threadIdx.x]), 0);
     return kept == 0 ? 0 : value * kept;
 }
 
-/* Softmax and cross-entropy by one warp, a lane a class; the loss, whether the guess is right, and the
- * gradient of the mean over the batch. */
+/* Softmax cross-entropy by one warp, one lane per class. Stores the loss, whether the prediction is right,
+ * and the gradient of the mean over the batch. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {
@@ -119,12 +119,12 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float logit = real ? logits[lane] : -INFINITY, best = logit;
     uint32_t guess = lane;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) { /* of equal ones the first */
+    for (int offset = 16; offset > 0; offset /= 2) { /* of equal logits the first wins */
         float other = __shfl_xor_sync(~0u, best, offset);
-        uint32_t place = __shfl_xor_sync(~0u, guess, offset);
-        if (other > best || (other == best && place < guess)) {
+        uint32_t position = __shfl_xor_sync(~0u, guess, offset);
+        if (other > best || (other == best && position < guess)) {
             best = other;
-            guess = place;
+            guess = position;
         }
     }
     best = __shfl_sync(~0u, best, 0);
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float wanted = plan.smoothing / (float)plan.classes + (lane == label ? 1 - plan.smoothing : 0);
     float loss = warp_sum(real ? -wanted * log_p : 0);
     if (real) {
-        float delta = (expf(log_p) - wanted) / (float)plan.moment->count;
+        float delta = (expf(log_p) - wanted) / (float)plan.step->count;
         deltas[lane] = delta;
         plan.logit_delta[(size_t)row * plan.classes + lane] = delta;
     }
@@ -151,7 +151,8 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     int lane = threadIdx.x % 32;
     const float *weight = plan.state.parameters + plan.tensors[FC2_W];
     const float *bias = plan.state.parameters + plan.tensors[FC2_B];
-    if (row >= plan.moment->count) { /* of a short batch: adds nothing to gradients of weights */
+    if (row >=
+        plan.step->count) { /* past the end of a short batch: zero adds nothing to the weight gradients */
         if (TRAINING)
             plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
         return;
@@ -159,14 +160,14 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     float kept = 1;
     uint32_t label = 0;
     if (TRAINING) {
-        uint32_t number = plan.order[plan.moment->first + row];
+        uint32_t number = plan.order[plan.step->first + row];
         struct philox_block draw =
-            draw_dropout(plan.seed, plan.moment->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
+            draw_dropout(plan.seed, plan.step->epoch, number, DROPOUT2_NUMBER, threadIdx.x);
         kept = draw_kept(draw, threadIdx.x, DROPOUT2_THRESHOLD) ? 256.0f / (256 - DROPOUT2_THRESHOLD) : 0;
         label = plan.labels[number];
     }
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
     float value = take_hidden<NET, TRAINING>(plan, row, kept);
     hidden[threadIdx.x] = value;
     __syncthreads();
@@ -191,7 +192,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     float delta = 0;
     for (uint32_t k = 0; k < plan.classes; k++)
         delta = fmaf(deltas[k], weight[k * HIDDEN + threadIdx.x], delta);
-    /* A value of 0 was taken by ReLU or by dropout, and has no gradient. */
+    /* A value of 0 was zeroed by ReLU or dropout and has no gradient. */
     delta = value == 0 ? 0 : delta * (256.0f / (256 - DROPOUT2_THRESHOLD));
     plan.hidden[(size_t)row * HIDDEN + threadIdx.x] = value;
     plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(delta);
@@ -200,10 +201,11 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
 template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    TRY(begin_beside(dense_kernel<NET>, "dense_kernel", dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS),
-                     THREADS, slice<NET>::bytes, plan, stream));
-    return begin_beside(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
-                        stream);
+    TRY(launch_overlapped(dense_kernel<NET>, "dense_kernel",
+                          dim3(NET::splits, (plan->batch + ROWS - 1) / ROWS), THREADS, slice<NET>::bytes,
+                          plan, stream));
+    return launch_overlapped(head_kernel<NET, TRAINING>, "head_kernel", dim3(plan->batch), HIDDEN, 0, plan,
+                             stream);
 }
 
 enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)

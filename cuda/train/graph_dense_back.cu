@@ -1,34 +1,36 @@
-/* train-graph, fc1 backward: a block a slice of its inputs, for the whole batch, so that its sums are
- * complete. It makes the gradient of those inputs and of their weights, half of the warps each, and takes the
- * optimizer's step with the latter right there: 98 % of all parameters. */
+/* train-graph, backward through fc1. A block takes one slice of its inputs for the whole batch, so its sums
+ * are complete. Half of the warps compute the gradient of those inputs, the other half that of their weights.
+ * The block then applies the optimizer to these weights, which are 98 % of all parameters. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
 
-#define ROWS        128 /* samples at a time; the next are on their way */
+#define ROWS        128 /* samples per stage; the next stage is loaded concurrently */
 #define WARPS       16
 #define HALF        (WARPS / 2)
 #define THREADS     (32 * WARPS)
 
-#define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes: neighbouring rows in different banks */
+#define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes; consecutive rows are in different banks */
 
-/* What dropout multiplied its values by. */
+/* Dropout1's factor for kept values. */
 #define KEPT_SCALE (256.0f / (256 - DROPOUT1_THRESHOLD))
 
-/* Shared memory, in bytes from its beginning. */
+/* Shared memory offsets in bytes. */
 template <class NET> struct layout {
-    static constexpr int columns = NET::slice; /* inputs a block: an odd number of eights */
-    static constexpr int pitch = columns * 2;  /* so neighbouring rows are in different banks as they are */
-    static constexpr int weight = 0;           /* (HIDDEN, columns) */
+    static constexpr int columns = NET::slice; /* inputs per block: an odd multiple of eight */
+    static constexpr int pitch =
+        columns * 2;                 /* hence consecutive rows are in different banks without padding */
+    static constexpr int weight = 0; /* (HIDDEN, columns) */
     static constexpr int delta = weight + HIDDEN * pitch; /* (ROWS, HIDDEN): gradients of the hidden values */
-    static constexpr int input = delta + ROWS * DELTA_PITCH;   /* (ROWS, columns) */
-    static constexpr int stage = ROWS * (DELTA_PITCH + pitch); /* bytes of the two; there are two of each */
+    static constexpr int input = delta + ROWS * DELTA_PITCH; /* (ROWS, columns) */
+    static constexpr int stage =
+        ROWS * (DELTA_PITCH + pitch); /* bytes of `delta` and `input`; double-buffered */
     static constexpr int bytes = delta + 2 * stage;
     static constexpr int gradient = delta; /* at the end: (HIDDEN, columns) floats */
     static_assert(pitch / 16 % 2 == 1 && HIDDEN * columns * 4 <= stage, "fits");
 };
 
-/* A matrix of `rows` rows of `pieces` times 16 bytes on its way to shared memory. */
+/* Starts copying a matrix with `rows` rows of `pieces` * 16 bytes to shared memory. */
 static __device__ __forceinline__ void take(const void *from, size_t from_pitch, int rows, int pieces,
                                             uint8_t *to, int to_pitch)
 {
@@ -39,7 +41,7 @@ static __device__ __forceinline__ void take(const void *from, size_t from_pitch,
     }
 }
 
-/* ROWS samples from `row` on, into the stage whose turn it is: fc1's inputs, and the gradients of its
+/* Start copying ROWS samples from `row` on into their stage: fc1's inputs, and the gradients of its
  * outputs. */
 template <class NET>
 static __device__ __forceinline__ void take_inputs(const struct graph_plan &plan, uint32_t row,
@@ -59,8 +61,7 @@ static __device__ __forceinline__ void take_deltas(const struct graph_plan &plan
          shared + row / ROWS % 2 * at::stage + at::delta, DELTA_PITCH);
 }
 
-/* c += a times (16 rows, columns) whose rows lie from `from` on, by a lane's row; the inputs of the sum are
- * rows. */
+/* c += a * (16 rows, columns); `from` is the lane's row of that matrix. The sum runs over its rows. */
 template <class NET>
 static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t a[4], uint32_t from)
 {
@@ -77,7 +78,7 @@ static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t
     multiply(c[tiles - 1], a, b[0], b[1]);
 }
 
-/* The gradient of the inputs of 16 samples a warp, summed over the hidden values. */
+/* Gradient of the inputs of 16 samples per warp, summed over the hidden values. */
 template <class NET>
 static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan, uint32_t shared,
                                                    uint32_t stage, uint32_t row, uint32_t column)
@@ -104,7 +105,7 @@ static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan
                 pack(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
 }
 
-/* The gradient of the weights of 16 hidden values a warp; the sum goes on over all samples. */
+/* Gradient of the weights of 16 hidden values per warp, accumulated over all samples. */
 template <class NET>
 static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t stage, float c[][4])
 {
@@ -121,7 +122,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t st
     }
 }
 
-/* A warp's gradients of weights, for all. */
+/* Writes a warp's weight gradients to shared memory for all threads. */
 template <class NET>
 static __device__ __forceinline__ void leave_gradients(const float c[][4], uint8_t *shared)
 {
@@ -136,69 +137,68 @@ static __device__ __forceinline__ void leave_gradients(const float c[][4], uint8
                 make_float2(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
 }
 
-/* Four parameters beside each other, and the optimizer's step with them. */
+/* Updates four adjacent parameters. */
 static __device__ __forceinline__ void step_four(const struct update &update, float4 gradient,
-                                                 float4 *parameter, float4 *first, float4 *second)
+                                                 float4 *parameter, float4 *m, float4 *v)
 {
-    optimizer_step(&update, gradient.x, &parameter->x, &first->x, &second->x);
-    optimizer_step(&update, gradient.y, &parameter->y, &first->y, &second->y);
-    optimizer_step(&update, gradient.z, &parameter->z, &first->z, &second->z);
-    optimizer_step(&update, gradient.w, &parameter->w, &first->w, &second->w);
+    optimizer_step(&update, gradient.x, &parameter->x, &m->x, &v->x);
+    optimizer_step(&update, gradient.y, &parameter->y, &m->y, &v->y);
+    optimizer_step(&update, gradient.z, &parameter->z, &m->z, &v->z);
+    optimizer_step(&update, gradient.w, &parameter->w, &m->w, &v->w);
 }
 
-/* The optimizer's step with the weights of this slice: each thread loads all its share before the first use.
- */
+/* Updates the weights of this slice. Each thread issues all its loads before the first use. */
 template <class NET>
 static __device__ __forceinline__ void step_weights(const struct graph_plan &plan, uint32_t column,
                                                     const uint8_t *shared)
 {
     typedef layout<NET> at;
     constexpr int fours = at::columns / 4, all = HIDDEN * fours, share = (all + THREADS - 1) / THREADS;
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     bool moments = update.kind != OPTIMIZER_SGD;
     size_t begin = plan.tensors[FC1_W] + column;
-    float4 parameter[share], first[share], second[share];
-    size_t place[share];
+    float4 parameter[share], m[share], v[share];
+    size_t position[share];
 #pragma unroll
     for (int k = 0; k < share; k++) {
         int i = threadIdx.x + k * THREADS;
-        place[k] = (size_t)(i / fours) * NET::features + i % fours * 4;
-        second[k] = make_float4(0, 0, 0, 0);
+        position[k] = (size_t)(i / fours) * NET::features + i % fours * 4;
+        v[k] = make_float4(0, 0, 0, 0);
         if (i < all) {
-            parameter[k] = *reinterpret_cast<const float4 *>(plan.state.parameters + begin + place[k]);
-            first[k] = *reinterpret_cast<const float4 *>(plan.state.first + begin + place[k]);
+            parameter[k] = *reinterpret_cast<const float4 *>(plan.state.parameters + begin + position[k]);
+            m[k] = *reinterpret_cast<const float4 *>(plan.state.m + begin + position[k]);
             if (moments)
-                second[k] = *reinterpret_cast<const float4 *>(plan.state.second + begin + place[k]);
+                v[k] = *reinterpret_cast<const float4 *>(plan.state.v + begin + position[k]);
         }
     }
-    __syncthreads(); /* the gradients are there */
+    __syncthreads(); /* the gradients are in shared memory */
 #pragma unroll
     for (int k = 0; k < share; k++) {
         int i = threadIdx.x + k * THREADS;
         if (i >= all)
             continue;
         float4 gradient = reinterpret_cast<const float4 *>(shared + at::gradient)[i];
-        step_four(update, gradient, &parameter[k], &first[k], &second[k]);
-        *reinterpret_cast<float4 *>(plan.state.parameters + begin + place[k]) = parameter[k];
-        *reinterpret_cast<float4 *>(plan.state.first + begin + place[k]) = first[k];
+        step_four(update, gradient, &parameter[k], &m[k], &v[k]);
+        *reinterpret_cast<float4 *>(plan.state.parameters + begin + position[k]) = parameter[k];
+        *reinterpret_cast<float4 *>(plan.state.m + begin + position[k]) = m[k];
         if (moments)
-            *reinterpret_cast<float4 *>(plan.state.second + begin + place[k]) = second[k];
-        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + place[k]) =
+            *reinterpret_cast<float4 *>(plan.state.v + begin + position[k]) = v[k];
+        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + position[k]) =
             make_uint2(pack(parameter[k].x, parameter[k].y), pack(parameter[k].z, parameter[k].w));
         if (plan.keep_gradients)
-            *reinterpret_cast<float4 *>(plan.gradients + begin + place[k]) = gradient;
+            *reinterpret_cast<float4 *>(plan.gradients + begin + position[k]) = gradient;
     }
 }
 
-/* What that will load, on its way to the L2 while the products are made. */
+/* Prefetches what step_weights() will load into L2 while the GEMMs run. */
 template <class NET>
-static __device__ __forceinline__ void expect_weights(const struct graph_plan &plan, uint32_t column)
+static __device__ __forceinline__ void prefetch_weights(const struct graph_plan &plan, uint32_t column)
 {
-    constexpr int eights = layout<NET>::columns / 8; /* a sector each */
+    constexpr int eights = layout<NET>::columns / 8; /* 8 floats, one sector */
     size_t begin = plan.tensors[FC1_W] + column;
     for (int i = threadIdx.x; i < HIDDEN * eights; i += THREADS) {
         size_t at = begin + (size_t)(i / eights) * NET::features + i % eights * 8;
-        for (const float *from : {plan.state.parameters, plan.state.first, plan.state.second})
+        for (const float *from : {plan.state.parameters, plan.state.m, plan.state.v})
             asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
     }
 }
@@ -209,18 +209,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     typedef layout<NET> at;
     extern __shared__ __align__(1024) uint8_t shared[];
-    uint32_t column = blockIdx.x * at::columns, count = plan.moment->count, base = shared_address(shared);
+    uint32_t column = blockIdx.x * at::columns, count = plan.step->count, base = shared_address(shared);
     bool for_inputs = threadIdx.x < THREADS / 2;
     float c[at::columns / 8][4] = {};
     take(plan.fc1_weight + column, NET::features * 2, HIDDEN, at::columns / 8, shared + at::weight,
          at::pitch);
     take_inputs<NET>(plan, 0, column, shared);
-    expect_weights<NET>(plan, column);
-    end_of_last();
-    let_next_begin();
+    prefetch_weights<NET>(plan, column);
+    wait_for_previous();
+    allow_next();
     take_deltas<NET>(plan, 0, shared);
     copy_commit();
-    for (uint32_t row = 0; row < count; row += ROWS) { /* rows behind `count` are zeros */
+    for (uint32_t row = 0; row < count; row += ROWS) { /* rows past `count` are zero */
         if (row + ROWS < count) {
             take_inputs<NET>(plan, row + ROWS, column, shared);
             take_deltas<NET>(plan, row + ROWS, shared);
@@ -242,8 +242,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
-    return begin_beside(dense_back_kernel<NET>, "dense_back_kernel", dim3(NET::features / NET::slice),
-                        THREADS, layout<NET>::bytes, plan, stream);
+    return launch_overlapped(dense_back_kernel<NET>, "dense_back_kernel", dim3(NET::features / NET::slice),
+                             THREADS, layout<NET>::bytes, plan, stream);
 }
 
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)

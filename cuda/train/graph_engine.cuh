@@ -1,4 +1,4 @@
-/* The engine of train-graph and infer-graph: `cnn` in bf16, fused, as a CUDA graph. */
+/* The engine of train-graph and infer-graph: `cnn` in bf16 with fused kernels, replayed as a CUDA graph. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_ENGINE_CUH
 
@@ -6,8 +6,8 @@
 
 extern "C" const struct engine engine_graph;
 
-/* Whether kernels of engines that are opened from now on may begin while the ones before them end; true but
- * in the test that without it the same bits come out, as no sanitizer looks across kernels. */
+/* Whether kernels of engines that are opened from now on may overlap the end of the previous kernel. It is
+ * false only in the test that both give the same bits, because no sanitizer checks races between kernels. */
 extern bool graph_overlaps;
 
 #endif

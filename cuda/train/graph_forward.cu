@@ -1,33 +1,33 @@
-/* train-graph, the first kernel of a step: a block a sample, from its bytes to what fc1 takes. The sample is
- * gathered, moved and normalised, conv1's output stays in shared memory, conv2 multiplies it there as an
- * implicit GEMM, and ReLU, pooling and dropout are the end of that product: written are 2 bytes a pooled
- * value and a byte that says where it came from. */
+/* train-graph, the first kernel of a step: one block per sample, from its bytes to fc1's input. The block
+ * gathers, shifts and normalises the sample. conv1's output stays in shared memory; conv2 multiplies it there
+ * as an implicit GEMM. ReLU, pooling and dropout are fused into the end of that GEMM. Per pooled value it
+ * writes 2 bytes and one byte for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph.cuh"
 
 #define WARPS   6
 #define THREADS (32 * WARPS)
-#define TILES   3 /* of 16 pixels, 4 windows, that a warp makes at a time, all 64 channels of them */
+#define TILES   3 /* tiles of 16 pixels (4 windows) that a warp computes at a time, with all 64 channels */
 
-/* Shared memory, in bytes from its beginning. */
+/* Shared memory offsets in bytes. */
 template <class NET> struct layout {
     static constexpr int conv1 = 0;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int pooled = weight + CONV2_BYTES;
-    /* Values between channels: eight channels' are stored at a time, each in a bank of its own. Sixteen that
-     * share a draw of dropout lie together. */
+    /* Values from channel to channel. Eight channels are stored at a time, each in its own bank. Sixteen
+     * values that share a dropout draw are contiguous. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
-    static constexpr int peaks = pooled + CONV2_CHANNELS * pitch * 2;
-    static constexpr int image = peaks + NET::features;
+    static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
+    static constexpr int image = argmax + NET::features;
     static constexpr int bias = image + NET::values * 2;
     static constexpr int bytes = bias + CONV1_CHANNELS * 4;
-    static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* that an SM of 228 KB takes */
-    static_assert(image % 16 == 0 && peaks % 16 == 0 && bias % 4 == 0, "aligned");
+    static constexpr int blocks = 2 * (bytes + 1024) <= 228 * 1024 ? 2 : 1; /* blocks per SM with 228 KB */
+    static_assert(image % 16 == 0 && argmax % 16 == 0 && bias % 4 == 0, "aligned");
 };
 
-/* The sums of conv2 for the 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of
- * window r % 8 / 2, so the four pixels of a window are two values in each of two lanes. */
+/* The sums of conv2 for 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of window r
+ * % 8 / 2, so two lanes hold the four pixels of a window, two values each. */
 template <class NET>
 static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
                                                      float c[TILES][8][4])
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
         for (int n = 0; n < 8; n++)
             c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
     }
-    /* Of the weights: rows are outputs, 8 deep a matrix. */
+    /* Address of the weights: rows are outputs, a matrix is 8 deep. */
     weight += (lane % 8 + lane / 16 * 8) * CONV2_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int tap = 0; tap < CONV_TAPS; tap++) {
@@ -72,11 +72,11 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
     }
 }
 
-/* Bias, ReLU and pooling: lanes with even windows' columns take one channel, their neighbours the next. Of
- * equal values the first counts, as in the reference. */
+/* Bias, ReLU and pooling. Lanes with even g take one channel, their neighbours the next. Of equal values the
+ * first wins, as in the reference. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
-                                            uint16_t *values, uint8_t *peaks)
+                                            uint16_t *values, uint8_t *argmax)
 {
     int lane = threadIdx.x % 32, g = lane / 4;
     bool odd = g % 2;
@@ -104,19 +104,19 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
             if (window < NET::windows) {
                 int channel = 8 * n + 2 * (lane % 4) + odd;
                 values[channel * layout<NET>::pitch + window] = (uint16_t)bf16_bits(best);
-                peaks[channel * NET::windows + window] = (uint8_t)peak;
+                argmax[channel * NET::windows + window] = (uint8_t)peak;
             }
         }
     }
 }
 
-/* Dropout, and out to memory: 16 values that share a draw at a time. */
+/* Applies dropout and writes to memory, 16 values that share a draw at a time. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
                                             uint32_t row, const uint8_t *shared)
 {
     uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
-    uint4 *peaks = reinterpret_cast<uint4 *>(plan.peaks + (size_t)row * NET::features);
+    uint4 *argmax = reinterpret_cast<uint4 *>(plan.argmax + (size_t)row * NET::features);
     for (int i = threadIdx.x; i < NET::features / 16; i += THREADS) {
         int channel = 16 * i / NET::windows, at = 16 * i % NET::windows;
         const uint4 *from = reinterpret_cast<const uint4 *>(shared + layout<NET>::pooled +
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
         union {
             uint4 all;
             uint32_t word[4];
-        } peak = {reinterpret_cast<const uint4 *>(shared + layout<NET>::peaks)[i]};
+        } peak = {reinterpret_cast<const uint4 *>(shared + layout<NET>::argmax)[i]};
         if (TRAINING) {
             struct philox_block draw = draw_dropout(plan.seed, epoch, number, DROPOUT1_NUMBER, 16 * i);
 #pragma unroll
@@ -138,14 +138,14 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
                 value.word[2 * j] &= __byte_perm(kept, 0, 0x1100);
                 value.word[2 * j + 1] &= __byte_perm(kept, 0, 0x3322);
             }
-            peaks[i] = peak.all;
+            argmax[i] = peak.all;
         }
         pooled[2 * i] = value.all[0];
         pooled[2 * i + 1] = value.all[1];
     }
 }
 
-/* The row of a sample that a short batch has not: zeros, which add nothing to gradients of weights. */
+/* Zeros a row past the end of a short batch, so that it adds nothing to weight gradients. */
 template <class NET> static __device__ void clear_row(const struct graph_plan &plan, uint32_t row)
 {
     uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
@@ -153,15 +153,16 @@ template <class NET> static __device__ void clear_row(const struct graph_plan &p
         pooled[i] = make_uint4(0, 0, 0, 0);
 }
 
-/* What the step's other kernels must know of it: by one thread, beside all that the others do. */
-static __device__ void tell_moment(const struct graph_plan &plan, uint32_t first, uint32_t count)
+/* Writes what the step's other kernels need to know; run by one thread of an extra block, in parallel with
+ * the others. */
+static __device__ void store_step(const struct graph_plan &plan, uint32_t first, uint32_t count)
 {
-    struct graph_moment *moment = plan.moment;
-    moment->epoch = plan.place->epoch;
-    moment->first = first;
-    moment->count = count;
-    moment->number = plan.place->number;
-    moment->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.place->number);
+    struct graph_step *step = plan.step;
+    step->epoch = plan.position->epoch;
+    step->first = first;
+    step->count = count;
+    step->number = plan.position->number;
+    step->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.position->number);
 }
 
 template <class NET, bool TRAINING>
@@ -172,18 +173,18 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     extern __shared__ __align__(1024) uint8_t shared[];
     uint32_t epoch = 0, first, count, row = blockIdx.x, number;
     if (TRAINING) {
-        epoch = plan.place->epoch;
-        first = plan.place->step * plan.batch;
+        epoch = plan.position->epoch;
+        first = plan.position->step * plan.batch;
         count = min(plan.batch, plan.samples - first);
     } else {
-        first = plan.moment->first;
-        count = plan.moment->count;
+        first = plan.step->first;
+        count = plan.step->count;
     }
     if (row >= count) {
-        end_of_last();
-        let_next_begin();
+        wait_for_previous();
+        allow_next();
         if (TRAINING && row == plan.batch && threadIdx.x == 0)
-            tell_moment(plan, first, count);
+            store_step(plan, first, count);
         if (TRAINING && row < plan.batch)
             clear_row<NET>(plan, row);
         return;
@@ -192,12 +193,12 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     struct draw_move move = {0, 0, false};
     if (TRAINING)
         move = draw_move(&plan.augment, plan.seed, epoch, number);
-    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.moment->part];
+    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.step->part];
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
     take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
-    end_of_last(); /* the parameters of the convolutions */
-    let_next_begin();
+    wait_for_previous(); /* for the parameters of the convolutions */
+    allow_next();
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();
     if (threadIdx.x < CONV1_CHANNELS)
@@ -215,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     for (int unit = threadIdx.x / 32; unit < (NET::windows + 4 * TILES - 1) / (4 * TILES); unit += WARPS) {
         float c[TILES][8][4];
         conv2_forward<NET>(shared_address(shared + at::conv1), shared_address(shared + at::weight), unit, c);
-        pool<NET>(c, bias2, unit, reinterpret_cast<uint16_t *>(shared + at::pooled), shared + at::peaks);
+        pool<NET>(c, bias2, unit, reinterpret_cast<uint16_t *>(shared + at::pooled), shared + at::argmax);
     }
     __syncthreads();
     drop<NET, TRAINING>(plan, epoch, number, row, shared);
@@ -225,9 +226,9 @@ template <class NET, bool TRAINING>
 static enum status launch(const struct graph_plan *plan, cudaStream_t stream)
 {
     struct graph_plan own = *plan;
-    own.overlap &= TRAINING; /* inference begins with a copy, which nothing begins beside */
-    return begin_beside(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
-                        THREADS, layout<NET>::bytes, &own, stream);
+    own.overlap &= TRAINING; /* inference starts with a copy, which cannot overlap */
+    return launch_overlapped(forward_kernel<NET, TRAINING>, "forward_kernel", dim3(plan->batch + TRAINING),
+                             THREADS, layout<NET>::bytes, &own, stream);
 }
 
 enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream)

@@ -1,25 +1,25 @@
-/* train-graph, what the head leaves to be summed over the samples: the gradients of fc2 and of fc1's bias,
- * with the optimizer's steps, and the totals. It is little, and needs nothing of the convolutions, so a few
- * blocks of their kernel do it beside the others. */
+/* train-graph, sums over the samples that the head leaves: gradients of fc2 and of fc1's bias, their
+ * parameter updates, and the totals. This is little work and independent of the convolutions, so a few extra
+ * blocks of their backward kernel do it concurrently. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 
 #include "train/graph.cuh"
 
-#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and GRAPH_PARTS_MAX of them take samples */
+#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and at most GRAPH_PARTS_MAX blocks take samples */
 
-#define HEAD_CLASSES 4 /* at a time in a block */
+#define HEAD_CLASSES 4 /* per block at a time */
 
-/* fc2's weights of the classes from `k` on: thread i takes hidden value i % 128 of every fourth sample for
- * all of them; then it adds the four sums, in their order, of class i / 128. `shared` has room for
- * HEAD_CLASSES * THREADS. */
+/* Updates fc2's weights of HEAD_CLASSES classes from `k` on. Thread i handles hidden value i % 128 of every
+ * fourth sample for all of them, then adds the four partial sums, in order, for class i / 128. `shared` has
+ * room for HEAD_CLASSES * THREADS floats. */
 template <int THREADS>
 static __device__ __forceinline__ void update_classes(const struct graph_plan &plan,
                                                       const struct update &update, uint32_t k, float *shared)
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
-    static_assert(groups == HEAD_CLASSES, "a group of threads a class");
-    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
+    static_assert(groups == HEAD_CLASSES, "one group of threads per class");
+    uint32_t count = plan.step->count, n = threadIdx.x % HIDDEN, own = threadIdx.x / HIDDEN;
     float sums[HEAD_CLASSES] = {}, sum = 0;
 #pragma unroll 4
     for (uint32_t j = own; j < count; j += groups) {
@@ -41,13 +41,14 @@ static __device__ __forceinline__ void update_classes(const struct graph_plan &p
     __syncthreads();
 }
 
-/* fc1's bias, likewise. */
+/* Updates fc1's bias: each group of 128 threads sums every fourth sample; the partial sums are added in
+ * order. */
 template <int THREADS>
 static __device__ __forceinline__ void update_hidden_bias(const struct graph_plan &plan,
                                                           const struct update &update, float *shared)
 {
     constexpr uint32_t groups = THREADS / HIDDEN;
-    uint32_t count = plan.moment->count, n = threadIdx.x % HIDDEN;
+    uint32_t count = plan.step->count, n = threadIdx.x % HIDDEN;
     float sum = 0;
 #pragma unroll 8
     for (uint32_t j = threadIdx.x / HIDDEN; j < count; j += groups)
@@ -64,12 +65,12 @@ static __device__ __forceinline__ void update_hidden_bias(const struct graph_pla
     __syncthreads();
 }
 
-/* fc2's bias: a warp a class, a lane every 32nd sample. */
+/* Updates fc2's bias: one warp per class, each lane sums every 32nd sample. */
 template <int THREADS>
 static __device__ __forceinline__ void update_last_bias(const struct graph_plan &plan,
                                                         const struct update &update)
 {
-    uint32_t count = plan.moment->count;
+    uint32_t count = plan.step->count;
     for (uint32_t k = threadIdx.x / 32; k < plan.classes; k += THREADS / 32) {
         float sum = 0;
 #pragma unroll 8
@@ -81,12 +82,13 @@ static __device__ __forceinline__ void update_last_bias(const struct graph_plan 
     }
 }
 
-/* The batch's losses and right answers: thread i of samples i, i + THREADS, ... and then a tree. */
+/* Adds the batch's losses and correct answers to the totals: thread i sums samples i, i + THREADS, ..., then
+ * a tree reduction. */
 template <int THREADS>
 static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
 {
     uint32_t *rights = reinterpret_cast<uint32_t *>(sums + THREADS);
-    uint32_t count = plan.moment->count, correct = 0;
+    uint32_t count = plan.step->count, correct = 0;
     double sum = 0;
     for (uint32_t j = threadIdx.x; j < count; j += THREADS) {
         sum += plan.losses[j];
@@ -107,19 +109,19 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.totals->correct += rights[0];
     plan.totals->samples += count;
     if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
-        plan.totals->bad_step = plan.moment->number;
-    /* Only the first kernel of a step reads it. */
-    plan.place->step++;
-    plan.place->number++;
+        plan.totals->bad_step = plan.step->number;
+    /* Safe: only the first kernel of a step reads the position. */
+    plan.position->step++;
+    plan.position->number++;
 }
 
-/* Block `block` of HEAD_BLOCKS: classes are dealt out among all but the last, which has the rest. `shared`
- * has room for THREADS times 16 bytes. */
+/* Runs block `block` of HEAD_BLOCKS. The classes are distributed over all blocks but the last, which does the
+ * rest. `shared` has room for THREADS * 16 bytes. */
 template <int THREADS>
 static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,
                                                  uint8_t *shared)
 {
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     if (block < HEAD_BLOCKS - 1) {
         for (uint32_t k = block * HEAD_CLASSES; k < plan.classes; k += (HEAD_BLOCKS - 1) * HEAD_CLASSES)
             update_classes<THREADS>(plan, update, k, reinterpret_cast<float *>(shared));

@@ -1,14 +1,14 @@
-/* train-graph, the last kernel of a step: adds up what the blocks before it summed for the parameters of the
- * convolutions and takes the optimizer's step with them. And what happens between steps: the order of an
- * epoch, and bf16 copies of parameters that came from outside. */
+/* train-graph, the last kernel of a step: adds the partial gradients of the convolutions and updates their
+ * parameters. Also the work between steps: the order of an epoch, and bf16 copies of parameters that were set
+ * from outside. */
 #include "common/check.cuh"
 #include "train/graph.cuh"
 
-#define VALUES  64 /* parameters a block, whose sums are in GROUPS parts */
+#define VALUES  64 /* parameters per block; each is summed in GROUPS parts */
 #define GROUPS  4
 #define THREADS (VALUES * GROUPS)
 
-/* Adds the groups' parts in their order: the sum is thread i's, i < VALUES. */
+/* Adds the groups' parts in order; thread i < VALUES returns the sum of value i. */
 static __device__ __forceinline__ float add_groups(float part)
 {
     __shared__ float parts[GROUPS][VALUES];
@@ -25,11 +25,11 @@ template <class NET>
 static __global__ void __launch_bounds__(THREADS)
     update_kernel(const __grid_constant__ struct graph_plan plan)
 {
-    const struct update update = plan.moment->update;
+    const struct update update = plan.step->update;
     uint32_t value = blockIdx.x * VALUES + threadIdx.x % VALUES;
     float part = 0;
-    end_of_last();
-    let_next_begin();
+    wait_for_previous();
+    allow_next();
 #pragma unroll 32
     for (uint32_t p = threadIdx.x / VALUES; p < plan.parts; p += GROUPS)
         part += plan.conv_sums[(size_t)p * NET::conv_parameters + value];
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS)
         step_parameter(plan, update, value, gradient);
         return;
     }
-    /* Of conv2's weights the sums lie as (64, 9 taps, 32), the arena as (64, 32, 9 taps). */
+    /* conv2's sums are stored as (64, 9 taps, 32), the arena as (64, 32, 9 taps). */
     uint32_t o = own / CONV2_DEPTH, tap = own % CONV2_DEPTH / CONV1_CHANNELS, c = own % CONV1_CHANNELS;
     float weight = step_parameter(plan, update, begin + o * CONV2_DEPTH + c * CONV_TAPS + tap, gradient);
     plan.conv2_weight[o * (CONV2_PITCH / 2) + own % CONV2_DEPTH] = __float2bfloat16(weight);
@@ -50,8 +50,8 @@ static __global__ void __launch_bounds__(THREADS)
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream)
 {
     uint32_t blocks = (colour ? graph_colour::conv_parameters : graph_gray::conv_parameters) / VALUES;
-    return begin_beside(colour ? update_kernel<graph_colour> : update_kernel<graph_gray>, "update_kernel",
-                        dim3(blocks), THREADS, 0, plan, stream);
+    return launch_overlapped(colour ? update_kernel<graph_colour> : update_kernel<graph_gray>,
+                             "update_kernel", dim3(blocks), THREADS, 0, plan, stream);
 }
 
 /* ---- Between steps ---- */
@@ -71,14 +71,15 @@ enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStrea
     return STATUS_OK;
 }
 
-static __global__ void go_to_kernel(const struct graph_place place, struct graph_place *to)
+static __global__ void go_to_kernel(const struct graph_position position, struct graph_position *to)
 {
-    *to = place;
+    *to = position;
 }
 
-enum status graph_go_to(const struct graph_plan *plan, const struct graph_place *place, cudaStream_t stream)
+enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
+                        cudaStream_t stream)
 {
-    go_to_kernel<<<1, 1, 0, stream>>>(*place, plan->place);
+    go_to_kernel<<<1, 1, 0, stream>>>(*position, plan->position);
     CUDA_TRY_LAUNCH("go_to_kernel");
     return STATUS_OK;
 }

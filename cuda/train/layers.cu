@@ -1,19 +1,19 @@
-/* The layers without products: ReLU, max-pooling, dropout, and the gradients of biases. */
+/* The layers without GEMMs: ReLU, max-pooling, dropout; and the gradients of biases. */
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
 /* ---- Biases ---- */
 
-/* Block (channel, z) adds up slice z of its channel's gradients: thread i elements i, i + BLOCK, ... of it,
- * then a tree. */
-static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider places,
-                                   const struct product size, float *slices)
+/* Block (channel, z) sums slice z of its channel's gradients: thread i sums elements i, i + BLOCK, ..., then
+ * a tree reduction. */
+static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider positions,
+                                   const struct gemm size, float *slices)
 {
     __shared__ float sums[BLOCK];
     float sum = 0;
     uint32_t begin = blockIdx.y * size.slice, end = min(begin + size.slice, size.depth);
     for (uint32_t i = begin + threadIdx.x; i < end; i += BLOCK)
-        sum += deltas[(size_t)(places.quotient(i) * (channels - 1) + blockIdx.x) * places.by + i];
+        sum += deltas[(size_t)(positions.quotient(i) * (channels - 1) + blockIdx.x) * positions.by + i];
     sums[threadIdx.x] = sum;
     for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
         __syncthreads();
@@ -24,9 +24,10 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
         slices[blockIdx.y * channels + blockIdx.x] = sums[0];
 }
 
-#define BIAS_SLICE (8 * BLOCK) /* elements of a block, or twice, four times ... as many */
+/* Minimum elements per block; doubled until the number of slices is small enough. */
+#define BIAS_SLICE (8 * BLOCK)
 
-/* Terms of a slice: as few as leave slices that can be held and added. */
+/* Terms per slice: the smallest size for which the slices fit the workspace and SLICES_MAX. */
 static uint32_t bias_slice(uint32_t channels, uint32_t depth)
 {
     uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
@@ -40,13 +41,13 @@ static uint32_t bias_slice(uint32_t channels, uint32_t depth)
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t channels = layer->layer->out.channels;
-    uint32_t places = (uint32_t)(layer->layer->out_values / channels);
-    struct product size = {.rows = 1, .columns = channels, .depth = pass->count * places, .slice = 0};
+    uint32_t positions = (uint32_t)(layer->layer->out_values / channels);
+    struct gemm size = {.rows = 1, .columns = channels, .depth = pass->count * positions, .slice = 0};
     size.slice = bias_slice(channels, size.depth);
     uint32_t slices = (size.depth - 1) / size.slice + 1;
     float *gradient = pass->gradients + layer->layer->bias;
     bias_kernel<<<dim3(channels, slices), BLOCK, 0, pass->stream>>>(
-        layer->out_delta, channels, divider_of(places), size, slices == 1 ? gradient : pass->workspace);
+        layer->out_delta, channels, divider_of(positions), size, slices == 1 ? gradient : pass->workspace);
     CUDA_TRY_LAUNCH("bias_kernel");
     if (slices == 1)
         return STATUS_OK;
@@ -55,7 +56,7 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
     return add_slices(pass->stream, pass->workspace, slices, into, size);
 }
 
-/* ---- ReLU, in place: a NaN goes through ---- */
+/* ---- ReLU, in place; NaN passes through ---- */
 
 static __global__ void relu_kernel(float *values, uint32_t count)
 {
@@ -64,8 +65,8 @@ static __global__ void relu_kernel(float *values, uint32_t count)
         values[i] = 0;
 }
 
-/* Where the output is 0, the input was not above it. A dropout behind it in the same place may have made it 0
- * too: then the gradient is 0 already. */
+/* An output of 0 means that the input was not positive. A later in-place dropout may also have zeroed it; its
+ * gradient is then 0 already. */
 static __global__ void relu_back_kernel(const float *values, float *deltas, uint32_t count)
 {
     uint32_t i = own_element();
@@ -98,27 +99,27 @@ enum status relu_backward(const struct device_layer *layer, const struct pass *p
     return relu_mask(layer->out, layer->in_delta, count, pass->stream);
 }
 
-/* ---- Max-pooling: of equal values the first counts, a NaN before all ---- */
+/* ---- Max-pooling: of equal values the first wins; NaN wins over any value ---- */
 
 struct pool_plan {
     struct divider width, height, depth, channels; /* of the output */
     uint32_t in_depth, in_height, in_width;
     uint32_t kernel[MODEL_AXES];
-    uint32_t in_values; /* of a sample */
-    uint32_t count;     /* outputs of the batch */
+    uint32_t in_values; /* per sample */
+    uint32_t count;     /* outputs in the batch */
 };
 
-/* Splits i = rest * unit.by + place. */
-static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *place)
+/* Splits i = rest * unit.by + position. */
+static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *position)
 {
     uint32_t rest = unit.quotient(i);
-    *place = i - rest * unit.by;
+    *position = i - rest * unit.by;
     return rest;
 }
 
-/* Where the window of an output begins, and the sample that it is in. */
+/* Where the window of an output begins, and in which sample. */
 struct window {
-    uint32_t sample, first; /* element of the sample */
+    uint32_t sample, first; /* index in the sample */
 };
 
 static __device__ __forceinline__ struct window window_at(const struct pool_plan *plan, uint32_t i)
@@ -130,7 +131,7 @@ static __device__ __forceinline__ struct window window_at(const struct pool_plan
     return {sample, (plane * plan->in_height + y * plan->kernel[1]) * plan->in_width + x * plan->kernel[2]};
 }
 
-/* Calls visit(element) for the elements of a window in their order. */
+/* Calls visit(index) for the elements of a window, in order. */
 template <class Visit>
 static __device__ __forceinline__ void visit_window(const struct pool_plan *plan, uint32_t first,
                                                     const Visit &visit)
@@ -162,10 +163,10 @@ static __global__ void pool_kernel(const struct pool_plan plan, const float *in,
     largest[i] = best;
 }
 
-/* Windows do not overlap, so each writes all of its elements. What is in no window keeps the 0 that it was
- * given once and for all (open_layer). Where the input comes from a ReLU, `above` is the output: a window
- * whose largest is 0 passes nothing on. (A dropout behind it in the same place may have made it 0 too: then
- * the gradient is 0 already.) */
+/* Windows do not overlap, so each output writes all elements of its window. Elements outside all windows stay
+ * zero since open_layer(). If the input comes from a ReLU, `above` is the output: a window with maximum 0
+ * passes no gradient on. (A later in-place dropout may also have zeroed it; its gradient is then 0
+ * already.) */
 static __global__ void pool_back_kernel(const struct pool_plan plan, const float *out_deltas,
                                         const uint32_t *largest, const float *above, float *in_deltas)
 {
@@ -214,15 +215,15 @@ enum status pool_backward(const struct device_layer *layer, const struct pass *p
     return STATUS_OK;
 }
 
-/* ---- Dropout, in place; forward and backward are the same ---- */
+/* ---- Dropout, in place; forward and backward are identical ---- */
 
-#define NEIGHBOURS 4 /* elements of a thread: of one block of draws */
+#define NEIGHBOURS 4 /* elements per thread, from one Philox block */
 
 struct dropout_plan {
     uint64_t seed;
     uint32_t epoch, layer, threshold;
-    uint32_t sample_values, count; /* of the batch */
-    struct divider fours;          /* of a sample, rounded up */
+    uint32_t sample_values, count; /* sample_values: per sample; count: samples in the batch */
+    struct divider fours;          /* groups of NEIGHBOURS elements per sample, rounded up */
     float factor;
 };
 

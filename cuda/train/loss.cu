@@ -1,10 +1,10 @@
-/* Softmax, cross-entropy and their gradient; what a step adds to the totals; what it does to parameters. */
+/* Softmax cross-entropy and its gradient, the totals of a step, and the parameter update. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
 #define ALL_LANES 0xffffffffu
 
-/* ---- Over the lanes of a warp, in an order that does not change ---- */
+/* ---- Warp reductions in a fixed order ---- */
 
 static __device__ __forceinline__ float warp_sum(float value)
 {
@@ -19,7 +19,7 @@ struct candidate {
     uint32_t number;
 };
 
-/* The larger one; of equal ones the first. */
+/* The larger logit; of equal logits the lower class. */
 static __device__ __forceinline__ struct candidate better(struct candidate a, struct candidate b)
 {
     bool b_wins = b.logit > a.logit || (b.logit == a.logit && b.number < a.number);
@@ -41,8 +41,8 @@ struct loss_plan {
     float smoothing;
 };
 
-/* Warp j takes sample j. Logits are made smaller by the largest, so that no exponential overflows; a NaN
- * among them is none of the candidates, and comes through in the sum. */
+/* Warp j takes sample j. Subtracting the largest logit prevents overflow of exp(). A NaN never becomes the
+ * best candidate, but it propagates through the sum. */
 static __global__ void loss_kernel(const struct loss_plan plan, const float *logits, const uint32_t *labels,
                                    const struct device_scale *scale, float *deltas, float *losses,
                                    uint32_t *right)
@@ -73,7 +73,7 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     }
 }
 
-/* One block: the batch's sums, thread i of samples i, i + BLOCK, ... and then a tree. */
+/* One block sums the batch: thread i sums samples i, i + BLOCK, ..., then a tree reduction. */
 static __global__ void totals_kernel(const float *losses, const uint32_t *right, uint32_t count,
                                      uint64_t step, bool scaled, struct train_totals *totals)
 {
@@ -117,14 +117,14 @@ enum status loss_take(const struct train *train, const float *logits, const uint
     return STATUS_OK;
 }
 
-/* ---- The step ---- */
+/* ---- The parameter update ---- */
 
 static __global__ void update_kernel(const struct update update, size_t values, const float *gradients,
                                      const struct device_scale *scale, const struct train_state state)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i < values && !(scale && scale->overflowed))
-        optimizer_step(&update, gradients[i], &state.parameters[i], &state.first[i], &state.second[i]);
+        optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,

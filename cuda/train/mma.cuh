@@ -1,18 +1,19 @@
-/* Tensor cores and their supply, as thin names for PTX: m16n8k16 for halves and bfloat16s, m16n8k8 for TF32
- * (sm_80 and later), fragments from shared memory by ldmatrix, and copies past the registers by cp.async.
+/* Thin wrappers of PTX for tensor cores: mma m16n8k16 for fp16 and bf16, m16n8k8 for TF32 (sm_80 and later),
+ * ldmatrix for fragments from shared memory, and cp.async for copies that bypass registers.
  *
- * D = A B + C with A (16, k) by rows, B (k, 8) by columns and C, D (16, 8) in fp32. Lane l of a warp holds,
- * with g = l / 4 and t = l % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "... m16n8k8"):
+ * D = A B + C, where A (16, k) is row-major, B (k, 8) is column-major, and C and D (16, 8) are fp32. With g =
+ * l / 4 and t = l % 4, lane l of a warp holds (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "...
+ * m16n8k8"):
  *
- *   C, D            c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
- *   A of 16 bits    a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8, the same;
- *                   a[2]: row g, columns 2t + 8, 2t + 9;  a[3]: row g + 8, the same
- *   B of 16 bits    b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, 2t + 9
- *   A of TF32       a[0]: (g, t);  a[1]: (g + 8, t);  a[2]: (g, t + 4);  a[3]: (g + 8, t + 4)
- *   B of TF32       b[0]: (t, g);  b[1]: (t + 4, g)
+ *     C, D            c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
+ *     A of 16 bits    a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8, the same;
+ *                     a[2]: row g, columns 2t + 8, 2t + 9;  a[3]: row g + 8, the same
+ *     B of 16 bits    b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, 2t + 9
+ *     A of TF32       a[0]: (g, t);  a[1]: (g + 8, t);  a[2]: (g, t + 4);  a[3]: (g + 8, t + 4)
+ *     B of TF32       b[0]: (t, g);  b[1]: (t + 4, g)
  *
- * A word has two values of 16 bits, the lower row or column in its lower half, or one of TF32. Sums are in
- * fp32, in an order that is the hardware's own but always the same. */
+ * A word holds two 16-bit values, the lower row or column in its lower half, or one TF32 value. Sums are
+ * fp32. The hardware chooses their order, but the order is always the same. */
 #ifndef FDSL_CUDA_TRAIN_MMA_CUH
 #define FDSL_CUDA_TRAIN_MMA_CUH
 
@@ -20,7 +21,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-/* ---- Products: c += a b ---- */
+/* ---- c += a b ---- */
 
 static __device__ __forceinline__ void mma_16816(float c[4], const uint32_t a[4], const uint32_t b[2], __half)
 {
@@ -47,7 +48,7 @@ static __device__ __forceinline__ void mma_1688_tf32(float c[4], const uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* The nearest TF32, ties away from zero, as a word for mma_1688_tf32(). */
+/* Rounds to the nearest TF32, ties away from zero; returns a word for mma_1688_tf32(). */
 static __device__ __forceinline__ uint32_t mma_tf32(float value)
 {
     uint32_t word;
@@ -57,9 +58,10 @@ static __device__ __forceinline__ uint32_t mma_tf32(float value)
 
 /* ---- Fragments from shared memory ---- */
 
-/* Four matrices of 8 x 8 values of 16 bits: lanes 8i .. 8i + 7 name the rows (16 bytes each, aligned to 16)
- * of matrix i, and word[i] of lane l then holds row l / 4, columns 2 (l % 4) and the next of it; transposed,
- * column l / 4, rows 2 (l % 4) and the next. Rows are addresses of shared memory, or pointers (below). */
+/* Load four 8 x 8 matrices of 16-bit values. Lanes 8i .. 8i + 7 pass the row addresses of matrix i (16 bytes
+ * per row, 16-byte aligned). Then word[i] of lane l holds row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1;
+ * transposed, column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1. Rows are shared memory addresses or, in the
+ * overloads below, pointers. */
 static __device__ __forceinline__ void mma_load4(uint32_t word[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -74,7 +76,7 @@ static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], ui
                  : "r"(row));
 }
 
-/* The first two of four alone: lanes 0 .. 15 name their rows. */
+/* Loads only the first two matrices; lanes 0 .. 15 pass the row addresses. */
 static __device__ __forceinline__ void mma_load2_transposed(uint32_t word[2], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
@@ -82,7 +84,7 @@ static __device__ __forceinline__ void mma_load2_transposed(uint32_t word[2], ui
                  : "r"(row));
 }
 
-/* The same, from pointers. */
+/* Overloads for pointers. */
 static __device__ __forceinline__ void mma_load4(uint32_t word[4], const void *row)
 {
     mma_load4(word, (uint32_t)__cvta_generic_to_shared(row));
@@ -93,10 +95,10 @@ static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], co
     mma_load4_transposed(word, (uint32_t)__cvta_generic_to_shared(row));
 }
 
-/* ---- Copies from global to shared memory that do not wait ---- */
+/* ---- Asynchronous copies from global to shared memory ---- */
 
-/* 16 bytes, both sides aligned to 16; zeros where `inside` is false (`from` must be an address all the same).
- */
+/* Copies 16 bytes, both addresses 16-byte aligned. Writes zeros if `inside` is false (`from` must still be a
+ * valid address). */
 static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool inside = true)
 {
     asm volatile(
@@ -104,13 +106,14 @@ static __device__ __forceinline__ void copy_async16(void *to, const void *from, 
         "l"(from), "r"(inside ? 16 : 0));
 }
 
-/* Closes a group of copies. */
+/* Commits the copies so far as a group. */
 static __device__ __forceinline__ void copy_commit(void)
 {
     asm volatile("cp.async.commit_group;");
 }
 
-/* Waits for all but this thread's latest LEFT groups. Others' copies are seen behind a barrier. */
+/* Waits for all groups of this thread except the latest LEFT. A barrier is needed to see other threads'
+ * copies. */
 template <int LEFT> static __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));

@@ -1,15 +1,15 @@
-/* The one tile kernel of training: every convolution and every linear layer, forward and backward, is a
- * product
+/* The fp32 GEMM kernel of training. Every convolution and every linear layer, forward and backward, is a
+ * GEMM:
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * in fp32, and differs in what the two operands (operands.cuh) read and where the sums go. A warp makes
- * 32 x 64 sums, a thread 8 x 8 of them in registers: for each k it reads 16 numbers from shared memory and
- * makes 64 multiply-adds. Blocks of DOWN x ACROSS warps share a tile of both operands, TILE_DEPTH deep; the
- * next one is on its way from memory while this one is multiplied.
+ * They differ in what the two operands (operands.cuh) read and where the sums go. A warp computes 32 x 64
+ * sums, a thread 8 x 8 of them in registers. For each k, a thread reads 16 floats from shared memory and does
+ * 64 multiply-adds. Blocks of DOWN x ACROSS warps share a tile of both operands, TILE_DEPTH deep; the next
+ * tile is loaded while this one is multiplied.
  *
- * Where tiles are few and the sum is long, the sum is cut into slices, which slices_kernel adds in a fixed
- * order. So no bit depends on which block comes first. */
+ * If there are few tiles and the sum is long, the sum is split into slices (split-k), which slices_kernel
+ * adds in a fixed order. The result does not depend on the order of blocks. */
 #ifndef FDSL_CUDA_TRAIN_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_MULTIPLY_CUH
 
@@ -18,30 +18,29 @@
 
 #define TILE_DEPTH 8
 #define WARP_ROWS  32
-#define WARP_SUMS  64 /* columns of a warp */
+#define WARP_SUMS  64 /* columns per warp */
 
-/* Warps that a multiprocessor holds at 128 registers a thread, and those that fill an H200. A constant, and
- * not asked of the device: so the slices, and with them the rounding, are the same on every GPU. */
+/* Warps per multiprocessor at 128 registers per thread, and warps that fill an H200. These are constants, not
+ * device queries, so that the slices and hence the rounding are the same on every GPU. */
 #define WARPS_HELD 16
 #define FULL_WARPS (132 * WARPS_HELD)
-#define SLICES_MIN 4 /* fewer do not pay for their sum */
+#define SLICES_MIN 4 /* with fewer, adding the slices costs more than it gains */
 #define SLICES_MAX 1024
-#define SLICE_MIN  32 /* terms of a sum that are worth a slice */
+#define SLICE_MIN  32 /* minimum terms per slice */
 
-/* Slices of all sums together, in floats: one of each warp that fills the GPU. */
+/* Floats for the slices of all sums: one tile for each warp that fills the GPU. */
 #define WORKSPACE_VALUES ((size_t)FULL_WARPS * WARP_ROWS * WARP_SUMS)
 
-struct product {
+struct gemm {
     uint32_t rows, columns, depth;
-    uint32_t slice; /* terms of one; a multiple of TILE_DEPTH */
+    uint32_t slice; /* terms per slice; a multiple of TILE_DEPTH */
 };
 
-/* ---- From memory into shared memory ---- */
+/* ---- Global to shared memory ---- */
 
-/* A thread's part of loading tiles of EXTENT lines, TILE_DEPTH deep. Neighbouring threads take what is
- * neighbouring in memory: along the depth (8 of each line: the 32 bytes that memory gives at least), or
- * across the lines. What depends on the line alone is kept; lines beyond the last read the last one, whose
- * sums nobody stores. */
+/* One thread's part of loading tiles of EXTENT lines, TILE_DEPTH deep. Adjacent threads read adjacent memory:
+ * along the depth (8 per line, the 32 bytes of a sector), or across the lines. Values that depend only on the
+ * line are kept. Lines past the end read the last line; their sums are not stored. */
 template <class Operand, int EXTENT, int THREADS> struct loader {
     static constexpr int COUNT = EXTENT * TILE_DEPTH / THREADS;
     static constexpr int LINES = Operand::ALONG_DEPTH ? COUNT : EXTENT > THREADS ? EXTENT / THREADS : 1;
@@ -73,7 +72,7 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
             lines[i] = operand.line_at(min(first + line(i), count - 1));
     }
 
-    /* Begins to read the tile at `k`; what is not below `end` is 0. */
+    /* Starts to read the tile at `k`; elements at or past `end` are 0. */
     template <bool WHOLE> __device__ void read(uint32_t k, uint32_t end)
     {
 #pragma unroll
@@ -86,7 +85,7 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
         }
     }
 
-    /* The same; nearly all tiles are whole, and need no questions. */
+    /* Calls read(). Nearly all tiles are whole and need no bounds checks. */
     __device__ void fetch(uint32_t k, uint32_t end)
     {
         if (k + TILE_DEPTH <= end)
@@ -95,7 +94,8 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
             read<false>(k, end);
     }
 
-    /* Puts it there. Rows are 4 longer than they need be: then the 32 words of a warp lie in 32 banks. */
+    /* Writes the tile to shared memory. Rows are padded by 4, so that the 32 words of a warp are in 32
+     * banks. */
     __device__ void store(float (*tile)[EXTENT + 4]) const
     {
 #pragma unroll
@@ -106,14 +106,14 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
     }
 };
 
-/* ---- The product ---- */
+/* ---- GEMM ---- */
 
-/* A thread's 8 x 8 sums lie in four squares of 4 x 4, half a warp's tile apart, so that its reads of shared
- * memory and its writes are 16 bytes wide, side by side with those of its neighbours.
+/* A thread's 8 x 8 sums are four squares of 4 x 4, half a warp tile apart, so that its accesses to shared
+ * memory and its stores are 16 bytes wide and adjacent to those of its neighbours.
  *
- * A warp is 4 threads down and 8 across. A read of 16 bytes a thread takes shared memory two turns where
- * neighbours (lanes that differ in bit 0, or else in bit 1) ask for the same, and four where they do not. So
- * bit 0 goes across and bit 1 down: one of the operands' reads has each. */
+ * A warp is 4 threads down and 8 across. A 16-byte read per thread takes two passes of shared memory if
+ * neighbouring lanes (that differ in bit 0 or in bit 1) read the same address, and four passes otherwise.
+ * Hence bit 0 goes across and bit 1 goes down: each operand benefits from one of them. */
 static __device__ __forceinline__ uint32_t lane_down(uint32_t lane)
 {
     return (lane >> 1 & 1) | (lane >> 4) << 1;
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void read_halves(float values[8], const float 
     *reinterpret_cast<float4 *>(values + 4) = *reinterpret_cast<const float4 *>(from + apart);
 }
 
-/* Adds a tile's products. */
+/* Adds the contribution of one tile. */
 template <int ROWS, int COLUMNS>
 static __device__ __forceinline__ void add_tile(float sums[8][8], const float (*left)[ROWS],
                                                 const float (*right)[COLUMNS], uint32_t row, uint32_t column)
@@ -153,9 +153,9 @@ static __device__ __forceinline__ void add_tile(float sums[8][8], const float (*
     }
 }
 
-/* Stores a thread's sums; `row` and `column` are those of the first. */
+/* Stores a thread's sums; `row` and `column` are those of the first sum. */
 template <class Into>
-static __device__ __forceinline__ void put_sums(const Into &into, const struct product &size,
+static __device__ __forceinline__ void put_sums(const Into &into, const struct gemm &size,
                                                 const float sums[8][8], uint32_t row, uint32_t column)
 {
 #pragma unroll
@@ -166,8 +166,8 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct p
                 into.put(row + sum_row(i), column + half * (WARP_SUMS / 2), size.columns, &sums[i][4 * half]);
 }
 
-/* Blocks that a multiprocessor shall hold. One warp that loads a tile alone, and four that share a large one,
- * need more than 128 registers a thread: rather fewer of them than any that go to memory. */
+/* Blocks per multiprocessor to compile for. A single warp that loads a tile alone, and four warps that share
+ * a large tile, need more than 128 registers per thread. Lower occupancy is better than spilling. */
 static constexpr int blocks_held(int warps)
 {
     return (warps == 2 ? WARPS_HELD : WARPS_HELD * 3 / 4) / warps;
@@ -176,7 +176,7 @@ static constexpr int blocks_held(int warps)
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *ACROSS))
     multiply_kernel(const Left left, const Right right, const Into into, float *slices,
-                    const struct product size)
+                    const struct gemm size)
 {
     constexpr int ROWS = WARP_ROWS * DOWN, COLUMNS = WARP_SUMS * ACROSS, THREADS = 32 * DOWN * ACROSS;
     __shared__ __align__(16) float lefts[2][TILE_DEPTH][ROWS + 4], rights[2][TILE_DEPTH][COLUMNS + 4];
@@ -219,15 +219,15 @@ static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *A
              size, sums, row, column);
 }
 
-/* ---- The slices' sum ---- */
+/* ---- Adding the slices ---- */
 
-#define ADDERS 16 /* threads that share a sum's slices */
+#define ADDERS 16 /* threads per sum */
 
-/* Thread (x, y) adds slices y, y + ADDERS, ... of sum x, reading eight at a time; then the first one adds
- * those. */
+/* Thread (x, y) adds slices y, y + ADDERS, ... of sum x, with eight loads in flight; then thread (x, 0) adds
+ * the partial sums. */
 template <class Into>
 static __global__ void slices_kernel(const float *slices, uint32_t count, const Into into,
-                                     const struct product size)
+                                     const struct gemm size)
 {
     __shared__ float parts[ADDERS][32];
     uint32_t values = size.rows * size.columns, at = blockIdx.x * 32 + threadIdx.x;
@@ -245,10 +245,10 @@ static __global__ void slices_kernel(const float *slices, uint32_t count, const 
     into.put_one(at / size.columns, at % size.columns, sum);
 }
 
-/* Launches it: `count` slices of size.rows x size.columns each. */
+/* Launches slices_kernel for `count` slices of size.rows x size.columns sums. */
 template <class Into>
 static enum status add_slices(cudaStream_t stream, const float *slices, uint32_t count, const Into &into,
-                              const struct product &size)
+                              const struct gemm &size)
 {
     uint32_t blocks = (size.rows * size.columns - 1) / 32 + 1;
     slices_kernel<<<blocks, dim3(32, ADDERS), 0, stream>>>(slices, count, into, size);
@@ -263,18 +263,19 @@ static inline uint32_t round_up(uint32_t count, uint32_t unit)
     return (count + unit - 1) / unit * unit;
 }
 
-/* Terms of a slice where `blocks` fill the GPU and the product has so many tiles: all where it is not cut. */
+/* Terms per slice, if `blocks` fill the GPU and the GEMM has `tiles` tiles; the whole depth if it is not
+ * split. */
 static inline uint32_t slice_of(uint32_t depth, uint64_t tiles, uint32_t blocks)
 {
     uint64_t slices = min(min(blocks / tiles, (uint64_t)depth / SLICE_MIN), (uint64_t)SLICES_MAX);
     return round_up(slices < SLICES_MIN ? depth : (depth - 1) / (uint32_t)slices + 1, TILE_DEPTH);
 }
 
-/* Launches the product in blocks of DOWN x ACROSS warps: tiles of 32 DOWN rows and 64 ACROSS columns.
- * `workspace` has room for WORKSPACE_VALUES. */
+/* Launches the GEMM with blocks of DOWN x ACROSS warps: tiles of 32 * DOWN rows and 64 * ACROSS columns.
+ * `workspace` has room for WORKSPACE_VALUES floats. */
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static enum status multiply(cudaStream_t stream, float *workspace, const Left &left, const Right &right,
-                            const Into &into, struct product size)
+                            const Into &into, struct gemm size)
 {
     dim3 grid((size.columns - 1) / (WARP_SUMS * ACROSS) + 1, (size.rows - 1) / (WARP_ROWS * DOWN) + 1);
     size.slice = slice_of(size.depth, (uint64_t)grid.x * grid.y, FULL_WARPS / (DOWN * ACROSS));

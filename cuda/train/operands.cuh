@@ -1,20 +1,20 @@
-/* What multiply.cuh multiplies, and where it puts the sums.
+/* The operands of the GEMM in multiply.cuh, and where it stores the sums.
  *
- * An operand gives a number for a line (a row of the left one, a column of the right one) and a point of the
- * depth. Finding out where they are in memory is apart from reading: line_at() is called once a thread and
- * line, point_at() once a tile. ALONG_DEPTH says whether the neighbour in memory is the next point or the
- * next line. All offsets are below 2^31 (engine.cu sees to it).
+ * An operand returns a value for a line (a row of the left operand, a column of the right one) and a point of
+ * the depth. Index computation is separate from reading: line_at() is called once per thread and line,
+ * point_at() once per tile. ALONG_DEPTH tells whether adjacent memory is the next point or the next line. All
+ * offsets are below 2^31 (engine.cu checks this).
  *
- * A tensor of activations is (sample, channel, depth, height, width); a "place" is a sample's (depth, height,
- * width), and a column of a convolution is a sample and a place. */
+ * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
+ * in a sample; a column of a convolution is a sample and a position. */
 #ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
 #define FDSL_CUDA_TRAIN_OPERANDS_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Division of numbers below 2^31 by one that is known beforehand: Granlund and Montgomery, "Division by
- * invariant integers using multiplication", 1994. */
+/* Division of numbers below 2^31 by an invariant divisor: Granlund and Montgomery, "Division by invariant
+ * integers using multiplication", 1994. */
 struct divider {
     uint32_t by, factor, shift;
     __device__ __forceinline__ uint32_t quotient(uint32_t n) const
@@ -40,7 +40,7 @@ template <bool ALONG> struct matrix {
     typedef const float *line;
     typedef uint32_t point;
     const float *values;
-    uint32_t stride; /* from line to line where the depth is along rows, else from point to point */
+    uint32_t stride; /* from line to line if ALONG, otherwise from point to point */
 
     __device__ line line_at(uint32_t i) const
     {
@@ -56,14 +56,14 @@ template <bool ALONG> struct matrix {
     }
 };
 
-/* The weights of a convolution as its way back needs them: line c, and for depth (o, tap) the weight from
- * channel c to o at the tap that lies opposite. */
+/* The weights of a convolution for its backward pass. Line c at depth (o, tap) is the weight from channel c
+ * to o at the opposite tap. */
 struct opposite_weights {
     static constexpr bool ALONG_DEPTH = true;
     typedef const float *line;
     typedef uint32_t point;
     const float *values;
-    struct divider taps; /* of a kernel */
+    struct divider taps; /* per kernel */
     uint32_t in_channels;
 
     __device__ line line_at(uint32_t c) const
@@ -81,22 +81,22 @@ struct opposite_weights {
     }
 };
 
-/* A tensor of activations: line = channel, depth = (sample, place). */
+/* A tensor of activations: line = channel, depth = (sample, position). */
 struct channel_lines {
     static constexpr bool ALONG_DEPTH = true;
     typedef const float *line;
     typedef uint32_t point;
     const float *values;
     uint32_t channels;
-    struct divider places;
+    struct divider positions;
 
     __device__ line line_at(uint32_t channel) const
     {
-        return values + channel * places.by;
+        return values + channel * positions.by;
     }
     __device__ point point_at(uint32_t k) const
     {
-        return k + places.quotient(k) * (channels - 1) * places.by;
+        return k + positions.quotient(k) * (channels - 1) * positions.by;
     }
     static __device__ float value(line from, point at)
     {
@@ -104,38 +104,38 @@ struct channel_lines {
     }
 };
 
-/* How a convolution's windows lie in the tensor that it reads: place p of what it makes and weight
- * k = (channel, tap) meet at the sample's element places[p].offset + taps[k].offset. It is inside where
- * places[p].bits has all of taps[k].bits: a bit for each coordinate that a tap has along an axis. */
+/* A convolution's windows in the tensor that it reads. Output position p and weight k = (channel, tap) use
+ * the sample's element positions[p].offset + taps[k].offset. It is inside the tensor if positions[p].bits
+ * contains all of taps[k].bits, which has one bit per axis for the tap's coordinate. */
 struct window_part {
     int32_t offset;
     uint32_t bits;
 };
 
-#define AXIS_BITS 10 /* a kernel's longest axis */
+#define AXIS_BITS 10 /* maximum kernel length along an axis */
 
 struct windows {
-    const struct window_part *taps, *places; /* device memory */
-    uint32_t tap_count;                      /* channels times the kernel's */
-    struct divider place_count;
+    const struct window_part *taps, *positions; /* device memory */
+    uint32_t tap_count;                         /* channels * kernel taps */
+    struct divider position_count;
     uint32_t sample_values;
-    bool padded; /* some window reaches outside */
+    bool padded; /* some window extends outside the tensor */
 };
 
-/* A place of a sample, and what of its surroundings is inside; a tap. */
-struct window_place {
+/* A window: address of its position in a sample, and which taps are inside. */
+struct window_position {
     const float *values;
     uint32_t bits;
 };
 
-/* What a tap finds at a place. */
+/* The value that a tap reads at a position. */
 template <bool PADDED>
-static __device__ __forceinline__ float window_value(const struct window_place &place,
+static __device__ __forceinline__ float window_value(const struct window_position &position,
                                                      const struct window_part &tap)
 {
-    if (PADDED && (~place.bits & tap.bits) != 0)
+    if (PADDED && (~position.bits & tap.bits) != 0)
         return 0;
-    return __ldg(place.values + tap.offset);
+    return __ldg(position.values + tap.offset);
 }
 
 static __device__ __forceinline__ struct window_part read_part(const struct window_part *from)
@@ -144,42 +144,42 @@ static __device__ __forceinline__ struct window_part read_part(const struct wind
     return {part.x, (uint32_t)part.y};
 }
 
-/* Place i of a tensor of samples. */
-static __device__ __forceinline__ struct window_place place_at(const struct windows &windows,
-                                                               const float *values, uint32_t i)
+/* Position i of a tensor of samples. */
+static __device__ __forceinline__ struct window_position position_at(const struct windows &windows,
+                                                                     const float *values, uint32_t i)
 {
-    uint32_t sample = windows.place_count.quotient(i);
-    struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+    uint32_t sample = windows.position_count.quotient(i);
+    struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
     return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
 }
 
-/* All windows as a matrix, of which memory holds nothing: a line is a place, the depth is the weights. */
+/* All windows as a matrix that is never stored: a line is a position, the depth runs over the weights. */
 template <bool PADDED> struct window_rows {
     static constexpr bool ALONG_DEPTH = false;
-    typedef struct window_place line;
+    typedef struct window_position line;
     typedef struct window_part point;
     const float *values;
     struct windows windows;
 
     __device__ line line_at(uint32_t i) const
     {
-        return place_at(windows, values, i);
+        return position_at(windows, values, i);
     }
     __device__ point point_at(uint32_t k) const
     {
         return read_part(&windows.taps[k]);
     }
-    static __device__ float value(const line &place, const point &tap)
+    static __device__ float value(const line &position, const point &tap)
     {
-        return window_value<PADDED>(place, tap);
+        return window_value<PADDED>(position, tap);
     }
 };
 
-/* Its transpose: a line is a weight, the depth is the places. */
+/* The transpose of window_rows: a line is a weight, the depth runs over the positions. */
 template <bool PADDED> struct window_columns {
     static constexpr bool ALONG_DEPTH = true;
     typedef struct window_part line;
-    typedef struct window_place point;
+    typedef struct window_position point;
     const float *values;
     struct windows windows;
 
@@ -189,23 +189,24 @@ template <bool PADDED> struct window_columns {
     }
     __device__ point point_at(uint32_t k) const
     {
-        return place_at(windows, values, k);
+        return position_at(windows, values, k);
     }
-    static __device__ float value(const line &tap, const point &place)
+    static __device__ float value(const line &tap, const point &position)
     {
-        return window_value<PADDED>(place, tap);
+        return window_value<PADDED>(position, tap);
     }
 };
 
-/* ---- Where sums go ---- */
+/* ---- Storing sums ---- */
 
-/* put() stores four sums of neighbouring columns, of which `columns` are in range; put_one() one. */
+/* put() stores four sums of adjacent columns if they are below `columns`, the number of output columns;
+ * put_one() stores one sum. */
 template <class Into>
 static __device__ __forceinline__ void put_four(const Into &into, bool together, uint32_t row,
                                                 uint32_t column, uint32_t columns, const float sums[4])
 {
-    if (together && column < columns) { /* columns are a multiple of 4 too */
-        size_t at = into.place(row, column);
+    if (together && column < columns) { /* `columns` is then also a multiple of 4 */
+        size_t at = into.index(row, column);
         *reinterpret_cast<float4 *>(into.values + at) = make_float4(
             into.finished(row, column, sums[0], at), into.finished(row, column + 1, sums[1], at + 1),
             into.finished(row, column + 2, sums[2], at + 2), into.finished(row, column + 3, sums[3], at + 3));
@@ -215,8 +216,8 @@ static __device__ __forceinline__ void put_four(const Into &into, bool together,
             into.put_one(row, column + j, sums[j]);
 }
 
-/* What becomes of a sum at `at`: with bias i, if there is one; through a ReLU, if one follows; 0 where the
- * layer before was a ReLU whose output `above` is not above 0. A NaN goes through. */
+/* Finishes a sum: adds bias i if there is one, applies ReLU if `relu`, and zeroes it if the preceding layer
+ * is a ReLU whose output `above` is not positive. NaN passes through. */
 static __device__ __forceinline__ float finish(float sum, const float *bias, uint32_t i, bool relu,
                                                const float *above, size_t at)
 {
@@ -224,15 +225,15 @@ static __device__ __forceinline__ float finish(float sum, const float *bias, uin
     return (relu && value <= 0) || (above && above[at] <= 0) ? 0 : value;
 }
 
-/* A matrix; a bias for each column. */
+/* Stores a matrix, with one bias per column. */
 struct matrix_out {
     float *values;
-    const float *bias; /* or NULL */
+    const float *bias; /* may be NULL */
     uint32_t stride;
     bool relu;
-    const float *above; /* like `values`, or NULL */
+    const float *above; /* in the layout of `values`, or NULL */
 
-    __device__ size_t place(uint32_t row, uint32_t column) const
+    __device__ size_t index(uint32_t row, uint32_t column) const
     {
         return (size_t)row * stride + column;
     }
@@ -242,7 +243,7 @@ struct matrix_out {
     }
     __device__ void put_one(uint32_t row, uint32_t column, float sum) const
     {
-        size_t at = place(row, column);
+        size_t at = index(row, column);
         values[at] = finished(row, column, sum, at);
     }
     __device__ void put(uint32_t row, uint32_t column, uint32_t columns, const float sums[4]) const
@@ -251,31 +252,31 @@ struct matrix_out {
     }
 };
 
-/* A tensor of activations: row = channel, column = (sample, place); a bias for each channel. */
+/* Stores a tensor of activations: row = channel, column = (sample, position), one bias per channel. */
 struct channel_out {
     float *values;
-    const float *bias; /* or NULL */
+    const float *bias; /* may be NULL */
     uint32_t channels;
-    struct divider places;
+    struct divider positions;
     bool relu;
-    const float *above; /* like `values`, or NULL */
+    const float *above; /* in the layout of `values`, or NULL */
 
-    __device__ size_t place(uint32_t channel, uint32_t column) const
+    __device__ size_t index(uint32_t channel, uint32_t column) const
     {
-        uint32_t sample = places.quotient(column);
-        return (size_t)(sample * (channels - 1) + channel) * places.by + column;
+        uint32_t sample = positions.quotient(column);
+        return (size_t)(sample * (channels - 1) + channel) * positions.by + column;
     }
     __device__ void put_one(uint32_t channel, uint32_t column, float sum) const
     {
-        size_t at = place(channel, column);
+        size_t at = index(channel, column);
         values[at] = finish(sum, bias, channel, relu, above, at);
     }
-    /* In few instructions, as they stand behind a short loop for each of a thread's sums: what four have in
-     * common is read once, and where they do not lie together the loop over them stays one. */
+    /* Written for few instructions, because the code is repeated for each of a thread's sums after a short
+     * loop. Common values are read once; the loop for non-adjacent sums is not unrolled. */
     __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
     {
-        if (places.by % 4 == 0) {
-            if (column < columns) /* columns are a multiple of 4 too */
+        if (positions.by % 4 == 0) {
+            if (column < columns) /* `columns` is then also a multiple of 4 */
                 put_together(channel, column, sums);
             return;
         }
@@ -285,7 +286,7 @@ struct channel_out {
     }
     __device__ void put_together(uint32_t channel, uint32_t column, const float sums[4]) const
     {
-        size_t at = place(channel, column);
+        size_t at = index(channel, column);
         float own = bias ? __ldg(bias + channel) : 0;
         float4 gate = above ? *reinterpret_cast<const float4 *>(above + at) : make_float4(1, 1, 1, 1);
         *reinterpret_cast<float4 *>(values + at) =

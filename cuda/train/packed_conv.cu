@@ -1,6 +1,6 @@
-/* Convolutions in 16 bits whose channels are multiples of 8, both ways: their tensors are packed before each
- * product and the sums come back as fp32 tensors, so no other layer knows. Sums are those of conv.cu, with
- * the depth in another order. */
+/* Convolutions in 16-bit formats whose channel counts are multiples of 8, forward and backward. Their tensors
+ * are packed before each GEMM; the results are fp32 tensors, so no other layer is affected. The sums are
+ * those of conv.cu, in another order of the depth. */
 #include "train/network.cuh"
 #include "train/tensor_packed.cuh"
 
@@ -11,55 +11,58 @@ static bool is_packed(const struct layer *conv, enum precision precision)
 }
 
 enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
-                           struct holding *holding)
+                           struct allocations *allocations)
 {
     const struct layer *conv = layer->layer;
     if (conv->spec.kind != LAYER_CONV || !is_packed(conv, precision))
         return STATUS_OK;
-    TRY(hold(holding, &layer->packed.in, batch * conv->in_values));
-    TRY(hold(holding, &layer->packed.weights, conv->weight_values));
+    TRY(allocate(allocations, &layer->packed.in, batch * conv->in_values));
+    TRY(allocate(allocations, &layer->packed.weights, conv->weight_values));
     if (!learns)
         return STATUS_OK;
-    TRY(hold(holding, &layer->packed.deltas, batch * conv->out_values));
-    return hold(holding, &layer->packed.opposite, conv->weight_values);
+    TRY(allocate(allocations, &layer->packed.deltas, batch * conv->out_values));
+    return allocate(allocations, &layer->packed.opposite, conv->weight_values);
 }
 
 /* ---- Packing ---- */
 
-#define PACKED_PLACES 16 /* neighbours that are packed by neighbouring threads: 64 bytes that they read */
+/* Adjacent positions packed by adjacent threads, which read 64 bytes together. */
+#define PACKED_POSITIONS 16
 
 struct pack_plan {
-    uint32_t count;               /* threads with work */
-    uint32_t places;              /* of a sample */
-    struct divider units, groups; /* units of a place; PACKED_PLACES places of a sample, rounded up */
+    uint32_t count;     /* number of threads */
+    uint32_t positions; /* per sample */
+    struct divider units,
+        groups; /* units per position; groups of PACKED_POSITIONS positions per sample, rounded up */
 };
 
-/* A thread packs eight channels of a place; then come those of the next places, then the next channels: so
- * both what is read and what is written are whole sectors. */
+/* A thread packs eight channels of one position. Consecutive threads take consecutive positions, then the
+ * next channels, so reads and writes cover whole sectors. */
 template <class Format>
 static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
 {
-    uint32_t i = own_element(), rest = i / PACKED_PLACES;
+    uint32_t i = own_element(), rest = i / PACKED_POSITIONS;
     uint32_t outer = plan.units.quotient(rest), unit = rest - outer * plan.units.by;
     uint32_t sample = plan.groups.quotient(outer);
-    uint32_t place = (outer - sample * plan.groups.by) * PACKED_PLACES + i % PACKED_PLACES;
-    if (i >= plan.count || place >= plan.places)
+    uint32_t position = (outer - sample * plan.groups.by) * PACKED_POSITIONS + i % PACKED_POSITIONS;
+    if (i >= plan.count || position >= plan.positions)
         return;
-    const float *first = from + (size_t)(sample * plan.units.by + unit) * PACKED_UNIT * plan.places + place;
+    const float *first =
+        from + (size_t)(sample * plan.units.by + unit) * PACKED_UNIT * plan.positions + position;
     float values[PACKED_UNIT];
 #pragma unroll
     for (int j = 0; j < PACKED_UNIT; j++)
-        values[j] = __ldg(first + j * plan.places);
-    to[((size_t)sample * plan.places + place) * plan.units.by + unit] = Format::pack(values);
+        values[j] = __ldg(first + j * plan.positions);
+    to[((size_t)sample * plan.positions + position) * plan.units.by + unit] = Format::pack(values);
 }
 
 template <class Format>
 static enum status pack(const struct pass *pass, const struct shape *shape, const float *from, uint16_t *to)
 {
-    uint32_t places = (uint32_t)(shape_values(shape) / shape->channels);
-    uint32_t units = shape->channels / PACKED_UNIT, groups = (places - 1) / PACKED_PLACES + 1;
-    const struct pack_plan plan = {.count = pass->count * units * groups * PACKED_PLACES,
-                                   .places = places,
+    uint32_t positions = (uint32_t)(shape_values(shape) / shape->channels);
+    uint32_t units = shape->channels / PACKED_UNIT, groups = (positions - 1) / PACKED_POSITIONS + 1;
+    const struct pack_plan plan = {.count = pass->count * units * groups * PACKED_POSITIONS,
+                                   .positions = positions,
                                    .units = divider_of(units),
                                    .groups = divider_of(groups)};
     pack_kernel<Format>
@@ -68,7 +71,8 @@ static enum status pack(const struct pass *pass, const struct shape *shape, cons
     return STATUS_OK;
 }
 
-/* Weights (out, in, tap) as (out, tap, in), and for the way back, unless NULL, as (in, opposite tap, out). */
+/* Copies weights (out, in, tap) to (out, tap, in) and, unless `opposite` is NULL, to (in, opposite tap, out)
+ * for the backward pass. */
 template <class Format>
 static __global__ void pack_weights_kernel(const float *from, struct divider taps, struct divider channels,
                                            uint32_t out, uint32_t count, uint16_t *weights,
@@ -102,7 +106,7 @@ static enum status pack_weights(const struct device_layer *layer, const struct p
     return STATUS_OK;
 }
 
-/* ---- Both ways: rows are channels, columns (sample, place) ---- */
+/* ---- Forward, and gradient of the input: rows are channels, columns (sample, position) ---- */
 
 static struct packed_windows windows_over(const uint16_t *values, const struct windows *windows,
                                           uint32_t channels)
@@ -117,10 +121,10 @@ template <class Format>
 static enum status convolve(const struct pass *pass, const uint16_t *weights,
                             const struct packed_windows &windows, const struct channel_out &into)
 {
-    const struct product size = {.rows = into.channels,
-                                 .columns = pass->count * windows.windows.place_count.by,
-                                 .depth = windows.windows.tap_count,
-                                 .slice = 0};
+    const struct gemm size = {.rows = into.channels,
+                              .columns = pass->count * windows.windows.position_count.by,
+                              .depth = windows.windows.tap_count,
+                              .slice = 0};
     const struct packed_matrix matrix = {weights, size.depth};
     if (into.channels > 32)
         return packed_multiply<Format, false, 64, 128>(pass->stream, pass->workspace, matrix, windows, into,
@@ -139,7 +143,7 @@ template <class Format> static enum status forward(const struct device_layer *la
                             {.values = layer->out,
                              .bias = pass->parameters + conv->bias,
                              .channels = conv->out.channels,
-                             .places = layer->forward.place_count,
+                             .positions = layer->forward.position_count,
                              .relu = layer->relu,
                              .above = nullptr});
 }
@@ -153,12 +157,12 @@ static enum status input_backward(const struct device_layer *layer, const struct
                             {.values = layer->in_delta,
                              .bias = nullptr,
                              .channels = conv->in.channels,
-                             .places = layer->backward.place_count,
+                             .positions = layer->backward.position_count,
                              .relu = false,
                              .above = layer->relu_before ? layer->in : nullptr});
 }
 
-/* ---- Weights: rows are output channels, columns (tap, channel), the depth (sample, place) ---- */
+/* ---- Weights: rows are output channels, columns (tap, channel), the depth (sample, position) ---- */
 
 /* Gradients of weights, (out, in, tap). */
 struct weights_out {
@@ -191,7 +195,7 @@ static enum status weights_backward(const struct device_layer *layer, const stru
         windows_over(layer->packed.in, &layer->forward, conv->in.channels), into,
         {.rows = conv->out.channels,
          .columns = layer->forward.tap_count,
-         .depth = pass->count * layer->forward.place_count.by,
+         .depth = pass->count * layer->forward.position_count.by,
          .slice = 0});
 }
 

@@ -1,5 +1,5 @@
-/* The progress of an engine on the device: its sums, copied to pinned host memory while steps run. The same
- * copies are enqueued whether anybody looks or not. */
+/* The progress of an engine on the device: its totals, copied to pinned host memory while steps run. The
+ * copies are enqueued with and without a display. */
 #ifndef FDSL_CUDA_TRAIN_PROGRESS_CUH
 #define FDSL_CUDA_TRAIN_PROGRESS_CUH
 
@@ -8,10 +8,10 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-/* A zeroed one may be closed, and holds no samples. */
+/* A zeroed struct may be closed and means that no samples are done. */
 struct device_progress {
-    struct train_totals *seen; /* pinned: the sums as they were at the latest copy */
-    uint32_t steps;            /* enqueued since that copy */
+    struct train_totals *seen; /* pinned memory: the totals at the latest copy */
+    uint32_t steps;            /* steps enqueued since that copy */
 };
 
 static inline enum status device_progress_open(struct device_progress *progress)
@@ -27,8 +27,8 @@ static inline void device_progress_close(struct device_progress *progress)
     progress->seen = nullptr;
 }
 
-/* `steps` more steps have been enqueued; every TRAIN_PROGRESS_STEPS of them are followed by a copy of
- * `totals`, which are on the device. */
+/* Call after enqueuing `steps` steps. After every TRAIN_PROGRESS_STEPS steps it enqueues a copy of `totals`,
+ * which is in device memory. */
 static inline enum status device_progress_step(struct device_progress *progress,
                                                const struct train_totals *totals, uint32_t steps,
                                                cudaStream_t stream)
@@ -41,14 +41,14 @@ static inline enum status device_progress_step(struct device_progress *progress,
     return STATUS_OK;
 }
 
-/* The sums are zero again, and no step is being made. */
+/* Call when the totals have been reset and no step is running. */
 static inline void device_progress_clear(struct device_progress *progress)
 {
     memset(progress->seen, 0, sizeof *progress->seen);
     progress->steps = 0;
 }
 
-/* The device may write while this reads: each field is whole, but they may be from different copies. */
+/* The device may write concurrently. Each field is read whole, but fields may come from different copies. */
 static inline void device_progress_read(const struct device_progress *progress, struct train_progress *into)
 {
     const volatile struct train_totals *seen = progress->seen;

@@ -1,4 +1,4 @@
-/* What residual networks add to the layers without products: additions, and the mean of each channel. */
+/* The layers of residual networks without GEMMs: addition, and the mean of each channel. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
@@ -6,7 +6,7 @@
 
 /* ---- Addition ---- */
 
-/* ReLU, where one follows, lets a NaN through. */
+/* The optional fused ReLU passes NaN through. */
 static __global__ void add_kernel(const float *in, const float *added, uint32_t count, bool relu, float *out)
 {
     uint32_t i = own_element();
@@ -25,8 +25,8 @@ enum status add_forward(const struct device_layer *layer, const struct pass *pas
     return STATUS_OK;
 }
 
-/* A copy, not the same place: a dropout before the addition works in its own, and the earlier layer's turn
- * comes later. */
+/* Copies the gradient instead of sharing the buffer: an in-place dropout before the addition changes its own
+ * gradient, and the earlier layer reads this one later. */
 enum status add_backward(const struct device_layer *layer, const struct pass *pass)
 {
     size_t bytes = pass->count * layer->layer->out_values * sizeof *layer->in_delta;
@@ -58,46 +58,46 @@ enum status added_backward(const struct device_layer *layer, const struct device
 
 /* ---- The mean of each channel ---- */
 
-/* Warp i takes channel i of the batch, lane j places j, j + 32, ... of it; then a tree. */
-static __global__ void mean_kernel(const float *in, uint32_t places, uint32_t count, float *out)
+/* Warp i averages channel i of the batch: lane j sums positions j, j + 32, ..., then a tree reduction. */
+static __global__ void mean_kernel(const float *in, uint32_t positions, uint32_t count, float *out)
 {
     uint32_t i = own_element() / 32, lane = threadIdx.x % 32;
     if (i >= count)
         return;
     float sum = 0;
-    for (uint32_t place = lane; place < places; place += 32)
-        sum += in[(size_t)i * places + place];
+    for (uint32_t position = lane; position < positions; position += 32)
+        sum += in[(size_t)i * positions + position];
     for (int apart = 16; apart > 0; apart /= 2)
         sum += __shfl_xor_sync(ALL_LANES, sum, apart);
     if (lane == 0)
-        out[i] = sum / (float)places;
+        out[i] = sum / (float)positions;
 }
 
 enum status mean_forward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
-    uint32_t places = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
-    mean_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, pass->stream>>>(layer->in, places, count,
+    uint32_t positions = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
+    mean_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, pass->stream>>>(layer->in, positions, count,
                                                                             layer->out);
     CUDA_TRY_LAUNCH("mean_kernel");
     return STATUS_OK;
 }
 
-static __global__ void mean_back_kernel(const float *out_deltas, const struct divider places, uint32_t count,
-                                        float *in_deltas)
+static __global__ void mean_back_kernel(const float *out_deltas, const struct divider positions,
+                                        uint32_t count, float *in_deltas)
 {
     uint32_t i = own_element();
     if (i < count)
-        in_deltas[i] = out_deltas[places.quotient(i)] / (float)places.by;
+        in_deltas[i] = out_deltas[positions.quotient(i)] / (float)positions.by;
 }
 
 enum status mean_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->in_values;
-    uint32_t places = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
+    uint32_t positions = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
     if (!layer->in_delta)
         return STATUS_OK;
-    mean_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out_delta, divider_of(places),
+    mean_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out_delta, divider_of(positions),
                                                                     count, layer->in_delta);
     CUDA_TRY_LAUNCH("mean_back_kernel");
     return STATUS_OK;

@@ -1,4 +1,5 @@
-/* From the data sets in device memory to a batch: which samples, how they are moved, and their values. */
+/* Gathers a batch from the data sets in device memory: which samples, how they are shifted, and their
+ * values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
@@ -51,8 +52,8 @@ enum status batch_list(const struct device_set *set, const struct device_batch *
 struct gather_plan {
     enum dtype type;
     struct shape shape;
-    uint32_t count;        /* values of the batch */
-    struct divider sample; /* values of one */
+    uint32_t count;        /* values in the batch */
+    struct divider sample; /* values per sample */
     size_t sample_bytes;
     bool batch_alone;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];

@@ -3,7 +3,7 @@
 #include "common/check.cuh"
 #include "train/network.cuh"
 
-/* Whoever finds one says so: all say the same, so it does not matter who is last. */
+/* Several threads may set `overflowed`; they all write the same value. */
 static __global__ void unscale_kernel(struct device_scale *scale, size_t values, float *gradients)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;

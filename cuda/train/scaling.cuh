@@ -1,5 +1,4 @@
-/* Loss scaling, decided on the device: the host asks for steps and never learns which were skipped until it
- * asks for totals. */
+/* Loss scaling on the device. The host learns which steps were skipped only from totals(). */
 #ifndef FDSL_CUDA_TRAIN_SCALING_CUH
 #define FDSL_CUDA_TRAIN_SCALING_CUH
 
@@ -11,14 +10,15 @@
 /* In device memory. */
 struct device_scale {
     struct loss_scale now;
-    uint32_t overflowed; /* whether the gradients of this step hold an Inf or a NaN */
-    uint32_t skipped;    /* steps since the last totals() */
+    uint32_t overflowed; /* whether the gradients of this step contain an Inf or a NaN */
+    uint32_t skipped;    /* steps skipped since the last totals() */
 };
 
-/* Divides the gradients by the scale, and finds out whether all are finite. */
+/* Divides the gradients by the scale and checks that all are finite. */
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
-/* Behind the optimizer: counts the step, chooses the next scale, forgets the overflow. */
+/* Call after the optimizer: counts the step if it was skipped, updates the scale, and clears the overflow
+ * flag. */
 enum status scaling_step(struct device_scale *scale, cudaStream_t stream);
 
 #endif

@@ -1,5 +1,5 @@
-/* The trainer's step on batches that others made (core/step_backend.h): the engine of train-bf16, of which
- * every step takes the batch that lies in its memory, into which the batch at hand is converted before. */
+/* Trains on batches from other workloads (core/step_backend.h). It uses the engine of train-bf16 with
+ * DATA_CONSTANT: before each step, the incoming batch is converted into the engine's batch buffer. */
 #include "core/step_backend.h"
 
 #include <float.h>
@@ -13,18 +13,19 @@
 #include "train/task.h"
 #include "train/network.cuh"
 
-#define ENGINE       (&engine_bf16)
-#define LOOKS        (STEP_BACKEND_RECENT + 1) /* sums behind the latest steps, and before the first of these */
-#define RATE         0.001                     /* of Adam, whose other values are PyTorch's defaults */
+#define ENGINE (&engine_bf16)
+/* Snapshots of the totals: after each of the latest steps, and before the first of them. */
+#define RECENT       (STEP_BACKEND_RECENT + 1)
+#define RATE         0.001 /* for Adam, with PyTorch's defaults otherwise */
 #define MOMENT_BLOCK 256
-#define MOMENT_PARTS 256 /* blocks a channel */
+#define MOMENT_PARTS 256 /* blocks per channel */
 
-/* (v - mean) / deviation of a channel, as v * scale + offset. */
+/* Normalisation of a channel: (v - mean) / deviation = v * scale + offset. */
 struct normal {
     float scale, offset;
 };
 
-/* Sums over some of a channel's values, and of their squares. */
+/* Sums of some of a channel's values and of their squares. */
 struct moment {
     double sum, square;
 };
@@ -32,25 +33,26 @@ struct moment {
 struct step_backend {
     int device;
     struct model model;
-    struct data data; /* a training set of one batch: the one at hand */
+    struct data data; /* a training set of one batch: the current one */
     struct train train;
-    float *arena; /* parameters to begin with, on the host, and as many zeros */
+    float *arena; /* host memory: initial parameters, followed by as many zeros */
     void *engine;
     struct engine_batch batch;
-    struct holding holding;
-    struct normal *normals;     /* by channel, on the device */
-    struct moment *moments;     /* (channel, part), on the device: what `normals` come from */
-    struct train_totals *looks; /* step % LOOKS: the engine's sums behind it, on the device */
-    bool normalised;            /* `normals` are known: from the first batch */
+    struct allocations allocations;
+    struct normal *normals; /* device memory, per channel */
+    struct moment *moments; /* device memory, (channel, part): the sums that `normals` are computed from */
+    struct train_totals
+        *recent;     /* device memory: entry step % RECENT is the engine's totals after that step */
+    bool normalised; /* `normals` are known; they come from the first batch */
     uint64_t steps;
 };
 
-/* ---- What is learnt from ---- */
+/* ---- Converting batches ---- */
 
-/* How a batch is read: its values one by one, channel by channel. */
+/* How to read a batch value by value, in channel-first order. */
 struct intake {
     struct batch batch;
-    struct divider sample; /* values of one */
+    struct divider sample; /* values per sample */
     uint32_t channels, plane, classes;
 };
 
@@ -61,13 +63,13 @@ static struct intake intake_of(const struct step_backend *self, const struct bat
             shape->height * shape->width, self->data.classes};
 }
 
-/* Value (channel, place) of sample j. */
+/* Value (channel, position) of sample j. */
 static __device__ __forceinline__ float value_at(const struct intake &intake, uint32_t j, uint32_t channel,
-                                                 uint32_t place)
+                                                 uint32_t position)
 {
     const uint8_t *sample = static_cast<const uint8_t *>(intake.batch.values) + j * intake.batch.stride;
     uint32_t i =
-        intake.batch.interleaved ? place * intake.channels + channel : channel * intake.plane + place;
+        intake.batch.interleaved ? position * intake.channels + channel : channel * intake.plane + position;
     switch (intake.batch.type) {
     case DTYPE_U8:
         return (float)sample[i];
@@ -80,7 +82,7 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     }
 }
 
-/* Block (part, channel): sums over every MOMENT_PARTS-th sample, in an order that is always the same. */
+/* Block (part, channel) sums every MOMENT_PARTS-th sample in a fixed order. */
 static __global__ void __launch_bounds__(MOMENT_BLOCK)
     moment_kernel(const struct intake intake, struct moment *moments)
 {
@@ -88,8 +90,8 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
     uint32_t channel = blockIdx.y;
     double sum = 0, square = 0;
     for (uint32_t j = blockIdx.x; j < intake.batch.count; j += MOMENT_PARTS)
-        for (uint32_t place = threadIdx.x; place < intake.plane; place += MOMENT_BLOCK) {
-            float value = value_at(intake, j, channel, place);
+        for (uint32_t position = threadIdx.x; position < intake.plane; position += MOMENT_BLOCK) {
+            float value = value_at(intake, j, channel, position);
             sum += value;
             square += (double)value * value;
         }
@@ -106,8 +108,8 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
         moments[channel * MOMENT_PARTS + blockIdx.x] = {sums[0], squares[0]};
 }
 
-/* A thread a channel: mean and deviation over the batch. Of what is alike everywhere only the mean is taken.
- */
+/* One thread per channel: mean and deviation over the batch. For a constant channel only the mean is
+ * subtracted. */
 static __global__ void normal_kernel(const struct moment *moments, double count, struct normal *normals)
 {
     uint32_t channel = threadIdx.x;
@@ -134,8 +136,8 @@ static enum status find_normals(struct step_backend *self, const struct intake &
     return STATUS_OK;
 }
 
-/* The batch as the engine stores one: normalised halves, and labels. A label out of range is a file that
- * changed, which its hash will tell; here it must only be no address. */
+/* Writes the batch in the engine's format: normalised halves, and labels. An out-of-range label means that
+ * the file changed, which its checksum reports later; here it must only not be used as an index. */
 static __global__ void intake_kernel(const struct intake intake, const struct normal *normals,
                                      uint16_t *values, uint32_t *labels)
 {
@@ -168,19 +170,20 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
 
 /* ---- Steps ---- */
 
-/* A batch is an epoch of one step: so it may be short, and dropout and the optimizer count on. */
+/* Each batch is an epoch of one step. So it may be shorter than others, while dropout's epoch and the
+ * optimizer's step count advance. */
 extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)
-        return status_set(STATUS_FAILED, "a batch of %u samples, and the trainer takes 1 to %u", batch->count,
-                          self->train.batch);
+        return status_set(STATUS_FAILED, "a batch has %u samples, but the trainer takes 1 to %u",
+                          batch->count, self->train.batch);
     if (self->steps >= UINT32_MAX)
-        return status_set(STATUS_FAILED, "the trainer counts no further than %u steps", UINT32_MAX);
+        return status_set(STATUS_FAILED, "the trainer supports at most %u steps", UINT32_MAX);
     CUDA_TRY(cudaSetDevice(self->device));
     TRY(take_in(self, batch));
     self->data.sets[DATA_TRAIN].count = batch->count;
     TRY(ENGINE->steps(self->engine, (uint32_t)self->steps, 0, 1));
-    CUDA_TRY(cudaMemcpyAsync(&self->looks[self->steps % LOOKS], self->batch.totals, sizeof *self->looks,
+    CUDA_TRY(cudaMemcpyAsync(&self->recent[self->steps % RECENT], self->batch.totals, sizeof *self->recent,
                              cudaMemcpyDeviceToDevice, self->batch.stream));
     self->steps++;
     return STATUS_OK;
@@ -188,21 +191,21 @@ extern "C" enum status step_backend_step(struct step_backend *self, const struct
 
 extern "C" enum status step_backend_loss(struct step_backend *self, double *loss)
 {
-    struct train_totals looks[LOOKS];
+    struct train_totals recent[RECENT];
     *loss = NAN;
     if (self->steps == 0)
         return STATUS_OK;
     CUDA_TRY(cudaSetDevice(self->device));
-    CUDA_TRY(cudaMemcpyAsync(looks, self->looks, sizeof looks, cudaMemcpyDeviceToHost, self->batch.stream));
+    CUDA_TRY(
+        cudaMemcpyAsync(recent, self->recent, sizeof recent, cudaMemcpyDeviceToHost, self->batch.stream));
     CUDA_TRY(cudaStreamSynchronize(self->batch.stream));
-    const struct train_totals *newest = &looks[(self->steps - 1) % LOOKS];
-    const struct train_totals *oldest = &looks[self->steps % LOOKS]; /* zeros before it was written */
+    const struct train_totals *newest = &recent[(self->steps - 1) % RECENT];
+    const struct train_totals *oldest = &recent[self->steps % RECENT]; /* zeros until it is written */
     if (newest->bad_step != TRAIN_FINE)
-        return status_set(
-            STATUS_FAILED,
-            "the loss of step %llu of the training was no finite number; see whether samples hold "
-            "NaN or infinite values",
-            (unsigned long long)newest->bad_step);
+        return status_set(STATUS_FAILED,
+                          "the loss of training step %llu is not finite; check the samples for "
+                          "NaN and infinite values",
+                          (unsigned long long)newest->bad_step);
     *loss = (newest->loss - oldest->loss) / (double)(newest->samples - oldest->samples);
     return STATUS_OK;
 }
@@ -211,12 +214,11 @@ extern "C" enum status step_backend_reset(struct step_backend *self)
 {
     struct train_totals unused;
     float *zeros = self->arena + self->model.arena_values;
-    const struct train_state state = {
-        .parameters = self->arena, .first = zeros, .second = zeros, .scale = {}};
+    const struct train_state state = {.parameters = self->arena, .m = zeros, .v = zeros, .scale = {}};
     CUDA_TRY(cudaSetDevice(self->device));
     TRY(ENGINE->set(self->engine, &state));
-    TRY(ENGINE->totals(self->engine, &unused)); /* begins them anew */
-    CUDA_TRY(cudaMemsetAsync(self->looks, 0, LOOKS * sizeof *self->looks, self->batch.stream));
+    TRY(ENGINE->totals(self->engine, &unused)); /* resets them */
+    CUDA_TRY(cudaMemsetAsync(self->recent, 0, RECENT * sizeof *self->recent, self->batch.stream));
     self->steps = 0;
     self->normalised = false;
     return STATUS_OK;
@@ -235,13 +237,13 @@ extern "C" void step_backend_close(struct step_backend *self)
         return;
     if (self->engine)
         ENGINE->close(self->engine);
-    holding_free(&self->holding);
+    allocations_free(&self->allocations);
     data_close(&self->data);
     free(self->arena);
     free(self);
 }
 
-/* The engine copies what the sets hold: zeros, in the place of what will be handed over. */
+/* The engine copies the sets when it opens; zeros stand in for the batches to come. */
 static enum status make_sets(struct step_backend *self, uint32_t batch)
 {
     struct data *data = &self->data;
@@ -257,7 +259,7 @@ static enum status make_sets(struct step_backend *self, uint32_t batch)
     return STATUS_OK;
 }
 
-/* The engine has its own: batches go there. The counts stay. */
+/* Frees the host copies, because the engine has its own batch buffer. The counts stay. */
 static void forget_values(struct step_backend *self)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
@@ -276,7 +278,7 @@ static void fill_train(struct step_backend *self, const struct task *task)
     data->sample_bytes = data->sample_values * sizeof(uint16_t);
     data->feed = DATA_CONSTANT;
     for (uint32_t c = 0; c < data->shape.channels; c++)
-        data->scale[c] = 1; /* halves come normalised */
+        data->scale[c] = 1; /* halves are normalised already */
     self->train.model = &self->model;
     self->train.data = data;
     self->train.batch = task->batch;
@@ -301,9 +303,9 @@ static enum status make(struct step_backend *self, const struct task *task)
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
     self->batch = engine_batch(self->engine);
     forget_values(self);
-    TRY(hold(&self->holding, &self->normals, task->channels));
-    TRY(hold(&self->holding, &self->moments, (size_t)task->channels * MOMENT_PARTS));
-    TRY(hold(&self->holding, &self->looks, LOOKS));
+    TRY(allocate(&self->allocations, &self->normals, task->channels));
+    TRY(allocate(&self->allocations, &self->moments, (size_t)task->channels * MOMENT_PARTS));
+    TRY(allocate(&self->allocations, &self->recent, RECENT));
     return step_backend_reset(self);
 }
 

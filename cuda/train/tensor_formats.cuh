@@ -1,13 +1,13 @@
-/* The number formats that tensor cores multiply, as multiply's tiles hold them: in units of 16 bytes. Sums
- * are fp32 in all of them. */
+/* The number formats of tensor core operands, stored in tiles in units of 16 bytes. Sums are fp32 for all of
+ * them. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 
 #include "train/mma.cuh"
 
-/* 8 bits of mantissa with the hidden one, fp32's range. */
+/* 8 significant bits including the hidden one, fp32's range. */
 struct as_bf16 {
-    static constexpr int UNIT = 8; /* numbers of 16 bytes; the depth of one mma is two units */
+    static constexpr int UNIT = 8; /* values per 16 bytes; one mma is two units deep */
 
     static __device__ __forceinline__ uint32_t pair(float low, float high)
     {
@@ -25,7 +25,7 @@ struct as_bf16 {
     }
 };
 
-/* 11 bits, but nothing above 65504: what is larger becomes infinite. */
+/* 11 significant bits; values above 65504 become infinite. */
 struct as_fp16 {
     static constexpr int UNIT = 8;
 
@@ -45,7 +45,7 @@ struct as_fp16 {
     }
 };
 
-/* 11 bits and fp32's range, in words. */
+/* 11 significant bits, fp32's range, one value per 32-bit word. */
 struct as_tf32 {
     static constexpr int UNIT = 4;
 

@@ -1,30 +1,29 @@
-/* multiply.cuh's product on tensor cores: the same operands, the same places for the sums, the same slices,
+/* The GEMM of multiply.cuh on tensor cores, with the same operands, outputs and slices:
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * with both factors rounded to a format of tensor_formats.cuh on their way into shared memory and sums in
- * fp32. Tensors stay as they are, in fp32: so every layer without products is that of train-cuda, and every
- * size goes.
+ * Both factors are rounded to a format of tensor_formats.cuh on their way into shared memory; sums are fp32.
+ * Tensors stay in fp32, so layers without GEMMs are those of train-cuda, and any size works.
  *
- * What bounds it is not the multiplying but the reading, a number at a time from wherever an operand finds
- * it, so all is made for that. A thread takes units of 16 bytes: neighbours in the direction that memory does
- * not have, while neighbouring threads read neighbours in memory. A unit is written at once, so a tile lies
- * by lines where memory lies across them, and the other way round; ldmatrix turns it back. */
+ * The limit is not the arithmetic but the gather, one value at a time from the addresses that an operand
+ * computes. A thread loads units of 16 bytes: consecutive values in the direction in which memory is not
+ * contiguous, while adjacent threads read adjacent memory. A unit is written at once, so a tile is stored by
+ * lines if memory is contiguous across lines, and vice versa; ldmatrix transposes it. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 
 #include "train/tensor_tile.cuh"
 
-/* ---- From memory into tiles ---- */
+/* ---- Global memory to tiles ---- */
 
-/* A thread's part of loading. Lines beyond the last read the last one, whose sums nobody stores; points
- * beyond the end are 0. */
+/* A thread's part of loading. Lines past the end read the last line, whose sums are not stored; points past
+ * the end are 0. */
 template <class Operand, class Format, int EXTENT, bool BY_DEPTH = Operand::ALONG_DEPTH> struct tensor_loader;
 
-/* By lines: the lines of a thread are kept, and a point is found once for all of them. */
+/* By lines: a thread keeps its lines and computes each point once for all of them. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, false> {
     static constexpr int UNIT = Format::UNIT, APART = TENSOR_THREADS / TENSOR_UNITS, LINES = EXTENT / APART;
-    static constexpr int KEPT = 1; /* lines in shared memory: none */
+    static constexpr int KEPT = 1; /* lines kept in shared memory: none (an array needs one element) */
     static_assert(EXTENT % APART == 0);
     typedef struct tensor_tile<Format, false, EXTENT> tile;
 
@@ -61,7 +60,7 @@ template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand,
     }
 };
 
-/* By depth: a thread keeps its point, and the block its lines, in shared memory, as a thread reads many. */
+/* By depth: a thread keeps its point. A thread reads many lines, so the block keeps them in shared memory. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, true> {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT, APART = TENSOR_THREADS / DEPTH,
                          GROUPS = EXTENT / UNIT / APART;
@@ -73,7 +72,7 @@ template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand,
     const typename Operand::line *lines;
     float values[GROUPS][UNIT];
 
-    /* A barrier must come before the first read. */
+    /* The caller synchronises the block before the first read. */
     __device__ tensor_loader(const Operand &from, uint32_t first, uint32_t count,
                              typename Operand::line *shared)
         : operand(from), lines(shared)
@@ -111,9 +110,9 @@ template <class Loader> static __device__ __forceinline__ void fetch(Loader &loa
         loader.template read<false>(k, end);
 }
 
-/* ---- The product ---- */
+/* ---- GEMM ---- */
 
-/* Blocks that a multiprocessor shall hold: those of large tiles need more than 128 registers a thread. */
+/* Blocks per multiprocessor to compile for; large tiles need more than 128 registers per thread. */
 static constexpr int tensor_blocks_held(int sums)
 {
     return sums > 64 * 64 ? 3 : 4;
@@ -121,8 +120,7 @@ static constexpr int tensor_blocks_held(int sums)
 
 template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, tensor_blocks_held(ROWS *COLUMNS))
-    tensor_kernel(const Left left, const Right right, const Into into, float *slices,
-                  const struct product size)
+    tensor_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)
 {
     typedef struct tensor_loader<Left, Format, ROWS> left_loader;
     typedef struct tensor_loader<Right, Format, COLUMNS> right_loader;
@@ -165,10 +163,10 @@ static __global__ void __launch_bounds__(TENSOR_THREADS, tensor_blocks_held(ROWS
     put_block<share>(into, slices, size, sums, blockIdx.y * ROWS, blockIdx.x * COLUMNS);
 }
 
-/* Launches the product in tiles of ROWS x COLUMNS; `workspace` has room for WORKSPACE_VALUES. */
+/* Launches the GEMM with tiles of ROWS x COLUMNS; `workspace` has room for WORKSPACE_VALUES floats. */
 template <class Format, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static enum status tensor_multiply(cudaStream_t stream, float *workspace, const Left &left,
-                                   const Right &right, const Into &into, struct product size)
+                                   const Right &right, const Into &into, struct gemm size)
 {
     constexpr uint32_t HELD = tensor_blocks_held(ROWS * COLUMNS);
     static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);

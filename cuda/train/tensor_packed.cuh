@@ -1,6 +1,6 @@
-/* The product of convolutions whose channels are multiples of 8, in formats of 16 bits: operands lie packed,
- * (sample, place, channel) in 16 bits ("NHWC"), so that 16 bytes are a place's neighbouring channels, and the
- * windows of a convolution are copied by cp.async from where they lie into shared memory, past the registers.
+/* The GEMM of convolutions in 16-bit formats whose channel counts are multiples of 8. Operands are packed as
+ * (sample, position, channel) in 16 bits ("NHWC"), so that 16 bytes are adjacent channels of a position.
+ * cp.async copies the windows of a convolution directly into shared memory, bypassing registers.
  *
  * The depth of a sum, and the columns of a gradient of weights, are (tap, channel). */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
@@ -8,26 +8,25 @@
 
 #include "train/tensor_tile.cuh"
 
-#define PACKED_UNIT  8 /* numbers of 16 bytes */
+#define PACKED_UNIT  8 /* values per 16 bytes */
 #define PACKED_DEPTH (TENSOR_UNITS * PACKED_UNIT)
-#define PACKED_ROWS                                                                         \
-    (TENSOR_THREADS / TENSOR_UNITS) /* of a tile that threads copy at once, four units each \
-                                     */
-#define PACKED_STAGES 3             /* tiles on their way or in use */
+/* Tile rows that threads copy at once, four units each. */
+#define PACKED_ROWS   (TENSOR_THREADS / TENSOR_UNITS)
+#define PACKED_STAGES 3 /* tiles in flight or in use */
 
-/* ---- Operands: rows of memory, and units along them ---- */
+/* ---- Operands: rows in memory, and units along them ---- */
 
 struct packed_row {
     const uint16_t *values;
-    uint32_t bits; /* as window_part's: a unit is inside where the row has all of its bits */
+    uint32_t bits; /* as in window_part: a unit is inside if the row has all of its bits */
 };
 
 struct packed_unit {
-    int32_t offset; /* in numbers */
+    int32_t offset; /* in values */
     uint32_t bits;
 };
 
-/* A matrix whose rows are a multiple of 8 long. */
+/* A matrix whose rows have a multiple of 8 values. */
 struct packed_matrix {
     const uint16_t *values;
     uint32_t stride;
@@ -42,18 +41,18 @@ struct packed_matrix {
     }
 };
 
-/* The windows over a packed tensor: a row is a place of what the convolution makes, a unit is a tap and eight
- * channels. `windows` are those over the same tensor unpacked, whose first taps are those of channel 0. */
+/* The windows over a packed tensor. A row is an output position of the convolution; a unit is a tap and eight
+ * channels. `windows` are those over the unpacked tensor, whose first taps belong to channel 0. */
 struct packed_windows {
     const uint16_t *values;
     struct windows windows;
     uint32_t channels;
-    struct divider units; /* of a tap */
+    struct divider units; /* units per tap */
 
     __device__ __forceinline__ struct packed_row row(uint32_t i) const
     {
-        uint32_t sample = windows.place_count.quotient(i);
-        struct window_part part = read_part(&windows.places[i - sample * windows.place_count.by]);
+        uint32_t sample = windows.position_count.quotient(i);
+        struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
         return {values + ((int32_t)(sample * windows.sample_values) + part.offset * (int32_t)channels),
                 part.bits};
     }
@@ -65,8 +64,9 @@ struct packed_windows {
     }
 };
 
-/* Copies 16 bytes, or zeros where they are not inside; `valid` is any address of the tensor. Through L1, as
- * the taps of a window read a place again and again, and neighbouring blocks the same weights. */
+/* Copies 16 bytes, or zeros if the unit is outside; `valid` is any address in the tensor. The copy goes
+ * through L1, because the taps of a window read each position repeatedly, and neighbouring blocks read the
+ * same weights. */
 static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
                                                  const struct packed_unit &unit, const uint16_t *valid,
                                                  bool inside)
@@ -77,15 +77,15 @@ static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_
         "l"(inside ? row.values + unit.offset : valid), "r"(inside ? 16 : 0));
 }
 
-/* ---- From memory into tiles ---- */
+/* ---- Global memory to tiles ---- */
 
-/* A thread's part: unit threadIdx.x % 4 of each four, in row threadIdx.x / 4 of each 32. By lines, memory's
- * rows are lines and units go along the depth; by depth the other way round. What does not change from tile
- * to tile is kept. */
+/* A thread's part: unit threadIdx.x % 4 of every four, in row threadIdx.x / 4 of every 32. By lines, rows in
+ * memory are lines and units go along the depth; by depth, the reverse. Values that do not change from tile
+ * to tile are kept. */
 template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;
 
 template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT> {
-    typedef struct tensor_tile<as_bf16, false, EXTENT> tile; /* of any format of 16 bits */
+    typedef struct tensor_tile<as_bf16, false, EXTENT> tile; /* the same for every 16-bit format */
     static constexpr int COUNT = EXTENT / PACKED_ROWS;
 
     Operand operand;
@@ -138,15 +138,14 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT>
     }
 };
 
-/* ---- The product ---- */
+/* ---- GEMM ---- */
 
-/* Both operands by lines, or both by depth. PACKED_STAGES - 1 tiles are on their way while one is multiplied;
- * the barrier that shows a tile to all also says that all are done with the one before it, whose place the
- * next copies take. */
+/* Both operands are by lines, or both by depth. PACKED_STAGES - 1 tiles are in flight while one is
+ * multiplied. The barrier that makes a tile visible also ensures that all threads have finished with the
+ * previous tile, whose buffer the next copies overwrite. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
-    packed_kernel(const Left left, const Right right, const Into into, float *slices,
-                  const struct product size)
+    packed_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)
 {
     typedef struct packed_loader<Left, BY_DEPTH, ROWS> left_loader;
     typedef struct packed_loader<Right, BY_DEPTH, COLUMNS> right_loader;
@@ -165,7 +164,7 @@ static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
             from_left.copy(lefts[stage], k, end);
             from_right.copy(rights[stage], k, end);
         }
-        copy_commit(); /* an empty group too, so that one a tile is waited for */
+        copy_commit(); /* commits even an empty group, so that each tile has exactly one group to wait for */
     };
 
     for (int stage = 0; stage < PACKED_STAGES - 1; stage++)
@@ -185,10 +184,10 @@ static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
     put_block<share>(into, slices, size, sums, blockIdx.y * ROWS, blockIdx.x * COLUMNS);
 }
 
-/* Launches it; `workspace` has room for WORKSPACE_VALUES. */
+/* Launches packed_kernel; `workspace` has room for WORKSPACE_VALUES floats. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static enum status packed_multiply(cudaStream_t stream, float *workspace, const Left &left,
-                                   const Right &right, const Into &into, struct product size)
+                                   const Right &right, const Into &into, struct gemm size)
 {
     constexpr uint32_t HELD = 3;
     static_assert((size_t)FULL_BLOCKS(HELD) * ROWS * COLUMNS <= WORKSPACE_VALUES);

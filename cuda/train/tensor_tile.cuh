@@ -1,31 +1,31 @@
-/* What both kernels of tensor cores do with tiles in shared memory: tensor_multiply.cuh, which gathers their
- * numbers from fp32 tensors, and tensor_packed.cuh, which copies them. */
+/* Tiles in shared memory, for both tensor core kernels: tensor_multiply.cuh, which gathers values from fp32
+ * tensors, and tensor_packed.cuh, which copies packed tensors. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 
 #include "train/multiply.cuh"
 #include "train/tensor_formats.cuh"
 
-#define TENSOR_WARPS   4 /* of a block */
+#define TENSOR_WARPS   4 /* per block */
 #define TENSOR_THREADS (32 * TENSOR_WARPS)
-#define TENSOR_UNITS   4 /* the depth of a tile: 64 bytes */
+#define TENSOR_UNITS   4 /* depth of a tile in units: 64 bytes */
 
-/* That fill an H200, where a multiprocessor holds so many. */
+/* Number of blocks that fill an H200 with `held` blocks per multiprocessor. */
 #define FULL_BLOCKS(held) (132 * (held))
 
 /* ---- Tiles ---- */
 
-/* A tile of EXTENT lines, in units. By lines, a row is a line, TENSOR_UNITS long; by depth, a row is a point
- * of the depth and its units hold neighbouring lines. Rows are longer than they need be, by as much as lets
- * eight of them, or with words four, be read without two lanes in one bank. */
+/* A tile of EXTENT lines, in units. By lines, a row is a line of TENSOR_UNITS units. By depth, a row is a
+ * point of the depth, and its units hold adjacent lines. Rows are padded so that eight rows (or four rows of
+ * words) can be read without bank conflicts. */
 template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT;
     static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */
     static constexpr int SIZE = (BY_DEPTH ? DEPTH : EXTENT) * ROW;
 
-    /* What one mma wants of 16 lines from `line` on and two units of depth from `unit` on: word 0 of lines 0
-     * to 7 and the first unit, word 1 of lines 8 to 15, words 2 and 3 of the second unit. Such are all of an
-     * A, and B of eight columns twice. */
+    /* Loads the fragment for one mma: 16 lines from `line` on, two units of depth from `unit` on. Word 0 is
+     * lines 0 to 7 of the first unit, word 1 lines 8 to 15; words 2 and 3 are those of the second unit. This
+     * is a complete A fragment, or the B fragments of two groups of eight columns. */
     static __device__ __forceinline__ void fragment(uint32_t word[4], const uint4 *tile, int line, int unit)
     {
         int lane = (int)threadIdx.x % 32;
@@ -44,8 +44,8 @@ template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
 
 /* ---- Sums ---- */
 
-/* How warps share a tile: two by two, or side by side where it is low, as squares are read most seldom from
- * shared memory. */
+/* How warps divide a tile: two by two, or all four next to each other if the tile has few rows. Nearly square
+ * parts need the fewest reads from shared memory. */
 template <int ROWS, int COLUMNS> struct tensor_share {
     static constexpr int WARPS_DOWN = ROWS < 64 ? 1 : 2;
     static constexpr int DOWN = ROWS / WARPS_DOWN, ACROSS = COLUMNS * WARPS_DOWN / TENSOR_WARPS;
@@ -59,7 +59,7 @@ template <int ROWS, int COLUMNS> struct tensor_share {
     }
 };
 
-/* A warp's sums, of DOWN x ACROSS mma: 16 rows and 8 columns each. */
+/* A warp's sums: DOWN x ACROSS mma results of 16 rows and 8 columns each. */
 template <int DOWN, int ACROSS> struct tensor_sums {
     float values[DOWN][ACROSS][4];
 };
@@ -85,10 +85,10 @@ static __device__ __forceinline__ void add_units(struct tensor_sums<DOWN, ACROSS
     }
 }
 
-/* Stores them. A lane has two neighbours in each of two rows; neighbouring lanes trade a pair, and each has
- * four of one row. */
+/* Stores the sums. A lane has two adjacent values in each of two rows. Neighbouring lanes exchange a pair, so
+ * that each has four adjacent values of one row. */
 template <class Into, int DOWN, int ACROSS>
-static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct product &size,
+static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct gemm &size,
                                                        const struct tensor_sums<DOWN, ACROSS> &sums,
                                                        uint32_t row, uint32_t column)
 {
@@ -110,9 +110,9 @@ static __device__ __forceinline__ void put_tensor_sums(const Into &into, const s
         }
 }
 
-/* Puts a block's sums where they belong: of a sum in slices, into this block's slice. */
+/* Stores a block's sums in the output or, if the sum is split, in this block's slice. */
 template <class Share, class Into, int DOWN, int ACROSS>
-static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct product &size,
+static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct gemm &size,
                                                  const struct tensor_sums<DOWN, ACROSS> &sums,
                                                  uint32_t first_row, uint32_t first_column)
 {
@@ -127,9 +127,9 @@ static __device__ __forceinline__ void put_block(const Into &into, float *slices
                     size, sums, row, column);
 }
 
-/* The grid of a product in tiles of ROWS x COLUMNS, DEPTH deep, with its slices, where a multiprocessor holds
- * so many blocks. */
-template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct product *size, uint32_t held)
+/* The grid of a GEMM in tiles of ROWS x COLUMNS, DEPTH deep; also sets size->slice. `held` is the number of
+ * blocks per multiprocessor. */
+template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct gemm *size, uint32_t held)
 {
     dim3 grid((size->columns - 1) / COLUMNS + 1, (size->rows - 1) / ROWS + 1);
     size->slice = round_up(slice_of(size->depth, (uint64_t)grid.x * grid.y, FULL_BLOCKS(held)), DEPTH);

@@ -1,4 +1,4 @@
-/* The variants over engine.cuh's engines. */
+/* The variants that use the engines of engine.cuh. */
 #include "machine/device.h"
 #include "train/cudnn.cuh"
 #include "train/engine.cuh"

@@ -20,15 +20,15 @@
 
 #define MAGIC    "FDSLCKPT"
 #define SCHEMA   3
-#define ARENAS   3 /* parameters and the optimizer's two */
+#define ARENAS   3 /* parameters, m, v */
 #define TEXT_MAX 65536
 #define TEXTS    3 /* identity, data, row */
 
-/* What a file begins with; little-endian. Behind it: the texts, then the arenas. */
+/* The start of a file, little-endian. The texts and then the arenas follow. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
-    uint64_t digest; /* XXH3-64 of the whole file with this field zero */
+    uint64_t digest; /* XXH3-64 of the whole file, computed with this field zero */
     char model[MODEL_NAME_MAX];
     struct shape input;
     uint32_t classes, epochs;
@@ -46,8 +46,8 @@ void checkpoint_free(struct checkpoint *checkpoint)
     free(checkpoint->data);
     free(checkpoint->row);
     free(checkpoint->state.parameters);
-    free(checkpoint->state.first);
-    free(checkpoint->state.second);
+    free(checkpoint->state.m);
+    free(checkpoint->state.v);
     *checkpoint = (struct checkpoint){0};
 }
 
@@ -70,11 +70,11 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
     while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
         table++;
     if (!model_tables[table].name)
-        return status_set(STATUS_FAILED, "it is of the model '%.15s', which is not known", checkpoint->model);
+        return status_set(STATUS_FAILED, "its model '%.15s' is not known", checkpoint->model);
     TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "its %s is not that of this program", checkpoint->model);
+               : status_set(STATUS_FAILED, "its %s differs from that of this program", checkpoint->model);
 }
 
 #ifdef HAVE_XXHASH
@@ -133,7 +133,7 @@ enum status checkpoint_exists(const char *folder, bool *exists)
 
 /* ---- The folder ---- */
 
-/* "epoch-000012.ckpt.1234-0.tmp", as file_begin() names what is not whole yet. */
+/* "epoch-000012.ckpt.1234-0.tmp": file_begin() gives this name to a file that is not complete yet. */
 static bool is_temporary(const char *name)
 {
     uint32_t epochs;
@@ -143,13 +143,13 @@ static bool is_temporary(const char *name)
            used > 0 && name[used] == '\0';
 }
 
-/* Whoever has the lock knows that nobody is writing them. */
+/* Call with the lock held: then no process is writing these files. */
 static void remove_temporaries(const char *folder)
 {
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory && (entry = readdir(directory));)
         if (is_temporary(entry->d_name))
-            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* what stays is only in the way */
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* a leftover file does no harm */
     if (directory)
         closedir(directory);
 }
@@ -161,7 +161,8 @@ enum status checkpoint_lock(const char *folder, int *lock)
     *lock = -1;
     if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* NFS locks only what may be written */
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC,
+                  0666); /* NFS grants an exclusive lock only on a file opened for writing */
     if (fd < 0)
         return status_set(STATUS_USAGE, "--checkpoint: %s cannot be opened: %s", path, strerror(errno));
     while ((failed = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR)
@@ -175,8 +176,8 @@ enum status checkpoint_lock(const char *folder, int *lock)
     }
     *lock = fd;
     if (failed)
-        status_warn("--checkpoint %s cannot be locked (%s); see that no other training writes there", folder,
-                    strerror(errno));
+        status_warn("--checkpoint %s cannot be locked (%s); make sure that no other training writes there",
+                    folder, strerror(errno));
     else
         remove_temporaries(folder);
     return STATUS_OK;
@@ -193,11 +194,12 @@ enum status checkpoint_check_folder(const char *folder)
     char path[PATH_MAX];
     struct stat info;
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--checkpoint %s cannot be made: %s", folder, strerror(errno));
+        return status_set(STATUS_USAGE, "--checkpoint %s cannot be created: %s", folder, strerror(errno));
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
-        return status_set(
-            STATUS_USAGE,
-            "--checkpoint %s is no folder; name one, which goes on from its latest with --resume", folder);
+        return status_set(STATUS_USAGE,
+                          "--checkpoint %s is not a folder; give a folder, and --resume to continue from its "
+                          "latest checkpoint",
+                          folder);
     if (!path_of(folder, 0, path))
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
     enum status status = file_check_new(path);
@@ -211,7 +213,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
 {
     struct env env;
     env_capture(&env);
-    memset(header, 0, sizeof *header); /* the gaps too: they are hashed */
+    memset(header, 0, sizeof *header); /* also the padding, which is hashed */
     memcpy(header->magic, MAGIC, sizeof header->magic);
     header->schema = SCHEMA;
     header->header_bytes = sizeof *header;
@@ -242,7 +244,7 @@ static enum status hash(const struct part *parts, size_t count, uint64_t *digest
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state)
-        return status_set(STATUS_FAILED, "out of memory for a checksum");
+        return status_set(STATUS_FAILED, "out of memory for the checksum");
     XXH3_64bits_reset(state);
     for (size_t i = 0; i < count; i++)
         XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
@@ -272,9 +274,9 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
                                  {texts[1], header.text_bytes[1]},
                                  {texts[2], header.text_bytes[2]},
                                  {checkpoint->state.parameters, bytes},
-                                 {checkpoint->state.first, bytes},
-                                 {checkpoint->state.second, bytes}};
-    uint64_t digest = 0; /* of a header without it */
+                                 {checkpoint->state.m, bytes},
+                                 {checkpoint->state.v, bytes}};
+    uint64_t digest = 0; /* the digest is computed with this field zero */
     TRY(hash(parts, COUNT_OF(parts), &digest));
     header.digest = digest;
     if (!path_of(folder, header.epochs, path))
@@ -288,14 +290,14 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     while (oldest >= 0) {
         TRY(highest(folder, oldest, &oldest));
         if (oldest >= 0 && path_of(folder, (uint32_t)oldest, path))
-            unlink(path); /* what stays is only in the way */
+            unlink(path); /* a leftover file does no harm */
     }
     return STATUS_OK;
 }
 
 /* ---- Reading ---- */
 
-/* What a file that is no whole checkpoint fails with: a kill or a power cut may leave one. */
+/* The error for a file that is not a complete checkpoint. A kill or a power failure may leave one. */
 static enum status damaged(bool *is_damaged, const char *reason)
 {
     *is_damaged = true;
@@ -317,26 +319,26 @@ static bool fits(const struct header *header, size_t size)
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
-        return damaged(is_damaged, "this is no checkpoint of fdsl-bench");
+        return damaged(is_damaged, "this is not a checkpoint of fdsl-bench");
     if (size < offsetof(struct header, digest))
-        return damaged(is_damaged, "this checkpoint is cut");
+        return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
     if (header->schema != SCHEMA)
         return status_set(STATUS_FAILED,
-                          "a checkpoint of schema %" PRIu32
-                          "; this program knows %d: use the revision that wrote it",
+                          "this checkpoint has schema %" PRIu32
+                          "; this program reads %d: use the revision that wrote it",
                           header->schema, SCHEMA);
     if (size < sizeof *header || header->header_bytes != sizeof *header || !fits(header, size))
-        return damaged(is_damaged, "this checkpoint is cut or damaged: its size is not what it says");
+        return damaged(is_damaged,
+                       "this checkpoint is truncated or damaged: its size does not match its header");
     return STATUS_OK;
 }
 
-/* Copies of what stands behind the header. */
+/* Copies the texts and arenas that follow the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
     char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row};
-    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.first,
-                              &checkpoint->state.second};
+    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v};
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
         *texts[i] = strndup(at, header->text_bytes[i]);
@@ -361,9 +363,9 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     const struct part parts[] = {{&header, sizeof header}, {bytes + sizeof header, size - sizeof header}};
     TRY(hash(parts, COUNT_OF(parts), &is));
     if (is != digest)
-        return damaged(is_damaged, "this checkpoint is damaged: its checksum is not that of its bytes");
+        return damaged(is_damaged, "this checkpoint is damaged: its checksum does not match");
     if (!memchr(header.model, '\0', sizeof header.model))
-        return damaged(is_damaged, "this checkpoint is damaged: the name of its model has no end");
+        return damaged(is_damaged, "this checkpoint is damaged: the name of its model is not terminated");
     memcpy(checkpoint->model, header.model, sizeof checkpoint->model);
     checkpoint->input = header.input;
     checkpoint->classes = header.classes;
@@ -377,7 +379,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     return copy_parts(&header, bytes + sizeof header, checkpoint);
 }
 
-/* `*is_damaged`: the file could be read, and what it holds is no whole checkpoint. */
+/* Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */
 static enum status read_file(const char *path, struct checkpoint *checkpoint, bool *is_damaged)
 {
     char *bytes;
@@ -415,13 +417,13 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         if (!is_damaged)
             return status;
         if (!pass_over)
-            return status_prefix(status, "the latest checkpoint cannot be taken; name another file of %s",
+            return status_prefix(status, "the latest checkpoint cannot be used; name another file in %s",
                                  folder);
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(highest(folder, epochs, &epochs));
         if (epochs >= 0)
-            status_warn("%s; the one before it is taken", reason);
+            status_warn("%s; using the previous one", reason);
         status_set(status, "%s", reason);
     }
     return status;

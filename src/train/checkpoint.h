@@ -1,5 +1,5 @@
-/* Checkpoints: all that training needs to go on bit for bit, after every epoch, in files that appear whole or
- * not at all. They know no engine: one variant goes on where another stopped. */
+/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch. Files appear
+ * whole or not at all. They are independent of the engine: one variant can continue where another stopped. */
 #ifndef FDSL_TRAIN_CHECKPOINT_H
 #define FDSL_TRAIN_CHECKPOINT_H
 
@@ -12,16 +12,16 @@
 #include "train/engine.h"
 #include "train/model.h"
 
-/* What is behind a network. Draws are functions of the epoch, so `epochs` is the state
- * of all random numbers. */
+/* Training progress of a network. Random numbers are functions of the epoch, so `epochs` is the whole state
+ * of the random number generator. */
 struct train_history {
-    uint32_t epochs;         /* done */
-    double trained_s;        /* time of their steps */
-    double to_98_s, to_99_s; /* what of it had passed when 98 % and 99 % of the test set were right first;
-                              * negative: not yet */
+    uint32_t epochs;         /* completed */
+    double trained_s;        /* time spent in their training steps */
+    double to_98_s, to_99_s; /* value of trained_s when test accuracy first reached 98 % and 99 %; negative:
+                              * not reached yet */
 };
 
-/* What its samples were, as the options say it, and the hash of each set. Sizes are 0 where not given. */
+/* The sample options and a hash of each data set. A size of 0 means that the option was not given. */
 struct train_samples {
     uint64_t train_size, test_size, classes, res;
     uint64_t hashes[DATA_PARTS];
@@ -32,54 +32,55 @@ struct checkpoint {
     char model[MODEL_NAME_MAX];
     struct shape input;
     uint32_t classes;
-    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* what its samples were normalised with */
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* normalisation of the samples */
     struct train_history history;
     struct train_samples samples;
-    char *data;               /* owned: --data */
-    char *row;                /* owned: of its epoch, as CSV, header and line; "" for none */
+    char *data;               /* owned: value of --data */
+    char *row;                /* owned: the CSV row of the epoch, as header and line; "" if there is none */
     char *identity;           /* owned: the options that decide the parameters, "name=value name=value ..." */
-    struct train_state state; /* owned: arenas of `arena_values` */
+    struct train_state state; /* owned: arenas of `arena_values` values each */
     uint64_t arena_values;
 };
 
 FDSL_C_BEGIN
 
-/* Whether checkpoints can be written into the folder, which is made where it is missing. STATUS_USAGE with
- * the reason; STATUS_UNAVAILABLE where the build has no xxHash. */
+/* Checks that checkpoints can be written into the folder; creates it if it is missing. STATUS_USAGE with the
+ * reason; STATUS_UNAVAILABLE if the build has no xxHash. */
 enum status checkpoint_check_folder(const char *folder);
 
-/* Takes a folder, and removes temporary files that killed processes left there. STATUS_USAGE where another
- * process has it; where the file system has no locks there is a warning. The lock ends with
- * checkpoint_unlock(), or with the process. */
+/* Locks a folder and removes temporary files that killed processes left there. STATUS_USAGE if another
+ * process holds the lock. If the file system has no locks, it only warns. checkpoint_unlock() or the end of
+ * the process releases the lock. */
 enum status checkpoint_lock(const char *folder, int *lock);
 void checkpoint_unlock(int lock);
 
-/* Whether the folder holds any. */
+/* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt and removes all but the latest `keep`. */
+/* Writes FOLDER/epoch-000012.ckpt, then removes all but the latest `keep` checkpoints. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
-/* Reads a file. STATUS_FAILED with path and reason: no checkpoint, of another schema, cut, or with a wrong
- * checksum. The caller frees, also after a failure. */
+/* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another
+ * schema, is truncated, or has a wrong checksum. The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
-/* Reads the latest one of a folder. Where `pass_over`, files that are cut or damaged are passed over with a
- * warning, as a power cut may leave them; whatever else is in the way (another schema, rights, memory, the
- * disk) fails, for the next epoch would take its place. `*found` is false where there is no checkpoint at
- * all; STATUS_FAILED where all are broken. The caller frees. */
+/* Reads the latest checkpoint of a folder. With `pass_over`, it skips files that are truncated or damaged
+ * (for example by a power failure) and warns. Any other obstacle (another schema, permissions, memory, disk)
+ * is an error, because the next epoch would overwrite that file. `*found` is false if there is no checkpoint;
+ * STATUS_FAILED if all are damaged. The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
                                    bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
-/* Reads what the user named with an option: a file, or a folder's latest, none of which is passed over.
- * STATUS_USAGE where there is nothing. The caller frees, also after a failure. */
+/* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. It never
+ * skips a damaged file. STATUS_USAGE if there is no checkpoint. The caller frees, also after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
-/* The model that it is of, as its arenas have it. STATUS_FAILED where this program has no such one. */
+/* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena
+ * size differs. */
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);
 
-/* XXH3-64 of its parameters; 0 where the build has no xxHash, and so no checkpoints. */
+/* XXH3-64 of the parameters; 0 if the build has no xxHash (then there are no checkpoints either). */
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint);
 
 FDSL_C_END

@@ -15,10 +15,10 @@
 #include "core/timer.h"
 
 #define CIFAR_BATCHES 5
-#define DIGITS        10 /* classes */
+#define DIGITS        10 /* number of classes */
 #define CLIPS         8
 
-/* A source that stays open to generate samples. */
+/* A source that stays open to generate samples during training. */
 struct data_source {
     struct source_reader reader;
 };
@@ -41,15 +41,15 @@ void data_close(struct data *data)
     *data = (struct data){0};
 }
 
-/* ---- On the way into the network ---- */
+/* ---- From storage to the network's input ---- */
 
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample)
 {
     return (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
 }
 
-/* Mean and variance of a channel over what is measured of the training set: of bytes exact sums, of halves in
- * double. */
+/* Mean and variance of a channel over the measured part of the training set. Sums are in double, so they are
+ * exact for bytes. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
     size_t plane = data->sample_values / data->shape.channels;
@@ -73,7 +73,7 @@ void data_normalise(struct data *data, bool on)
         double mean = 0, variance = data->type == DTYPE_U8 ? 255.0 * 255.0 : 1;
         if (on)
             moments(data, c, &mean, &variance);
-        double deviation = variance > 0 ? sqrt(variance) : 1; /* all alike: only shifted */
+        double deviation = variance > 0 ? sqrt(variance) : 1; /* constant channel: shift only */
         data->scale[c] = (float)(1 / deviation);
         data->offset[c] = (float)(-mean / deviation);
     }
@@ -96,15 +96,15 @@ void data_gather(const struct data *data, const void *stored, struct draw_move m
         }
 }
 
-/* ---- Where sets are ---- */
+/* ---- Finding the sets ---- */
 
 static bool file_there(const char *folder, const char *name, char path[PATH_MAX])
 {
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
-/* Generated samples: those for tests have numbers that none to learn from can have, so that they are the same
- * however many those are. */
+/* Generates both sets. Test samples have numbers above all possible training numbers, so they do not change
+ * with the size of the training set. */
 static enum status generate(const struct data_request *request, const char *source, const char *const words[],
                             struct data *data)
 {
@@ -115,17 +115,16 @@ static enum status generate(const struct data_request *request, const char *sour
                      DATA_TEST);
 }
 
-/* ---- Generated while training ---- */
+/* ---- Generated during training ---- */
 
-/* The labels of all training samples, of which not all may be held. */
+/* Generates the labels of all training samples, also of those that are not in memory. */
 static enum status label_all(const struct source_reader *reader, uint64_t count, struct data_set *set)
 {
     if (count > set->count)
         TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
     if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; take fewer with --train-size",
-                          count);
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; lower --train-size", count);
     set->labels = labels;
     for (uint64_t n = set->count; n < count; n++)
         labels[n] = (uint32_t)reader->source->label(reader->state, n);
@@ -133,14 +132,14 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
     return STATUS_OK;
 }
 
-/* What numbers grow by from epoch to epoch: past those for tests, and by whole rounds of the classes, so that
- * a sample keeps its label. */
+/* Increment of sample numbers per epoch. It is at least 2^32, so numbers of later epochs are above those of
+ * the test set. It is a multiple of the number of classes, so each sample keeps its label. */
 static uint64_t fresh_step(uint32_t classes)
 {
     return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
 }
 
-/* Both sets of synth, from a source that is open. */
+/* Fills both sets of synth from an open source. */
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
@@ -186,7 +185,7 @@ enum status data_generator(const struct data *data, const struct generator_reque
     return reader->source->generate(reader->state, request, generator);
 }
 
-/* ---- Of folders ---- */
+/* ---- Folders ---- */
 
 static uint64_t limit_of(const struct data_request *request, int part)
 {
@@ -212,7 +211,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     return STATUS_OK;
 }
 
-/* Whether a folder has the batch of CIFAR-10 with this number; `path` becomes its name. */
+/* Whether the folder has CIFAR-10 batch `number`; writes its path to `path`. */
 static bool cifar_batch(const char *folder, int number, char path[PATH_MAX])
 {
     char name[32];
@@ -229,8 +228,8 @@ static bool any_cifar(const char *folder)
     return file_there(folder, "test_batch.bin", path);
 }
 
-/* Reads the batches of CIFAR-10 that a folder has: data_batch_1.bin and so on are one set. `paths` has room
- * for all of them, with commas between them. */
+/* Reads the CIFAR-10 batches of a folder: data_batch_1.bin and following form one training set. `paths` has
+ * room for all their paths, joined by commas. */
 static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
                               struct data *data)
 {
@@ -267,7 +266,8 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(STATUS_USAGE, "--data %s: there is a dataset %s in it and no %s; --prepare one",
+        return status_set(STATUS_USAGE,
+                          "--data %s: it contains a data set %s but no %s; make one with --prepare",
                           request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
@@ -285,20 +285,20 @@ static enum status unknown(const char *name)
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none%s%s%s%s",
                       name, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
-                      mnist ? "; scripts/fetch_mnist.sh mnist makes it" : "");
+                      mnist ? "; scripts/fetch_mnist.sh mnist downloads it" : "");
 }
 
-/* Labels of what is generated are what they are. */
+/* Generated data have a fixed number of classes; --classes may only be larger. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
     return data->classes >= classes
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least so many, or none",
+                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least that many, or omit it",
                             data->classes, name, classes);
 }
 
-/* Chooses by name, or by what the folder holds. */
+/* Chooses the source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     char path[PATH_MAX];
@@ -309,9 +309,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
-        return status_set(
-            STATUS_USAGE,
-            "--feed live: samples are made while training of --data synth alone; take --feed stored");
+        return status_set(STATUS_USAGE, "--feed live works only with --data synth; use --feed stored");
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;
@@ -328,7 +326,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }
 
-/* ---- What was opened ---- */
+/* ---- Checks and hashes ---- */
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
@@ -337,7 +335,7 @@ static enum status check_sets(const struct data_request *request, struct data *d
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0)
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
-                              part == DATA_TRAIN ? "learn from" : "test with");
+                              part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
             return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, data_size_options[part],
                               wanted, set->count);
@@ -345,7 +343,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-/* Of datasets there are as many classes as the largest label says; elsewhere it must be among them. */
+/* Sets the number of classes from the largest label if it is not known yet; otherwise checks that all labels
+ * are below it. */
 static enum status count_classes(const struct data_request *request, struct data *data)
 {
     uint32_t largest = 0;
@@ -373,7 +372,7 @@ static void identify(struct data *data)
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else
-    (void)data; /* only checkpoints ask, and without xxHash there are none */
+    (void)data; /* only checkpoints use the hashes, and without xxHash there are none */
 #endif
 }
 

@@ -1,5 +1,5 @@
-/* What is learnt from: a training set and a test set of samples of one shape, with labels, in memory as they
- * were stored; what becomes of a value on its way into the network. */
+/* Training data: a training set and a test set of labelled samples of one shape, in memory as they were
+ * stored, and the normalisation that is applied on their way into the network. */
 #ifndef FDSL_TRAIN_DATA_H
 #define FDSL_TRAIN_DATA_H
 
@@ -21,17 +21,17 @@ enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 
 /* Where the training samples of a step come from. */
 enum data_feed {
-    DATA_STORED,  /* memory: all are made or read at the opening */
-    DATA_LIVE,    /* nowhere: they are generated batch by batch, while training */
-    DATA_CONSTANT /* memory: every step takes the first batch of the set. Speed without any supply, to compare
-                   * with: nothing of use is learnt */
+    DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
+    DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
+    DATA_CONSTANT /* host memory: every step takes the first batch of the set. This is a speed baseline
+                   * without data supply; the network learns nothing useful */
 };
 
-/* Samples one behind the other, each in C order (channels, depth, height, width), and a label for each. */
+/* Consecutive samples, each in C order (channels, depth, height, width), and one label per sample. */
 struct data_set {
     uint32_t count;
     void *values;     /* owned */
-    uint32_t *labels; /* owned; below data->classes */
+    uint32_t *labels; /* owned; each less than data->classes */
 };
 
 struct data {
@@ -39,43 +39,43 @@ struct data {
     enum dtype type;
     uint32_t classes;
     size_t sample_values, sample_bytes;
-    struct data_set sets[DATA_PARTS]; /* neither is empty */
-    /* Normalised, value v of channel c is fmaf(v, scale[c], offset[c]): of bytes 0 to 255 and halves alike
-     * that is (v - mean) / standard deviation over the training set. */
+    struct data_set sets[DATA_PARTS]; /* neither set is empty */
+    /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]), which is (v - mean) /
+     * standard deviation over the training set. This holds for bytes (0 to 255) and for halves. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    /* How many training samples, the first ones, are in memory, and how many scale, offset and hash are found
-     * from: of what can be generated DATA_MEASURED. 0: all. */
+    /* `held`: how many training samples, counted from the first, are in memory. `measured`: how many of them
+     * scale, offset and hash are computed from (for generated data DATA_MEASURED). 0 means all. */
     uint32_t held, measured;
-    uint64_t hashes[DATA_PARTS]; /* of each set's samples (as measured) and labels */
-    double opening_s;            /* that data_open() took */
+    uint64_t hashes[DATA_PARTS]; /* of each set's samples (the measured ones) and labels */
+    double opening_s;            /* duration of data_open() */
 
-    /* How the training set comes. Live sample n is in epoch e the generator's number n + e * fresh: with 0
-     * the same sample in all epochs, else another one with the same label; none is ever one
-     * of the test set. */
+    /* The source of training samples. In epoch e, live sample n is the generator's sample number n + e *
+     * fresh. With fresh = 0 every epoch sees the same samples; otherwise each epoch sees new ones with the
+     * same labels. No live sample is ever in the test set. */
     enum data_feed feed;
     uint64_t fresh;
-    struct data_source *source; /* of DATA_LIVE: what data_generator() asks; owned */
+    struct data_source *source; /* owned; DATA_LIVE only: the source behind data_generator() */
 };
 
-/* How many samples of a set `values` has. */
+/* Number of samples of a set that are in memory (in `values`). */
 static inline uint32_t data_held(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
-/* How many samples of a set say what it is. */
+/* Number of samples of a set that scale, offset and hash are computed from. */
 static inline uint32_t data_measured(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;
 }
 
-/* The generator's number of a live sample. */
+/* The generator's number for a live sample. */
 FDSL_HD uint64_t data_number(uint64_t fresh, uint32_t epoch, uint32_t sample)
 {
     return sample + epoch * fresh;
 }
 
-/* The float of an IEEE half's bits: exact. */
+/* Converts the bits of an IEEE half to float; exact. */
 FDSL_HD float data_half(uint16_t bits)
 {
     uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31,
@@ -90,7 +90,7 @@ FDSL_HD float data_half(uint16_t bits)
     return value;
 }
 
-/* The value of element `i` of a sample as stored. */
+/* Element `i` of a stored sample, as float. */
 FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
     return type == DTYPE_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
@@ -98,18 +98,18 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 
 FDSL_C_BEGIN
 
-/* What both sets are made or read from: "digits", "clips" and "synth" are generated; else it is a folder of
- * MNIST's four IDX files, of CIFAR-10's binary ones, of two datasets (train, test), or one dataset, of which
- * a tenth is then held out for tests. */
+/* The origin of both sets. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
+ * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set, of which one tenth
+ * is held out for testing. */
 struct data_request {
     const char *name;
-    uint64_t train_size, test_size; /* the first so many samples; 0: all, or DATA_TRAIN_SIZE and
-                                     * DATA_TEST_SIZE of those that are generated */
-    uint64_t classes;               /* labels are below; 0: 10, and of datasets as many as there are */
-    uint64_t res;                   /* pixels a side, of synth */
-    uint64_t batch;                 /* samples a step */
-    int feed;                       /* enum data_feed, or negative: live where that can be */
-    bool fresh;                     /* live samples are others in every epoch */
+    uint64_t train_size, test_size; /* use the first N samples; 0: all, or for generated data DATA_TRAIN_SIZE
+                                     * and DATA_TEST_SIZE */
+    uint64_t classes;               /* labels are below this; 0: 10, or for data sets the number found */
+    uint64_t res;                   /* image width and height in pixels, synth only */
+    uint64_t batch;                 /* samples per step */
+    int feed;                       /* enum data_feed; negative: live if the source supports it */
+    bool fresh;                     /* live samples differ between epochs */
     struct resources resources;
 };
 
@@ -117,24 +117,25 @@ struct data_request {
 #define DATA_TRAIN_SIZE 10000
 #define DATA_TEST_SIZE  2000
 
-/* Opens or makes both sets. The caller closes, also after a failure. STATUS_USAGE where a folder holds
- * nothing that is known or a feed does not suit it, STATUS_FAILED with file and reason where what it holds is
+/* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder's
+ * format is unknown or the feed does not suit the data; STATUS_FAILED with file and reason if a file is
  * broken. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Finds scale and offset from the training set, or, where `on` is false, makes them such that bytes become 0
- * to 1 and halves stay. data_open() leaves this to the caller. */
+/* Computes scale and offset from the training set. With `on` false, it sets them so that bytes map to 0 to 1
+ * and halves are unchanged. data_open() does not call this; the caller does. */
 void data_normalise(struct data *data, bool on);
 
-/* Where a sample that is held lies. */
+/* Address of a sample that is in memory. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
 
-/* One sample as the network sees it: moved, normalised, in `values` (data->sample_values floats). Pure, for
- * any thread. `stored` is data->sample_bytes of it. Test samples are not moved: (struct draw_move){0}. */
+/* Writes one sample as the network sees it, shifted and normalised, to `values` (data->sample_values floats).
+ * `stored` holds its data->sample_bytes bytes. Pass (struct draw_move){0} for test samples, which are not
+ * shifted. Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
-/* Makes a generator of the training samples of DATA_LIVE, which the data outlive; the caller closes it. */
+/* Creates a generator of the training samples of DATA_LIVE. `data` must outlive it; the caller closes it. */
 enum status data_generator(const struct data *data, const struct generator_request *request,
                            struct generator **generator);
 

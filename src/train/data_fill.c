@@ -1,5 +1,5 @@
-/* Samples that become a set: pictures and volumes as sources give them, decoded, checked against each other
- * and copied into memory that grows. */
+/* Fills a data set: decodes images and volumes from a source, checks that they agree, and copies them into a
+ * growing array. */
 #include "train/data_parts.h"
 
 #include <inttypes.h>
@@ -11,15 +11,15 @@
 #include "data/label.h"
 #include "machine/env.h"
 
-#define CHUNK       256                   /* samples that are made at a time, at most */
-#define CHUNK_BYTES (UINT64_C(256) << 20) /* and what they may take, unless one alone takes more */
+#define CHUNK       256                   /* at most this many samples are requested at a time, ... */
+#define CHUNK_BYTES (UINT64_C(256) << 20) /* ... and at most this many bytes, unless one sample is larger */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
-#define HELD_OUT    10 /* one in so many */
+#define HELD_OUT    10 /* one sample in this many */
 
-/* ---- Samples as sources give them ---- */
+/* ---- Decoding ---- */
 
-/* Decodes the picture or volume of a sample. `*room` is the caller's to free. */
+/* Decodes the image or volume of a sample. The caller frees `*room`. */
 static enum status decode(const struct source_sample *sample, struct image *image, uint8_t **room)
 {
     const struct source_member *member = source_member(sample, "npy");
@@ -28,7 +28,7 @@ static enum status decode(const struct source_sample *sample, struct image *imag
     if (!member)
         member = source_member(sample, "png");
     if (!member)
-        return status_set(STATUS_FAILED, "no member npy or png; store pictures as one of them");
+        return status_set(STATUS_FAILED, "no member npy or png; store images as one of them");
     TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
@@ -41,7 +41,7 @@ static enum status read_label(const struct source_sample *sample, int32_t *label
 {
     const struct source_member *member = source_member(sample, "cls");
     if (!member)
-        return status_set(STATUS_FAILED, "no member cls, its class in digits");
+        return status_set(STATUS_FAILED, "no member cls, which holds the class in decimal digits");
     return label_read(member->bytes, member->size, CLASSES_MAX, label);
 }
 
@@ -49,23 +49,24 @@ static enum status read_label(const struct source_sample *sample, int32_t *label
 
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
 
-/* No network learns from what is no finite number, and a bad loss would be put down to the learning rate. */
+/* Rejects NaN and Inf. A network cannot learn from them, and the user would blame the learning rate for the
+ * bad loss. */
 static enum status check_finite(const struct image *image)
 {
     const uint8_t *values = image->pixels;
     size_t count = image->type == DTYPE_F16 ? image_values(image) : 0;
     for (size_t i = 0; i < count; i++) {
         uint16_t bits;
-        memcpy(&bits, values + 2 * i, sizeof bits); /* in a file they may lie at any byte */
+        memcpy(&bits, values + 2 * i, sizeof bits); /* may be unaligned in a file */
         if ((bits & 0x7C00) == 0x7C00)
             return status_set(STATUS_FAILED,
-                              "its value number %zu of %zu is %s; leave the sample out or correct it", i,
-                              count, bits & 0x03FF ? "NaN" : "infinite");
+                              "its value number %zu of %zu is %s; remove or correct the sample", i, count,
+                              bits & 0x03FF ? "NaN" : "infinite");
     }
     return STATUS_OK;
 }
 
-/* The first sample decides what all are. */
+/* The first sample decides shape and type; all others must match. */
 static enum status fit(struct data *data, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width}, *was = &data->shape;
@@ -80,13 +81,13 @@ static enum status fit(struct data *data, const struct image *image)
                           "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
                           dtype_names[image->type], is.channels, is.depth, is.height, is.width,
                           dtype_names[data->type], was->channels, was->depth, was->height, was->width);
-    return is.channels <= DATA_CHANNELS_MAX ? STATUS_OK
-                                            : status_set(STATUS_USAGE, "%u channels; at most %d are taken",
-                                                         is.channels, DATA_CHANNELS_MAX);
+    return is.channels <= DATA_CHANNELS_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
+                            DATA_CHANNELS_MAX);
 }
 
-/* A set that grows: how many samples and labels it has room for, how many it may come to, and whose size it
- * is. */
+/* A growing set: samples that it has room for now, the maximum, and the option that sets its size. */
 struct room {
     uint64_t now, most;
     const char *option;
@@ -100,7 +101,7 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
     return env_check_memory(samples * sample_bytes, what, remedy);
 }
 
-/* Makes room for one sample more than the set has. Where it is known how many come, for all of them. */
+/* Makes room for at least one more sample. If the number of samples is `known`, allocates all at once. */
 static enum status make_room(const struct data *data, struct data_set *set, bool known, struct room *room)
 {
     if (set->count < room->now)
@@ -113,14 +114,14 @@ static enum status make_room(const struct data *data, struct data_set *set, bool
         set->values = values;
     uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
     if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; take fewer with %s", wanted,
+        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
                           room->option);
     set->labels = labels;
     room->now = wanted;
     return STATUS_OK;
 }
 
-/* Appends an image, channel by channel. */
+/* Appends an image in channel-first order. */
 static void append(const struct data *data, struct data_set *set, const struct image *image, int32_t label)
 {
     uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
@@ -161,14 +162,14 @@ static bool is_held_out(uint64_t number)
            0;
 }
 
-/* How many samples are made at a time: none of them may be large beside the set. */
+/* Samples per request, limited so that the buffer stays small compared with the set. */
 static uint64_t chunk_of(const struct source_reader *reader)
 {
     uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
     return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
 }
 
-/* Where somebody is looking on. */
+/* Prints progress if stderr is a terminal. */
 static void show_progress(uint64_t done, uint64_t most, double *shown_s)
 {
     if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
@@ -184,7 +185,7 @@ static void end_progress(void)
         fputs("\r\033[K", stderr);
 }
 
-/* Puts the sample before what is wrong with it. */
+/* Prefixes an error with the sample's number and key. */
 static void name_sample(enum status status, uint64_t number, const char *key)
 {
     if (key)
@@ -193,7 +194,7 @@ static void name_sample(enum status status, uint64_t number, const char *key)
         status_prefix(status, "sample %" PRIu64, number);
 }
 
-/* `samples`: CHUNK of them, zeroed. */
+/* `samples` has room for CHUNK samples and is zeroed. */
 static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                         struct data *data, enum data_part part, struct source_sample *samples)
 {
@@ -243,7 +244,8 @@ enum status data_read(const struct data_request *request, const char *source, co
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, data, part);
     source_close(&reader);
-    if (status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0) /* of the dataset itself */
+    if (status == STATUS_OK ||
+        strncmp(status_text(), "--data ", 7) == 0) /* the message already names the data set */
         return status;
     return status_prefix(status, "--data %s", request->name);
 }

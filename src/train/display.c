@@ -16,8 +16,8 @@ struct display {
     const void *state;
     const struct train *train;
     uint32_t epochs;
-    _Atomic uint32_t running; /* the epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* of that epoch */
+    _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
+    _Atomic double begin_s;   /* start of that epoch */
     pthread_t thread;
     pthread_mutex_t mutex; /* held while a line is printed */
     pthread_cond_t closing;
@@ -36,7 +36,7 @@ static void show(struct display *display)
     if (now.samples == 0)
         return;
     fprintf(stderr,
-            "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% right, %.0f samples/s",
+            "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% correct, %.0f samples/s",
             display->engine->name, epoch, display->epochs, (unsigned long long)step,
             train_steps(display->train), now.loss / (double)now.samples,
             100 * (double)now.correct / (double)now.samples, (double)now.samples / elapsed_s);
@@ -66,7 +66,7 @@ static void *run(void *context)
     return NULL;
 }
 
-/* Signals are for the main thread. */
+/* The thread blocks all signals; the main thread handles them. */
 static int start_thread(struct display *display)
 {
     sigset_t every, before;

@@ -1,12 +1,13 @@
-/* An engine: one way to train and to infer. It knows no files, options or rows; the trainer (trainer.h)
- * drives it through epochs, checkpoints and rows. All engines compute the same steps, within rounding:
+/* An engine is one implementation of training and inference. It knows no files, options or rows; the trainer
+ * (trainer.h) drives it through epochs, checkpoints and rows. All engines compute the same steps, up to
+ * rounding.
  *
- * Step i of epoch e takes the samples at places i * batch .. of draw_order(seed, e, count of the training
- * set), wherever they come from (enum data_feed); the last batch of an epoch may be short. Each is moved
- * (draw_move) and normalised (data.h), goes forward with dropout (draw_dropout), and gives the loss of
- * softmax and cross-entropy with label smoothing s: with probabilities p over K classes and label l, -(1 - s)
- * log p[l] - s / K * sum log p. The gradient is that of the mean over the batch, and every parameter takes an
- * optimizer_step() at step e * steps + i. */
+ * Step i of epoch e takes the samples at indices i * batch and following of draw_order(seed, e, size of the
+ * training set), from any source (enum data_feed). The last batch of an epoch may be short. Each sample is
+ * shifted (draw_move) and normalised (data.h), and goes forward with dropout (draw_dropout). The loss is
+ * softmax cross-entropy with label smoothing s: with probabilities p over K classes and label l, -(1 - s) log
+ * p[l] - s / K * sum log p. The gradient is that of the mean over the batch. Every parameter is updated by
+ * optimizer_step() with step number e * steps + i. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -25,34 +26,35 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* All that decides what is computed; outlives the engine. */
+/* Everything that decides what is computed. It must outlive the engine. */
 struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch; /* samples, at most those of the training set */
+    uint32_t batch; /* samples; at most the size of the training set */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
     float smoothing;
-    bool forward_only; /* only evaluate() will be called: no gradients, no optimizer */
+    bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
 };
 
-/* Steps of an epoch. */
+/* Number of steps per epoch. */
 static inline uint32_t train_steps(const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TRAIN].count;
     return count / train->batch + (count % train->batch != 0);
 }
 
-/* The sample at place `first` + `j` of an epoch's order, j being its place in the batch. */
+/* The sample at index `first` + `j` of an epoch's order; `j` is its index in the batch. */
 FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *order, uint32_t first,
                                  uint32_t j)
 {
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
-/* The samples of a step of an epoch; `numbers` has room for a batch. Returns how many there are. */
+/* Writes the sample numbers of a step of an epoch to `numbers`, which has room for a batch. Returns their
+ * count. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
@@ -63,62 +65,63 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return count;
 }
 
-/* What a network has learnt, on the host: arenas of model->arena_values floats, gaps zero. */
+/* The training state of a network in host memory: arenas of model->arena_values floats; the gaps are zero. */
 struct train_state {
     float *parameters;
-    float *first, *second;   /* the optimizer's, as optimizer_step() has them; of SGD `second` is zero */
-    struct loss_scale scale; /* of an engine that scales its loss; others leave it as it is */
+    float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
+    struct loss_scale scale; /* used by engines that scale the loss; others leave it unchanged */
 };
 
-/* Makes arenas of zeros; false where memory is out, and then too the caller frees. */
+/* Allocates zeroed arenas. Returns false if memory runs out; the caller frees in both cases. */
 static inline bool train_state_new(size_t values, struct train_state *state)
 {
     state->parameters = (float *)calloc(values, sizeof(float));
-    state->first = (float *)calloc(values, sizeof(float));
-    state->second = (float *)calloc(values, sizeof(float));
+    state->m = (float *)calloc(values, sizeof(float));
+    state->v = (float *)calloc(values, sizeof(float));
     state->scale.scale = 0;
     state->scale.good_steps = 0;
-    return state->parameters && state->first && state->second;
+    return state->parameters && state->m && state->v;
 }
 
 static inline void train_state_free(struct train_state *state)
 {
     free(state->parameters);
-    free(state->first);
-    free(state->second);
+    free(state->m);
+    free(state->v);
 }
 
-#define TRAIN_FINE UINT64_MAX /* no step had a bad loss */
+#define TRAIN_FINE UINT64_MAX /* no step had a non-finite loss */
 
-/* Sums over the steps since the last look. */
+/* Sums over the steps since the last call of totals(). */
 struct train_totals {
-    double loss;      /* of the samples, before each one's step */
-    uint64_t correct; /* of them, with dropout, before each one's step */
+    double loss;      /* sum over the samples, each before its step's update */
+    uint64_t correct; /* samples classified correctly, with dropout, each before its step's update */
     uint64_t samples;
-    uint64_t skipped; /* steps that overflowed and changed no parameters, of an engine that scales its loss */
-    double data_s;    /* of the time: how long arithmetic waited for samples; negative: not known */
-    double generate_s; /* how long live samples were being made, arithmetic beside it or not; else 0 */
-    uint64_t bad_step; /* the first whose loss was no finite number, counted over all epochs; or TRAIN_FINE */
+    uint64_t skipped; /* steps that overflowed and changed no parameters (engines that scale the loss) */
+    double data_s;    /* time that arithmetic waited for samples; negative: not known */
+    double
+        generate_s; /* time spent generating live samples, overlapped with arithmetic or not; otherwise 0 */
+    uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
 };
 
-/* Sums over the steps since the last totals(), as they were a moment ago. The fields may be from different
- * steps. */
+/* Sums over the steps since the last totals(), possibly slightly out of date. The fields may come from
+ * different steps. */
 struct train_progress {
-    double loss; /* as struct train_totals's */
+    double loss; /* as in struct train_totals */
     uint64_t correct, samples;
 };
 
-/* Steps between two updates of train_progress by an engine on a device, where each takes microseconds of its
- * time. */
+/* Number of steps between two progress updates of a device engine, where each update costs microseconds of
+ * device time. */
 #define TRAIN_PROGRESS_STEPS 128
 
-/* How far from the oracle an engine may be and count as right: what rounding explains in its number formats,
- * and a wrong kernel does not. */
+/* Tolerances against the oracle. Rounding in the engine's number formats stays below them; a wrong kernel
+ * does not. */
 struct engine_bounds {
-    double loss;   /* of the oracle's loss of a step, */
-    double floor;  /* but of this much a sample where that is less: then it is what is left of large logits */
-    double drift;  /* of the way that a tensor of parameters went, in Euclidean norm */
-    double logits; /* of the largest of a batch's */
+    double loss;   /* relative to the oracle's loss of a step, ... */
+    double floor;  /* ... but at least this much per sample: a tiny loss is the difference of large logits */
+    double drift;  /* relative to the distance that a parameter tensor moved, in Euclidean norm */
+    double logits; /* relative to the largest logit of a batch */
 };
 
 #define ENGINE_BOUNDS_FLOAT                                        \
@@ -129,53 +132,55 @@ struct engine_bounds {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool scales_loss; /* as loss_scale.h has it; a set() without a scale begins with the first */
-    bool feeds;       /* knows every enum data_feed; else only DATA_STORED */
+    bool scales_loss; /* uses loss_scale.h; a set() without a scale starts with the initial one */
+    bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
 
-    /* For the roofline: the fastest unit that it uses for products, and which of them it may leave out. */
+    /* For the roofline: the fastest unit that it uses for matrix products, and which multiplications it may
+     * omit. */
     enum unit unit;
     struct model_savings savings;
 
-    /* Whether it can train this network on these samples: STATUS_OK, or STATUS_USAGE and the reason, which
-     * speaks of the engine as "it". May be NULL: always. */
+    /* Whether the engine can train this network on these samples: STATUS_OK, or STATUS_USAGE with a reason
+     * that calls the engine "it". NULL: always. */
     enum status (*accepts)(const struct train *train);
 
-    /* Makes `*state`. Parameters are undefined until set(). Nothing is left allocated after a failure. */
+    /* Creates `*state`. Parameters are undefined until set(). After a failure nothing stays allocated. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 
-    /* Takes and gives all of a state, bit for bit; arrays of `from` and `into` are the caller's. With
-     * train->forward_only set() takes parameters alone, and get() is not called. */
+    /* Copy the whole state in and out, bit for bit; the caller owns the arrays of `from` and `into`. With
+     * train->forward_only, set() copies only the parameters, and get() is not called. */
     enum status (*set)(void *state, const struct train_state *from);
     enum status (*get)(void *state, struct train_state *into);
 
-    /* Makes `count` >= 1 steps of an epoch from step `first` on, all within that epoch. It may return before
-     * they are done: totals(), get() and evaluate() wait. */
+    /* Runs `count` >= 1 steps of an epoch, starting at step `first`; all are within that epoch. It may return
+     * before they are done: totals(), get() and evaluate() wait for them. */
     enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
     enum status (*totals)(void *state, struct train_totals *totals);
 
-    /* For a display: reads memory alone, so any thread may call it while steps run, and nothing waits for it.
-     */
+    /* For the display. It only reads memory, so any thread may call it while steps run, and it blocks
+     * nothing. */
     void (*progress)(const void *state, struct train_progress *progress);
 
-    /* The gradients of the latest step, before the optimizer's weight decay, as an arena. For tests. */
+    /* For tests: the gradients of the latest step, before weight decay, as an arena. */
     enum status (*gradients)(void *state, float *gradients);
 
-    /* The logits of `count` samples of a set from `first` on, in order: count * classes floats. No dropout,
-     * no moves. `count` may be any; the engine works in batches. */
+    /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No
+     * dropout, no shifts. `count` may exceed the batch size; the engine works in batches. */
     enum status (*evaluate)(void *state, enum data_part part, uint32_t first, uint32_t count, float *logits);
 
-    /* The memory that it holds for parameters, data and activations: of the device where there is one. */
+    /* Bytes of memory that the engine uses for parameters, data and activations; device memory if it runs on
+     * a device. */
     uint64_t (*memory_bytes)(const void *state);
 };
 
 FDSL_C_BEGIN
 
-/* The reference (src/train/naive.c): in float it is the engine of train-naive; in double it is the oracle. */
+/* The reference (src/train/naive.c). In float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
 
-/* Goes forward from these parameters through the samples of a step, as the reference does, and names the
- * first layer that gives a value which is no finite number; "the loss" where none does. */
+/* Runs the reference forward, with these parameters, over the samples of a step. Sets `*layer` to the name of
+ * the first layer that outputs a non-finite value, or to "the loss" if none does. */
 enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
                                  uint32_t step, const char **layer);
 

@@ -8,11 +8,11 @@
 #include "train/feed.h"
 #include "train/safetensors.h"
 
-/* ---- A step ---- */
+/* ---- One step ---- */
 
 #define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 3)
 
-/* What dropout multiplied each value by in step 0 of epoch 0. */
+/* The factor that dropout applied to each value in step 0 of epoch 0. */
 static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
                               uint32_t count)
 {
@@ -27,7 +27,7 @@ static float *dropout_factors(const struct train *train, const struct layer *lay
     return factors;
 }
 
-/* What the file of a step is made of; owned. */
+/* Contents of the file of a step; owned. */
 struct step_parts {
     uint32_t *numbers, count;
     float *inputs, *gradients, *factors[MODEL_LAYERS_MAX];
@@ -52,7 +52,7 @@ static void step_free(struct step_parts *parts)
     free(parts);
 }
 
-/* The samples of the step as the network sees them. */
+/* Collects the samples of the step as the network sees them. */
 static enum status step_samples(const struct train *train, struct step_parts *parts)
 {
     const struct data *data = train->data;
@@ -95,7 +95,7 @@ static void step_add(struct step_parts *parts, const char *name, const char *typ
     }
 }
 
-/* Names the parts: parameters before and after, gradients, and what they came from. */
+/* Describes the tensors: inputs, labels, loss, dropout factors, parameters before and after, gradients. */
 static void step_describe(const struct model *model, const struct train_state *before,
                           struct step_parts *parts)
 {
@@ -183,8 +183,9 @@ enum status export_data(const struct train *train, const float *initial, const c
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    if (data->feed != DATA_STORED) /* others may not all be held, or not be what epochs learn from */
-        return status_set(STATUS_USAGE, "--export-data writes samples that are stored; add --feed stored");
+    if (data->feed !=
+        DATA_STORED) /* live samples are not all in memory, and a constant feed trains on other samples */
+        return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};

@@ -1,6 +1,6 @@
-/* What others may want to have of a training, as safetensors: parameters under PyTorch's names, the data, and
- * all of one step, to compare with. `identity` is the options as text, for the file's metadata. STATUS_FAILED
- * with path and reason. */
+/* Exports a training to safetensors files: the parameters under PyTorch's names, the data sets, or everything
+ * about one step, for comparison. `identity` is the options as text, for the file's metadata. Errors:
+ * STATUS_FAILED with path and reason. */
 #ifndef FDSL_TRAIN_EXPORT_H
 #define FDSL_TRAIN_EXPORT_H
 
@@ -10,21 +10,21 @@
 
 FDSL_C_BEGIN
 
-/* "conv1.weight", "conv1.bias", ...; the metadata has what a caller of the network needs as well, each as
- * JSON: "input" (the shape of a sample), "classes", and a "scale" and an "offset" a channel, which normalise:
- * value v goes in as v * scale + offset. */
+/* Writes "conv1.weight", "conv1.bias", ... The metadata holds what users of the network also need, each as
+ * JSON: "input" (shape of a sample), "classes", and "scale" and "offset" with one value per channel. The
+ * network's input for value v is v * scale + offset. */
 enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
                               const char *path);
 
-/* Both sets as they are stored (train.values, train.labels, test...), scale and offset that normalise them,
- * and the parameters that training begins with (initial.conv1.weight ...). STATUS_USAGE where the training
- * samples are not DATA_STORED. */
+/* Writes both sets as stored (train.values, train.labels, test...), the normalisation (scale, offset), and
+ * the initial parameters (initial.conv1.weight ...). STATUS_USAGE if the training samples are not
+ * DATA_STORED. */
 enum status export_data(const struct train *train, const float *initial, const char *identity,
                         const char *path);
 
-/* Makes step 0 of epoch 0 on an engine that was set to `before`, and takes it back: inputs (normalised),
- * labels, loss (the mean), before., gradient. and after. of each parameter, and factor. of each layer of
- * dropout: what it multiplied values by. */
+/* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
+ * file holds inputs (normalised), labels, loss (the mean), before., gradient. and after. of each parameter,
+ * and factor. of each dropout layer: the factors that it multiplied values by. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, const char *identity, const char *path);
 

@@ -1,4 +1,4 @@
-/* The workload `infer`: a trained network over the test set, batch by batch. */
+/* The workload `infer`: runs a trained network over the test set, batch by batch. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,19 +11,19 @@
 #include "train/trainer.h"
 
 struct parameters {
-    struct job_parameters job; /* first */
+    struct job_parameters job; /* must be the first member */
     const char *checkpoint;
 };
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the network: a checkpoint of train, or a folder's latest"},
+     "the network: a checkpoint of train, or a folder (uses its latest)"},
 #define TRAINED "as in training"
-    JOB_OPTIONS(struct parameters, NULL, "what the samples are of (default: " TRAINED ")", TRAINED, TRAINED,
-                TRAINED, NULL, " (default: " TRAINED ")"),
+    JOB_OPTIONS(struct parameters, NULL, "what to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
+                NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples a run; where it is not given, no more than there are"},
+     "samples per run; the default is reduced to the size of the test set"},
 };
 
 static const struct measure columns[] = {
@@ -36,9 +36,9 @@ static const char *const baselines[] = {"infer-naive", NULL};
 
 /* ---- Opening ---- */
 
-/* The input, with what it owns. */
+/* The workload's input and what it owns. */
 struct opened {
-    struct infer_job job; /* first: variants see this */
+    struct infer_job job; /* must be the first member: variants cast the input to it */
     struct model model;
     struct data data;
     struct checkpoint checkpoint;
@@ -61,13 +61,14 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
         return status_set(
             STATUS_USAGE,
-            "--checkpoint: a network for %ux%ux%ux%u and %u classes, and --data has %ux%ux%ux%u and %u",
+            "--checkpoint: the network is for %ux%ux%ux%u and %u classes, but --data has %ux%ux%ux%u and %u",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
 }
 
-/* What was not given is what the network learnt from; sizes are of that data alone. */
+/* Takes options that were not given from the checkpoint: the network's own training data. Sizes carry over
+ * only if the data are the same. */
 static void take_samples(const struct options *given, const struct checkpoint *checkpoint,
                          struct job_parameters *job)
 {
@@ -97,24 +98,25 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
         return;
     if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
         job->res == samples->res && job->test_size != samples->test_size)
-        status_warn("these are not as many test samples as the network was tested with when it was trained; "
-                    "accuracies do not compare");
+        status_warn("the number of test samples differs from that during training; "
+                    "accuracies are not comparable");
     else
-        status_warn(
-            "these test samples are not those that the network was tested with when it was trained on "
-            "%s; some may be among those it learnt from, and accuracies do not compare",
-            checkpoint->data);
+        status_warn("these are not the test samples that were used when the network was trained on "
+                    "%s; it may have been trained on some of them, and accuracies are not comparable",
+                    checkpoint->data);
 }
 
 static enum status fill(const struct options *given, struct parameters *parameters,
                         const struct partition *partition, struct opened *opened)
 {
     if (!parameters->checkpoint)
-        return status_set(STATUS_USAGE,
-                          "say which network with --checkpoint FILE; train --checkpoint DIR makes some");
+        return status_set(
+            STATUS_USAGE,
+            "choose the network with --checkpoint FILE; train --checkpoint DIR writes checkpoints");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
-    parameters->job.feed = -1; /* what is not learnt from need not be stored */
+    parameters->job.feed =
+        -1; /* training samples are not used here, so the default feed avoids storing them */
     TRY(job_open_data(&parameters->job, partition, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;
@@ -169,7 +171,7 @@ static struct work infer_work(const void *input, const struct variant *variant)
                                    .once_bytes = bytes}};
 }
 
-/* How many samples' logits are farther from the oracle's than the bound allows. */
+/* Number of samples whose logits differ from the oracle's by more than the bound. */
 static uint64_t count_off(const struct train *train, double bound, const float *mine, const float *exact)
 {
     size_t classes = train->model->classes;
@@ -186,7 +188,8 @@ static uint64_t count_off(const struct train *train, double bound, const float *
     return off;
 }
 
-/* Counts the samples whose logits are not the oracle's: all where the latest run is not this one. */
+/* Counts the samples whose logits differ from the oracle's; all of them if the variant's latest run is not
+ * run `number`. */
 static enum status infer_verify(const void *input, const struct variant *variant, void *state,
                                 uint64_t number, uint64_t *wrong)
 {
@@ -217,7 +220,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
     return status;
 }
 
-/* Judges the whole test set, with a last batch that may be short. */
+/* Computes loss and accuracy over the whole test set; the last batch may be short. */
 static enum status judge(const struct opened *opened, void *state, double *loss, double *accuracy)
 {
     const struct inferrer *inferrer = state;
@@ -261,7 +264,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 const struct workload workload_infer = {
     .name = "infer",
     .schema = "infer/2",
-    .summary = "a trained network over a test set, batch by batch",
+    .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),

@@ -23,8 +23,8 @@ enum status inferrer_open(const struct engine *engine, const struct resources *r
     inferrer->engine = engine;
     inferrer->number = UINT64_MAX;
     const struct train *train = &inferrer->job->train;
-    const struct train_state from = {.parameters =
-                                         (float *)(uintptr_t)inferrer->job->parameters}; /* only read */
+    const struct train_state from = {
+        .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* cast away const: it is only read */
     inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
     enum status status =
         inferrer->logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a batch");
@@ -47,8 +47,8 @@ enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
     uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
     (void)time;
     inferrer->number = number;
-    /* Runs may take the same samples: an engine that writes nothing must not leave the logits of another run.
-     */
+    /* Several runs may evaluate the same samples. If an engine writes nothing, the logits of an earlier run
+     * must not pass as its result. */
     inferrer->logits[0] = inferrer->logits[(size_t)train->batch * train->model->classes - 1] = NAN;
     return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(number % batches) * train->batch,
                                       train->batch, inferrer->logits);

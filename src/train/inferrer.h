@@ -1,4 +1,4 @@
-/* Inference by any engine, as variants run it:
+/* Runs inference on any engine. A variant is defined like this:
  *
  *     static enum status setup(const struct resources *resources, const void *input, void **state)
  *     {
@@ -7,7 +7,7 @@
  *     const struct variant variant_infer_x = {.setup = setup, .run = inferrer_run, .fetch = inferrer_fetch,
  *                                             .teardown = inferrer_close};
  *
- * Run number n evaluates batch n of the whole batches of the test set, modulo their number. */
+ * Run number n evaluates batch n mod N, where N is the number of whole batches in the test set. */
 #ifndef FDSL_TRAIN_INFERRER_H
 #define FDSL_TRAIN_INFERRER_H
 
@@ -26,13 +26,13 @@ struct inferrer {
     const struct engine *engine;
     void *state; /* the engine's */
     float *logits;
-    uint64_t number; /* of the latest run; UINT64_MAX before the first */
+    uint64_t number; /* of the latest run; UINT64_MAX before the first run */
 };
 
-/* What inferrer_fetch() fills. */
+/* Output of inferrer_fetch(). */
 struct infer_result {
-    float *logits;   /* the caller's, with room for one batch */
-    uint64_t number; /* of the latest run, which evaluated that batch; UINT64_MAX before the first */
+    float *logits;   /* owned by the caller; room for one batch */
+    uint64_t number; /* number of the latest run, which produced `logits`; UINT64_MAX before the first run */
 };
 
 FDSL_C_BEGIN
@@ -43,7 +43,7 @@ enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
 enum status inferrer_fetch(void *state, void *result);
 void inferrer_close(void *state);
 
-/* The memory that the engine holds. */
+/* Bytes of memory that the engine uses. */
 uint64_t inferrer_memory_bytes(const void *state);
 
 FDSL_C_END

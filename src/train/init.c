@@ -21,7 +21,7 @@ static void shape_text(const struct model_tensor *tensor, char text[64])
         used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", tensor->shape[i]);
 }
 
-/* How many tensors are taken: all, or all but the last layer's two. */
+/* Sets `*taken` to the number of tensors to copy: all, or all but the two of the last layer. */
 static enum status fit(const struct model *model, const struct model *theirs, uint32_t *taken)
 {
     *taken = model->tensor_count;
@@ -38,14 +38,14 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
         shape_text(there, others);
         return status_set(
             STATUS_USAGE,
-            "its %s is %s, and for these samples it must be %s; take samples of "
+            "its %s is %s, but these samples need %s; use samples of "
             "%" PRIu32 "x%" PRIu32 "x%" PRIu32 "x%" PRIu32 "%s",
             here->name, others, ours, theirs->input.channels, theirs->input.depth, theirs->input.height,
             theirs->input.width,
-            theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which takes any size" : "");
+            theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");
     }
     return *taken > 0 ? STATUS_OK
-                      : status_set(STATUS_USAGE, "nothing of it fits: its only layer has other shapes");
+                      : status_set(STATUS_USAGE, "nothing fits: its only layer has another shape");
 }
 
 static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,
@@ -53,18 +53,17 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
 {
     struct model theirs;
     if (strcmp(checkpoint->model, model->name) != 0)
-        return status_set(
-            STATUS_USAGE,
-            "it is of the model %.15s, and this is %s; take --model %.15s, or another checkpoint",
-            checkpoint->model, model->name, checkpoint->model);
+        return status_set(STATUS_USAGE,
+                          "its model is %.15s, but this is %s; use --model %.15s, or another checkpoint",
+                          checkpoint->model, model->name, checkpoint->model);
     TRY(checkpoint_model(checkpoint, &theirs));
     TRY(fit(model, &theirs, taken));
     for (uint32_t t = 0; t < *taken; t++)
         memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
-    /* Zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021: features that were trained for
-     * long are large, and drawn weights of what is new would send large gradients back
-     * through what is not. */
+    /* The new layer starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021.
+     * Features of a long training are large; random weights in the new layer would send large gradients back
+     * into the trained ones. */
     for (uint32_t t = *taken; t < model->tensor_count; t++)
         memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
     return STATUS_OK;
@@ -82,10 +81,10 @@ enum status init_take(const char *path, const struct model *model, float *parame
     }
     if (status == STATUS_OK) {
         *hash = checkpoint_hash(&checkpoint);
-        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors are those of %s after %" PRIu32
+        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s after %" PRIu32
                    " epochs of %s%s",
                    taken, model->tensor_count, path, checkpoint.history.epochs, checkpoint.data,
-                   taken < model->tensor_count ? "; the last layer begins with zeros" : "");
+                   taken < model->tensor_count ? "; the last layer starts with zeros" : "");
     }
     checkpoint_free(&checkpoint);
     return status;

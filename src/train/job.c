@@ -22,7 +22,7 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
 #endif
     *data = (struct data){0};
     if (partition->ranks > 1)
-        return status_set(STATUS_USAGE, "training and inference take one rank; start without mpirun");
+        return status_set(STATUS_USAGE, "training and inference run on one rank; start without mpirun");
     return data_open(&request, data);
 }
 
@@ -33,7 +33,7 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
     if (parameters->batch > count)
         return status_set(STATUS_USAGE,
                           "--batch %" PRIu64 " is more than the %" PRIu32 " samples to %s; lower it",
-                          parameters->batch, count, part == DATA_TRAIN ? "learn from" : "test with");
+                          parameters->batch, count, part == DATA_TRAIN ? "train on" : "test with");
     return STATUS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* What the workloads `train` and `infer` share: the options that say what is learnt from, and its opening. */
+/* Shared by the workloads `train` and `infer`: the options that choose the data, and opening it. */
 #ifndef FDSL_TRAIN_JOB_H
 #define FDSL_TRAIN_JOB_H
 
@@ -9,22 +9,22 @@
 #include "core/status.h"
 #include "train/data.h"
 
-/* The first members of both workloads' parameters. */
+/* Must be the first member of both workloads' parameters. */
 struct job_parameters {
     const char *data;
     uint64_t train_size, test_size, classes, res, batch;
-    int feed; /* as struct data_request's, and so is the next */
+    int feed; /* see struct data_request, also for `fresh` */
     bool fresh;
 };
 
-/* Their lines of the table of options; `parameters` is the workload's struct, which begins with them, the
- * rest is what
- * --data is for, and defaults: values or NULL, and in words of what depends. */
+/* The rows of the option table for struct job_parameters. `parameters` is the workload's struct, which starts
+ * with it. The other arguments are the purpose of --data and the defaults: a value or NULL, or words if the
+ * default depends on something. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,              \
-     use ": a folder of MNIST (IDX), CIFAR-10 (binary) or of what --prepare made; digits, clips " \
-     "(for cnn3d) or synth, which are generated"},                                                             \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
+     use ": a folder with MNIST (IDX), CIFAR-10 (binary) or a data set made by --prepare; "                    \
+     "or generated: digits, clips (for cnn3d), synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "the first N training samples (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
@@ -32,19 +32,19 @@ struct job_parameters {
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "labels are below N (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
-     "side of the images of synth" res_words}
+     "width and height of synth images" res_words}
 /* clang-format on */
 
-/* Opens the data of these parameters. STATUS_USAGE for several ranks. The caller closes the data, also after
- * a failure. */
+/* Opens the data that these parameters choose. STATUS_USAGE if there are several ranks. The caller closes the
+ * data, also after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
                           struct data *data);
 
-/* STATUS_USAGE for a batch larger than the set it is of, which `part` names. */
+/* STATUS_USAGE if the batch is larger than the set `part`. */
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
-/* move() of both workloads: there is one rank, so there is nowhere to move to. */
+/* move() of both workloads. They run on one rank, so there is nothing to repartition. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

@@ -1,8 +1,8 @@
-/* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018): the loss's gradient is made
- * larger, so that what follows from it is not lost below the least half; the gradients of parameters are made
- * smaller again. A step whose gradients hold an Inf or a NaN is skipped. The rule, its beginning and its
- * numbers are those of torch.amp.GradScaler, with a floor and a ceiling. One definition
- * for host and device. */
+/* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018). The gradient of the loss is
+ * scaled up so that values derived from it do not underflow in half precision; parameter gradients are scaled
+ * back down. A step whose gradients contain an Inf or a NaN is skipped. The rule, the initial scale and the
+ * constants are those of torch.amp.GradScaler, plus a minimum and a maximum. Host and device share this
+ * definition. */
 #ifndef FDSL_TRAIN_LOSS_SCALE_H
 #define FDSL_TRAIN_LOSS_SCALE_H
 
@@ -11,15 +11,16 @@
 
 #include "core/portable.h"
 
-/* Powers of two: to scale by them rounds nothing. */
-#define LOSS_SCALE_BEGIN  65536.0f
-#define LOSS_SCALE_LEAST  1.0f
-#define LOSS_SCALE_MOST   16777216.0f /* where gradients are all zeros nothing else ends its growth */
-#define LOSS_SCALE_GROWTH 2000        /* steps without an Inf before it doubles */
+/* Powers of two, so that scaling causes no rounding. */
+#define LOSS_SCALE_BEGIN 65536.0f
+#define LOSS_SCALE_LEAST 1.0f
+/* An upper limit: with all-zero gradients the scale would grow forever. */
+#define LOSS_SCALE_MOST   16777216.0f
+#define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
 
 struct loss_scale {
-    float scale;         /* 0: none yet */
-    uint32_t good_steps; /* since it last changed */
+    float scale;         /* 0: not set yet */
+    uint32_t good_steps; /* since the scale last changed */
 };
 
 static inline struct loss_scale loss_scale_begin(void)
@@ -28,7 +29,8 @@ static inline struct loss_scale loss_scale_begin(void)
     return begin;
 }
 
-/* After a step: halved where its gradients overflowed, doubled behind so many that did not. */
+/* Updates the scale after a step: halves it on overflow, doubles it after LOSS_SCALE_GROWTH steps without
+ * one. */
 FDSL_HD void loss_scale_step(struct loss_scale *state, bool overflowed)
 {
     if (!overflowed && ++state->good_steps < LOSS_SCALE_GROWTH)

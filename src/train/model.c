@@ -7,11 +7,11 @@
 
 #include "data/draws.h"
 
-#define VALUES_MAX (UINT64_C(1) << 31) /* of a layer's output or weights */
+#define VALUES_MAX (UINT64_C(1) << 31) /* limit for a layer's output and for its weights */
 
 /* ---- The models ---- */
 
-/* A square kernel over pictures, a cube over volumes. */
+/* CONV and POOL have square kernels for images, CONV3D and POOL3D cubes for volumes. */
 #define CONV(out, size, pad)                                                                         \
     {                                                                                                \
         .kind = LAYER_CONV, .channels = (out), .kernel = {1, size, size}, .padding = { 0, pad, pad } \
@@ -52,14 +52,14 @@
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
 
-/* LeCun et al., "Gradient-based learning applied to document recognition", 1998,
- * with ReLU and max-pooling. */
+/* LeCun et al., "Gradient-based learning applied to document recognition", 1998, with ReLU and
+ * max-pooling. */
 static const struct layer_spec lenet[] = {
     CONV(6, 5, 2), RELU,       POOL(2), CONV(16, 5, 0),  RELU, POOL(2), LINEAR(120),
     RELU,          LINEAR(84), RELU,    LINEAR(CLASSES),
 };
 
-/* The net of PyTorch's MNIST example: 1,199,882 parameters for 28 x 28 pixels and 10 classes. */
+/* The network of PyTorch's MNIST example: 1,199,882 parameters for 28 x 28 pixels and 10 classes. */
 static const struct layer_spec cnn[] = {
     CONV(32, 3, 0), RELU,        CONV(64, 3, 0), RELU,          POOL(2),
     DROPOUT(0.25f), LINEAR(128), RELU,           DROPOUT(0.5f), LINEAR(CLASSES),
@@ -70,13 +70,13 @@ static const struct layer_spec cnn3d[] = {
     POOL3D(2),        LINEAR(64), RELU,      DROPOUT(0.5f),    LINEAR(CLASSES),
 };
 
-/* A convolution that halves the picture; and a residual block (He et al., "Deep residual learning for image
- * recognition", 2016) of two. */
+/* STAGE: a convolution, then pooling that halves the image. BLOCK: a residual block of two convolutions (He
+ * et al., "Deep residual learning for image recognition", 2016). */
 #define STAGE(out) CONV(out, 3, 1), RELU, POOL(2)
 #define BLOCK(out) CONV(out, 3, 1), RELU, CONV(out, 3, 1), ADD(4), RELU
 
-/* For pictures of any size from 8 x 8: behind the mean, a channel is a number. Three blocks and no more, so
- * that it learns without normalisation: a signal passes three convolutions that are not bridged. */
+/* For images of any size from 8 x 8 up: the mean reduces each channel to one number. With only three blocks
+ * it trains without normalisation layers: just three convolutions have no shortcut around them. */
 static const struct layer_spec cnn_fdsl[] = {
     STAGE(32), BLOCK(32), STAGE(64), BLOCK(64), STAGE(128), BLOCK(128), MEAN, LINEAR(CLASSES),
 };
@@ -92,7 +92,7 @@ const struct model_table model_tables[] = {
     TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
     NAMED("cnn-fdsl", cnn_fdsl, false,
-          "three residual blocks, the mean, one linear layer: any size of pictures"),
+          "three residual blocks, the mean, one linear layer: images of any size"),
     {0},
 };
 
@@ -104,13 +104,13 @@ static enum status too_small(const struct layer *layer)
 {
     return status_set(
         STATUS_USAGE,
-        "its %s gets %" PRIu32 " x %" PRIu32 " x %" PRIu32
-        " (depth, height, width), too small for it; take larger samples (of synth, with --res) or "
+        "its %s gets an input of %" PRIu32 " x %" PRIu32 " x %" PRIu32
+        " (depth, height, width), which is too small; use larger samples (for synth, raise --res) or "
         "another network",
         layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
 
-/* What a kernel makes of a length; 0 where it does not fit. */
+/* Output length along an axis; 0 if the kernel does not fit. */
 static uint32_t windows(const struct layer *layer, uint32_t length, int axis)
 {
     uint32_t kernel = layer->spec.kernel[axis];
@@ -139,7 +139,7 @@ static enum status find_output(struct layer *layer, uint32_t classes)
             return too_small(layer);
     }
     if (spec->kind == LAYER_DROPOUT && spec->rate * 256 != floorf(spec->rate * 256))
-        return status_set(STATUS_FAILED, "%s: its rate is no multiple of 1/256", layer->name);
+        return status_set(STATUS_FAILED, "%s: its rate is not a multiple of 1/256", layer->name);
     layer->in_values = shape_values(&layer->in);
     layer->out_values = shape_values(&layer->out);
     if (layer->out_values > VALUES_MAX)
@@ -147,26 +147,27 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     return STATUS_OK;
 }
 
-/* Notes that an addition takes the output of an earlier layer, if it can. */
+/* Marks the earlier layer whose output `add` uses; checks that the addition is possible. */
 static enum status join(struct model *model, const struct layer *add)
 {
     uint32_t back = add->spec.back, from = add->number - back;
     if (back < 2 || back > add->number)
-        return status_set(STATUS_FAILED, "%s: it adds no earlier layer's output", add->name);
+        return status_set(STATUS_FAILED, "%s: it does not add the output of an earlier layer", add->name);
     struct layer *other = &model->layers[from];
     enum layer_kind behind = other[1].spec.kind;
     other->is_added = true;
     if (behind == LAYER_RELU || behind == LAYER_DROPOUT)
-        return status_set(STATUS_FAILED, "%s: it adds %s, behind which %s works in place", add->name,
+        return status_set(STATUS_FAILED, "%s: it adds the output of %s, which %s changes in place", add->name,
                           other->name, other[1].name);
     return memcmp(&other->out, &add->in, sizeof add->in) == 0
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "%s: it adds %s, of another shape", add->name, other->name);
+               : status_set(STATUS_FAILED, "%s: it adds the output of %s, which has another shape", add->name,
+                            other->name);
 }
 
 /* ---- Parameters ---- */
 
-/* Adds a tensor at the end of the arena and returns where it begins. */
+/* Appends a tensor to the arena and returns its offset. */
 static size_t add_tensor(struct model *model, const struct layer *layer, const char *what, size_t values,
                          uint32_t fan_in)
 {
@@ -182,7 +183,7 @@ static size_t add_tensor(struct model *model, const struct layer *layer, const c
     return tensor->first;
 }
 
-/* The axes of a tensor of weights, as PyTorch has them. */
+/* Sets the axes of a weight tensor as in PyTorch. */
 static void shape_weight(const struct model *model, const struct layer *layer, struct model_tensor *tensor)
 {
     tensor->shape[tensor->axes++] = layer->out.channels;
@@ -215,20 +216,21 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     return STATUS_OK;
 }
 
-/* ---- Work ---- */
+/* ---- FLOP counts ---- */
 
-/* Pairs of a place of the output and a tap of the kernel that meet inside the input: zeros around it are no
- * work. */
+/* Number of pairs (output position, kernel tap) whose input is inside the image; multiplying padding zeros
+ * does not count as work. */
 static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, int axis)
 {
     double taps = 0;
     for (uint32_t tap = 0; tap < layer->spec.kernel[axis]; tap++)
-        for (uint32_t place = 0; place < out; place++)
-            taps += place + tap >= layer->spec.padding[axis] && place + tap - layer->spec.padding[axis] < in;
+        for (uint32_t position = 0; position < out; position++)
+            taps += position + tap >= layer->spec.padding[axis] &&
+                    position + tap - layer->spec.padding[axis] < in;
     return taps;
 }
 
-/* Multiply-adds of a layer's way forward. */
+/* Multiply-adds of a layer's forward pass. */
 static double products_of(const struct layer *layer)
 {
     const struct shape *in = &layer->in, *out = &layer->out;
@@ -240,12 +242,13 @@ static double products_of(const struct layer *layer)
            inner_taps(layer, in->height, out->height, 1) * inner_taps(layer, in->width, out->width, 2);
 }
 
-/* Only the largest of a window has a gradient, and where ReLU or dropout took it not even that. */
+/* Whether layer i is a convolution followed by pooling, with only ReLU between them. Then only the maximum of
+ * each window has a gradient, and none if ReLU zeroed it. */
 static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)
         return false;
-    bool is_added = false; /* then all of it has a gradient */
+    bool is_added = false; /* an addition also uses its output, so every output has a gradient */
     do
         is_added |= model->layers[i].is_added;
     while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU);
@@ -255,7 +258,7 @@ static bool is_pooled(const struct model *model, uint32_t i)
 double model_flops(const struct model *model, const struct model_savings *savings)
 {
     double multiply_adds = 0;
-    bool first = true; /* its input is the samples, whose gradient nobody needs */
+    bool first = true; /* the first layer's input is the samples, which need no gradient */
     for (uint32_t i = 0; i < model->layer_count; i++) {
         double products = products_of(&model->layers[i]);
         if (products == 0)
@@ -270,9 +273,9 @@ double model_flops(const struct model *model, const struct model_savings *saving
     return 2 * multiply_adds;
 }
 
-/* ---- All of it ---- */
+/* ---- Building a model ---- */
 
-/* "conv1", "conv2", "relu1": counted by kind, as modules are usually called. */
+/* "conv1", "conv2", "relu1": numbered per kind, as PyTorch modules usually are. */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
     static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc", "add", "mean"};
@@ -292,8 +295,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
                             .input_values = shape_values(&input)};
     if (!table->volumetric && input.depth != 1)
         return status_set(STATUS_USAGE,
-                          "%s takes pictures, and these samples have a depth of %" PRIu32
-                          "; cnn3d takes those",
+                          "%s takes images, but these samples have a depth of %" PRIu32 "; use cnn3d",
                           table->name, input.depth);
     if (table->layer_count > MODEL_LAYERS_MAX || classes == 0 || model->input_values == 0)
         return status_set(STATUS_FAILED, "%s: no model of %" PRIu32 " layers for %" PRIu32 " classes",
@@ -315,7 +317,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         shape = layer->out;
     }
     if (shape_values(&shape) != classes)
-        return status_set(STATUS_FAILED, "%s: its last layer does not give a value a class", table->name);
+        return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
+                          table->name);
     return STATUS_OK;
 }
 

@@ -1,8 +1,8 @@
-/* A network as a table of layers, from which shapes, parameters and memory follow; the same for all variants.
+/* A network as a table of layers, which determines shapes, parameters and memory. All variants share it.
  *
- * Tensors are in C order, as PyTorch has them: a sample (channels, depth, height, width), the weights of a
- * convolution (out, in, depth, height, width), those of a linear layer (out, in). A picture has depth 1, so a
- * convolution in two dimensions is one in three with a kernel of depth 1. */
+ * Tensors are in C order, as in PyTorch: a sample is (channels, depth, height, width), convolution weights
+ * are (out, in, depth, height, width), linear weights are (out, in). An image has depth 1, so a 2-D
+ * convolution is a 3-D one with kernel depth 1. */
 #ifndef FDSL_TRAIN_MODEL_H
 #define FDSL_TRAIN_MODEL_H
 
@@ -16,8 +16,8 @@
 #define MODEL_LAYERS_MAX  40
 #define MODEL_TENSORS_MAX (2 * MODEL_LAYERS_MAX)
 #define MODEL_NAME_MAX    16
-#define MODEL_ALIGNMENT   32 /* values: each tensor of parameters begins at a multiple, 128 bytes of floats */
-#define MODEL_AXES        3  /* of a kernel: depth, height, width */
+#define MODEL_ALIGNMENT   32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
+#define MODEL_AXES        3  /* kernel axes: depth, height, width */
 
 enum layer_kind {
     LAYER_CONV,
@@ -25,20 +25,20 @@ enum layer_kind {
     LAYER_POOL,
     LAYER_DROPOUT,
     LAYER_LINEAR,
-    LAYER_ADD,  /* of two outputs: of the layer before it, and of an earlier one of the same shape */
-    LAYER_MEAN, /* of each channel over all places */
+    LAYER_ADD,  /* sum of two outputs: of the layer before it and of an earlier layer of the same shape */
+    LAYER_MEAN, /* mean of each channel over all positions */
     LAYER_KINDS
 };
 
-/* A line of a table. */
+/* One row of a model table. */
 struct layer_spec {
     enum layer_kind kind;
-    uint32_t channels;            /* that a convolution or linear layer makes; 0: as many as classes */
-    uint32_t kernel[MODEL_AXES];  /* of a convolution (stride 1), or of max-pooling, whose stride it is too */
-    uint32_t padding[MODEL_AXES]; /* of a convolution: zeros on either side */
-    float rate;                   /* of dropout: a multiple of 1/256, as draw_kept() has it */
-    uint32_t back; /* of an addition: the earlier layer is so many before it. Behind that one no ReLU or
-                    * dropout may come at once: engines let these work in place */
+    uint32_t channels;           /* output channels of a convolution or linear layer; 0: number of classes */
+    uint32_t kernel[MODEL_AXES]; /* kernel of a convolution (stride 1), or window and stride of max-pooling */
+    uint32_t padding[MODEL_AXES]; /* zero padding on either side of a convolution */
+    float rate;                   /* dropout rate: a multiple of 1/256, see draw_kept() */
+    uint32_t back; /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU or dropout may
+                    * directly follow that layer, because engines run them in place */
 };
 
 struct shape {
@@ -47,50 +47,52 @@ struct shape {
 
 struct layer {
     struct layer_spec spec;
-    char name[MODEL_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ... as a PyTorch module's */
-    uint32_t number;           /* its place in the table: the stream of its draws */
-    bool is_added;             /* some addition behind it takes its output */
+    char name[MODEL_NAME_MAX]; /* as a PyTorch module is named: "conv1", "relu1", "pool1", "dropout1", "fc1",
+                                * ... */
+    uint32_t number;           /* index in the table; selects the random stream of its draws */
+    bool is_added;             /* a later LAYER_ADD uses its output */
     struct shape in, out;
-    size_t in_values, out_values;      /* of a sample */
-    size_t weight, bias;               /* where these begin in an arena of parameters */
-    size_t weight_values, bias_values; /* 0 where the kind has none */
-    size_t output; /* where outputs would begin if those of all layers of a sample lay behind each other */
+    size_t in_values, out_values;      /* values per sample */
+    size_t weight, bias;               /* start offsets in a parameter arena */
+    size_t weight_values, bias_values; /* 0 if this kind of layer has none */
+    size_t output; /* start offset of its output if the outputs of all layers of a sample were stored
+                    * consecutively */
 };
 
-/* A tensor of parameters. */
+/* A parameter tensor. */
 struct model_tensor {
     char name[2 * MODEL_NAME_MAX]; /* "conv1.weight" */
-    size_t first, values;          /* in the arena */
-    uint64_t shape[5];             /* PyTorch's: a Conv2d has no axis of depth */
+    size_t first, values;          /* offset and size in the arena */
+    uint64_t shape[5];             /* as in PyTorch: a Conv2d weight has no depth axis */
     uint32_t axes;
-    uint32_t fan_in; /* inputs that an output of its layer sums */
-    uint32_t stream; /* of its initial values */
+    uint32_t fan_in; /* number of inputs that are summed for one output */
+    uint32_t stream; /* random stream of its initial values */
 };
 
 struct model {
     const char *name, *summary;
-    bool volumetric; /* its samples have a depth */
+    bool volumetric; /* samples have a depth axis */
     struct shape input;
     uint32_t classes;
     struct layer layers[MODEL_LAYERS_MAX];
     uint32_t layer_count;
     struct model_tensor tensors[MODEL_TENSORS_MAX];
     uint32_t tensor_count;
-    size_t parameters;                  /* how many there are */
-    size_t arena_values;                /* with the gaps that align tensors; gaps are zeros and stay so */
-    size_t input_values, output_values; /* of a sample; outputs of all layers together */
-    double multiplications;             /* multiply-adds of a sample's way forward */
+    size_t parameters;   /* number of parameters */
+    size_t arena_values; /* including the gaps that align tensors; gaps are zero and stay zero */
+    size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
+    double multiplications;             /* multiply-adds of one sample's forward pass */
 };
 
-/* Products of a network that an implementation may leave out, so that no bound may count them. */
+/* Multiplications that an implementation may omit; a lower bound must not count them. */
 struct model_savings {
-    bool backward;         /* all of backward: inference */
-    bool pooled_gradients; /* backward through a convolution before a pooling: only gradients that are not
-                              zero */
-    bool convolutions;     /* a convolution may take fewer products than its definition (Winograd, FFT) */
+    bool backward;         /* the whole backward pass: inference */
+    bool pooled_gradients; /* backward through a convolution followed by pooling: only non-zero gradients are
+                            * used */
+    bool convolutions; /* a convolution may use fewer multiplications than its definition (Winograd, FFT) */
 };
 
-/* What a model is made of. */
+/* A model before its shapes are known. */
 struct model_table {
     const char *name, *summary;
     bool volumetric;
@@ -100,32 +102,31 @@ struct model_table {
 
 FDSL_C_BEGIN
 
-/* The values of a shape. */
+/* Number of values of a shape. */
 static inline size_t shape_values(const struct shape *shape)
 {
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl; ends with a name that is NULL. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl; the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
-/* Names for an option, in the order of the tables, NULL-terminated. */
+/* Option values, in the order of the tables, NULL-terminated. */
 extern const char *const model_names[];
 
-/* Fills `*model` from a table, for samples of this shape and so many classes (at least 1). STATUS_USAGE where
- * the table's layers do not fit the shape, or their numbers are too large. Nothing is allocated. */
+/* Fills `*model` from a table, for samples of shape `input` and `classes` >= 1 classes. STATUS_USAGE if the
+ * layers do not fit the shape or sizes overflow. Allocates nothing. */
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
 
-/* The least floating-point operations of a sample: those of the products of convolutions and linear layers,
- * forward and backward (gradients of weights and of inputs, except those of the samples), less these savings.
- * A multiply-add counts as two. Zeros that pad a convolution are no work. */
+/* Minimum floating-point operations per sample: the multiply-adds of convolutions and linear layers, forward
+ * and backward (gradients of weights and inputs, except gradients of the samples), minus `savings`. A
+ * multiply-add counts as two operations. Multiplications by padding zeros do not count. */
 double model_flops(const struct model *model, const struct model_savings *savings);
 
-/* Fills an arena with the initial parameters: weights and biases evenly from +-1 / sqrt(fan-in), as PyTorch's
- * Conv2d and Linear begin (kaiming_uniform_ with a = sqrt(5)), zeros in the gaps. A pure function of the
- * seed.
- */
+/* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
+ * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). Gaps are zero. A pure function
+ * of the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

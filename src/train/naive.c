@@ -1,6 +1,6 @@
-/* The reference engine: one thread, plain loops, one sample and one layer at a time. It defines what a
- * training step is, all other engines are compared with it, and it is never optimised. Compiled twice: in
- * float for `train-naive` and `infer-naive`, and by naive_double.c in double for --verify. */
+/* The reference engine: one thread, plain loops, one sample and one layer at a time. It defines a training
+ * step; all other engines are compared with it. Do not optimise it. It is compiled twice: in float for
+ * `train-naive` and `infer-naive`, and by naive_double.c in double for --verify. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -27,36 +27,36 @@ typedef train_real real;
 
 struct naive {
     const struct train *train;
-    uint32_t batch; /* samples that there is room for */
-    real *parameters, *gradients, *first, *second;
+    uint32_t batch; /* capacity in samples */
+    real *parameters, *gradients, *m, *v;
     real *inputs;  /* batch x input_values */
-    real *outputs; /* of every layer: batch x out_values each, behind each other as layer->output says */
-    real *deltas;  /* the gradients of these */
-    float *sample; /* on its way to `inputs` */
+    real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
+    real *deltas;  /* gradients of `outputs` */
+    float *sample; /* scratch: one gathered sample */
     uint32_t *numbers, *labels;
     struct feed feed;
     struct train_totals totals;
-    struct published published; /* what `totals` were after the latest step */
+    struct published published; /* copy of `totals` after the latest step, for progress() */
     uint64_t bytes;
 };
 
 /* ---- The network ---- */
 
-/* The output of a layer, or its gradient, for place `j` of the batch. */
+/* A layer's output for the sample at index `j` of the batch; in `arena` deltas, its gradient. */
 static real *output_of(const struct naive *naive, real *arena, uint32_t layer, uint32_t j)
 {
     const struct layer *of = &naive->train->model->layers[layer];
     return arena + of->output * naive->batch + j * of->out_values;
 }
 
-/* What a layer is given: an output, or the sample itself. */
+/* A layer's input: the previous layer's output, or the sample itself. */
 static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
 {
     return layer ? output_of(naive, naive->outputs, layer - 1, j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* The sample as layer i sees it. */
+/* Adds to `passing` what layer i needs: the output that LAYER_ADD adds, and its gradient. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j)
 {
@@ -82,7 +82,7 @@ static void forward(struct naive *naive, const struct passing *passing, uint32_t
     }
 }
 
-/* Gradients of outputs are sums over all layers that take them. */
+/* The gradient of an output is the sum over all layers that use it, so the gradients start at zero. */
 static void backward(struct naive *naive, const struct passing *passing, uint32_t j)
 {
     RANGE(BACKWARD);
@@ -98,7 +98,8 @@ static void backward(struct naive *naive, const struct passing *passing, uint32_
     }
 }
 
-/* Softmax and cross-entropy with smoothing; fills the gradient of the logits for a mean over `count`. */
+/* Softmax cross-entropy with label smoothing; writes the gradient of the logits, for the mean over `count`
+ * samples. */
 static real loss_of(const struct train *train, const real *logits, uint32_t label, uint32_t count,
                     real *delta)
 {
@@ -117,7 +118,7 @@ static real loss_of(const struct train *train, const real *logits, uint32_t labe
     return loss;
 }
 
-/* The first of the largest. */
+/* Index of the largest logit; the first one if several are equal. */
 static uint32_t guess(const real *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -127,7 +128,7 @@ static uint32_t guess(const real *logits, uint32_t classes)
     return best;
 }
 
-/* Puts a sample at place `j` of the batch. */
+/* Gathers a sample into index `j` of the batch. */
 static void take(struct naive *naive, const void *stored, struct draw_move move, uint32_t j)
 {
     const struct data *data = naive->train->data;
@@ -137,7 +138,7 @@ static void take(struct naive *naive, const void *stored, struct draw_move move,
         to[i] = naive->sample[i];
 }
 
-/* The one that belongs there in a step whose samples are ready. */
+/* Gathers the training sample for index `j`. Call after feed_step(). */
 static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t j)
 {
     const struct train *train = naive->train;
@@ -152,7 +153,7 @@ static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t j)
 static void naive_close(void *state)
 {
     struct naive *naive = state;
-    real *const arenas[] = {naive->parameters, naive->gradients, naive->first, naive->second,
+    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,     naive->v,
                             naive->inputs,     naive->outputs,   naive->deltas};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
@@ -163,30 +164,30 @@ static void naive_close(void *state)
     free(naive);
 }
 
-/* Zeros; adds their bytes to what is held. */
+/* Allocates zeroed memory and adds its size to naive->bytes. */
 static void *zeros(struct naive *naive, size_t count, size_t size)
 {
     naive->bytes += count * size;
     return calloc(count, size);
 }
 
-/* False where memory is out. */
+/* Returns false if memory runs out. */
 static bool allocate(struct naive *naive)
 {
     const struct model *model = naive->train->model;
     size_t batch = naive->batch, learning = naive->train->forward_only ? 1 : model->arena_values;
     naive->parameters = zeros(naive, model->arena_values, sizeof(real));
     naive->gradients = zeros(naive, learning, sizeof(real));
-    naive->first = zeros(naive, learning, sizeof(real));
-    naive->second = zeros(naive, learning, sizeof(real));
+    naive->m = zeros(naive, learning, sizeof(real));
+    naive->v = zeros(naive, learning, sizeof(real));
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
     naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
     naive->labels = zeros(naive, batch, sizeof *naive->labels);
-    return naive->parameters && naive->gradients && naive->first && naive->second && naive->inputs &&
-           naive->outputs && naive->deltas && naive->sample && naive->numbers && naive->labels;
+    return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
+           naive->deltas && naive->sample && naive->numbers && naive->labels;
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -197,7 +198,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->train = train;
     naive->batch = train->batch;
     naive->totals.bad_step = TRAIN_FINE;
-    /* The kernel grants more memory than exists, so the total is compared with what is free. */
+    /* The operating system overcommits memory, so compare the total with what is free. */
     bool allocated = allocate(naive);
     enum status status = env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch");
     if (status == STATUS_OK && !allocated)
@@ -232,8 +233,8 @@ static enum status naive_set(void *state, const struct train_state *from)
     copy_in(naive->parameters, from->parameters, values);
     if (naive->train->forward_only)
         return STATUS_OK;
-    copy_in(naive->first, from->first, values);
-    copy_in(naive->second, from->second, values);
+    copy_in(naive->m, from->m, values);
+    copy_in(naive->v, from->v, values);
     return STATUS_OK;
 }
 
@@ -242,12 +243,12 @@ static enum status naive_get(void *state, struct train_state *into)
     const struct naive *naive = state;
     size_t values = naive->train->model->arena_values;
     copy_out(into->parameters, naive->parameters, values);
-    copy_out(into->first, naive->first, values);
-    copy_out(into->second, naive->second, values);
+    copy_out(into->m, naive->m, values);
+    copy_out(into->v, naive->v, values);
     return STATUS_OK;
 }
 
-/* The batch in place: forward, loss, backward. Returns the sum of the losses. */
+/* Forward, loss and backward for the gathered batch. Returns the sum of the losses. */
 static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
 {
     const struct train *train = naive->train;
@@ -272,8 +273,7 @@ static void update_parameters(struct naive *naive, uint64_t step)
     RANGE(UPDATE);
     struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
     for (size_t i = 0; i < train->model->arena_values; i++)
-        optimizer_step(&update, naive->gradients[i], &naive->parameters[i], &naive->first[i],
-                       &naive->second[i]);
+        optimizer_step(&update, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
 }
 
 static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
@@ -336,7 +336,7 @@ static enum status naive_gradients(void *state, float *gradients)
     return STATUS_OK;
 }
 
-/* Sample by sample, at place 0 of the batch. */
+/* Evaluates one sample at a time, at index 0 of the batch. */
 static enum status naive_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                   float *logits)
 {
@@ -385,10 +385,10 @@ const struct engine
         .memory_bytes = naive_memory_bytes,
 };
 
-/* ---- What is no number ---- */
+/* ---- Non-finite values ---- */
 
 #ifndef FDSL_DOUBLE
-/* The first layer of which any sample's output is no finite number; the number of layers: none. */
+/* The first layer with a non-finite output for any sample; layer_count if there is none. */
 static uint32_t bad_layer(const struct naive *naive, uint32_t count)
 {
     const struct model *model = naive->train->model;
@@ -418,7 +418,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
         take_to_learn(naive, epoch, j);
         forward(naive, &passing, j);
     }
-    uint32_t bad = bad_layer(naive, count); /* of no use after a failure */
+    uint32_t bad = bad_layer(naive, count); /* meaningless after a failure; callers check the status */
     *layer = bad < train->model->layer_count ? train->model->layers[bad].name : "the loss";
     naive_close(naive);
     return status;

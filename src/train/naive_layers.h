@@ -1,5 +1,5 @@
-/* The layers of naive.c, which includes this with `real` defined: float, or double for the oracle. One sample
- * forward, and back: gradients grow. */
+/* The layers of naive.c, which includes this file with `real` defined as float, or as double for the oracle.
+ * Each function handles one sample, forward or backward. Backward functions add to the gradients. */
 #ifndef FDSL_TRAIN_NAIVE_LAYERS_H
 #define FDSL_TRAIN_NAIVE_LAYERS_H
 
@@ -11,20 +11,20 @@
 #include "data/draws.h"
 #include "train/model.h"
 
-/* What a layer must know of the sample that passes. */
+/* What a layer needs to know about the current sample. */
 struct passing {
     uint64_t seed;
     uint32_t epoch, sample;
     bool training;
-    const real *added; /* of an addition: the output of the earlier layer, and its gradient */
+    const real *added; /* LAYER_ADD only: the output of the earlier layer, and its gradient */
     real *added_delta;
 };
 
-/* ---- Convolution: stride 1, zeros around ---- */
+/* ---- Convolution: stride 1, zero padding ---- */
 
-/* The outputs along an axis that a kernel's offset reaches from inside the input: begin <= i < end. */
+/* Along one axis: the outputs (begin <= i < end) for which the kernel's offset falls inside the input. */
 struct reach {
-    int64_t begin, end, shift; /* output i takes input i + shift */
+    int64_t begin, end, shift; /* output i reads input i + shift */
 };
 
 static struct reach reach(const struct layer *layer, int axis, uint32_t offset, uint32_t in, uint32_t out)
@@ -34,7 +34,7 @@ static struct reach reach(const struct layer *layer, int axis, uint32_t offset, 
     return (struct reach){begin, end < out ? end : out, shift};
 }
 
-/* What one weight of a convolution joins: rows of an input's and of an output's channel. */
+/* The ranges that one kernel tap connects, per axis. */
 struct tap {
     struct reach depth, height, width;
 };
@@ -46,7 +46,7 @@ static struct tap tap(const struct layer *layer, uint32_t t, uint32_t y, uint32_
                         reach(layer, 2, x, layer->in.width, layer->out.width)};
 }
 
-/* The row of a channel at depth t and height y. */
+/* Start offset of a channel's row at depth t and height y. */
 static size_t row_at(const struct shape *shape, uint32_t channel, int64_t t, int64_t y)
 {
     return (((size_t)channel * shape->depth + (size_t)t) * shape->height + (size_t)y) * shape->width;
@@ -64,11 +64,11 @@ static void tap_forward(const struct layer *layer, const struct tap *tap, uint32
         }
 }
 
-/* The gradient of the weight; that of the input, where it is wanted, grows. */
+/* Returns the gradient of one weight and adds to the gradient of the input, if in_delta is not NULL. */
 static real tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
                          real weight, const real *in, const real *out_delta, real *in_delta)
 {
-    double sum = 0; /* long: in float, what rounding leaves grows over the steps */
+    double sum = 0; /* double: in a long float sum, rounding errors would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
             size_t from = row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
@@ -128,7 +128,7 @@ static void linear_forward(const struct layer *layer, const struct passing *pass
     const real *weight = parameters + layer->weight, *bias = parameters + layer->bias;
     (void)passing;
     for (size_t o = 0; o < layer->out_values; o++) {
-        double sum = bias[o]; /* long, as above */
+        double sum = bias[o]; /* double, because the sum is long */
         for (size_t i = 0; i < layer->in_values; i++)
             sum += (double)weight[o * layer->in_values + i] * in[i];
         out[o] = (real)sum;
@@ -150,7 +150,7 @@ static void linear_backward(const struct layer *layer, const struct passing *pas
     }
 }
 
-/* ---- ReLU: a NaN goes through, as in PyTorch ---- */
+/* ---- ReLU: passes NaN through, as in PyTorch ---- */
 
 static void relu_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
                          const real *in, real *out)
@@ -168,11 +168,9 @@ static void relu_backward(const struct layer *layer, const struct passing *passi
         in_delta[i] += in[i] <= 0 ? 0 : out_delta[i];
 }
 
-/* ---- Max-pooling: what is left over at the end of an axis is left out; of equal values the first counts
- * ----
- */
+/* ---- Max-pooling: drops incomplete windows at the end of an axis; of equal values the first wins ---- */
 
-/* The element of the input that output `at` takes: the largest of its window. */
+/* Index of the input element that output `at` takes: the maximum of its window. */
 static size_t largest(const struct layer *layer, const real *in, size_t at)
 {
     const uint32_t *kernel = layer->spec.kernel;
@@ -208,7 +206,7 @@ static void pool_backward(const struct layer *layer, const struct passing *passi
 
 /* ---- Dropout ---- */
 
-/* What an element is multiplied by: 0, or what keeps the mean. */
+/* The factor for one element: 0 if it is dropped, otherwise the factor that preserves the mean. */
 static real kept(const struct layer *layer, const struct passing *passing, uint32_t element)
 {
     uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
@@ -260,28 +258,29 @@ static void add_backward(const struct layer *layer, const struct passing *passin
 static void mean_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
                          const real *in, real *out)
 {
-    size_t places = layer->in_values / layer->out_values;
+    size_t positions = layer->in_values / layer->out_values;
     (void)passing, (void)parameters;
     for (size_t c = 0; c < layer->out_values; c++) {
-        double sum = 0; /* long, as above */
-        for (size_t i = 0; i < places; i++)
-            sum += in[c * places + i];
-        out[c] = (real)(sum / (double)places);
+        double sum = 0; /* double, because the sum is long */
+        for (size_t i = 0; i < positions; i++)
+            sum += in[c * positions + i];
+        out[c] = (real)(sum / (double)positions);
     }
 }
 
 static void mean_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
                           const real *in, const real *out_delta, real *in_delta, real *gradients)
 {
-    size_t places = layer->in_values / layer->out_values;
+    size_t positions = layer->in_values / layer->out_values;
     (void)passing, (void)parameters, (void)in, (void)gradients;
     for (size_t i = 0; in_delta && i < layer->in_values; i++)
-        in_delta[i] += out_delta[i / places] / (real)places;
+        in_delta[i] += out_delta[i / positions] / (real)positions;
 }
 
-/* ---- All of them ---- */
+/* ---- Table of layers ---- */
 
-/* One sample forward, and backward: `gradients` and, unless it is NULL, `in_delta` grow. */
+/* Forward and backward of one sample. `backward` adds to `gradients` and, unless it is NULL, to
+ * `in_delta`. */
 static const struct {
     void (*forward)(const struct layer *layer, const struct passing *passing, const real *parameters,
                     const real *in, real *out);

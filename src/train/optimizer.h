@@ -1,7 +1,7 @@
-/* What a step does to a parameter: SGD with momentum, Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and
- * Hutter, 2019), as torch.optim defines them, and the learning rate as a pure function of the step.
+/* The parameter update of a step: SGD with momentum, Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and
+ * Hutter, 2019), as torch.optim defines them. The learning rate is a pure function of the step.
  *
- * One definition for host and device. Where FDSL_DOUBLE is defined everything is in double: the oracle. */
+ * Host and device share this definition. With FDSL_DOUBLE defined, everything is in double: the oracle. */
 #ifndef FDSL_TRAIN_OPTIMIZER_H
 #define FDSL_TRAIN_OPTIMIZER_H
 
@@ -25,16 +25,16 @@ struct optimizer {
     enum optimizer_kind kind;
     double momentum;              /* SGD */
     double beta1, beta2, epsilon; /* Adam, AdamW */
-    double weight_decay;          /* SGD and Adam add it to the gradient, AdamW shrinks the parameter */
+    double weight_decay;          /* SGD and Adam add it to the gradient; AdamW shrinks the parameter */
 };
 
 struct schedule {
     enum schedule_kind kind;
     double rate;           /* the learning rate after the warm-up */
-    uint64_t warmup_steps; /* it rises linearly: step 0 has rate / warmup_steps; 0: none */
-    uint64_t total_steps;  /* cosine: it comes to 0 behind the last of them */
-    uint64_t decay_steps;  /* step: after each so many steps (the warm-up's count) */
-    double gamma;          /* it is multiplied by this */
+    uint64_t warmup_steps; /* the rate rises linearly; step 0 has rate / warmup_steps; 0: no warm-up */
+    uint64_t total_steps;  /* cosine: the rate reaches 0 after the last step */
+    uint64_t decay_steps;  /* step: interval in steps (the warm-up's steps count) ... */
+    double gamma;          /* ... after which the rate is multiplied by this */
 };
 
 /* The learning rate of a step, counted from 0 over all epochs. */
@@ -52,11 +52,11 @@ FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
     return schedule->rate;
 }
 
-/* What all parameters share in a step. */
+/* The values of a step that all parameters share. */
 struct update {
     enum optimizer_kind kind;
     train_real rate, momentum, decay;
-    train_real beta1, beta2, rest1, rest2; /* rest: 1 - beta */
+    train_real beta1, beta2, rest1, rest2; /* rest1 = 1 - beta1, rest2 = 1 - beta2 */
     train_real rate1;                      /* rate / (1 - beta1^t) */
     train_real scale2;                     /* 1 / sqrt(1 - beta2^t) */
     train_real epsilon;
@@ -82,10 +82,10 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     return update;
 }
 
-/* One parameter's step: `first` is its momentum or first moment, `second` its second moment (of SGD: not
- * touched). All begin as zeros. A parameter of 0 with a gradient of 0 stays 0. */
+/* Updates one parameter. `m` is its momentum or first moment, `v` its second moment (SGD does not access it).
+ * Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
-                            train_real *first, train_real *second)
+                            train_real *m, train_real *v)
 {
     train_real value = *parameter;
     if (update->kind == OPTIMIZER_ADAMW)
@@ -93,13 +93,13 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
     else
         gradient += update->decay * value;
     if (update->kind == OPTIMIZER_SGD) {
-        *first = update->momentum * *first + gradient;
-        *parameter = value - update->rate * *first;
+        *m = update->momentum * *m + gradient;
+        *parameter = value - update->rate * *m;
         return;
     }
-    *first = update->beta1 * *first + update->rest1 * gradient;
-    *second = update->beta2 * *second + update->rest2 * gradient * gradient;
-    *parameter = value - update->rate1 * *first / (TRAIN_SQRT(*second) * update->scale2 + update->epsilon);
+    *m = update->beta1 * *m + update->rest1 * gradient;
+    *v = update->beta2 * *v + update->rest2 * gradient * gradient;
+    *parameter = value - update->rate1 * *m / (TRAIN_SQRT(*v) * update->scale2 + update->epsilon);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* The progress of an engine on the CPU: stored after each step, and read by another thread while steps run.
- */
+/* The progress of a CPU engine. The engine stores it after each step; another thread reads it while steps
+ * run. */
 #ifndef FDSL_TRAIN_PUBLISHED_H
 #define FDSL_TRAIN_PUBLISHED_H
 
@@ -7,7 +7,7 @@
 
 #include "train/engine.h"
 
-/* A zeroed one holds no samples. */
+/* A zeroed struct means that no samples are done yet. */
 struct published {
     _Atomic double loss;
     _Atomic uint64_t correct, samples;

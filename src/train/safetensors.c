@@ -7,10 +7,11 @@
 
 #include "core/file.h"
 
-#define ALIGNMENT 8 /* of the values, which the header is padded for */
-#define BEGINNING "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":" /* of our headers */
+#define ALIGNMENT 8 /* alignment of the values; the header is padded to it */
+/* Start of the header of every file that this program writes. */
+#define BEGINNING "{\"__metadata__\":{\"format\":\"pt\",\"fdsl-bench\":"
 
-/* The header's text, without its length. */
+/* Prints the header's text, without its length. */
 static void print_header(FILE *stream, const char *const about[], const struct safetensor *tensors,
                          size_t count)
 {
@@ -54,7 +55,7 @@ enum status safetensors_write(const char *path, const char *const about[], const
     char *header;
     size_t size;
     TRY(make_header(about, tensors, count, &header, &size));
-    uint64_t length = size; /* little-endian, as every machine that this is built for */
+    uint64_t length = size; /* little-endian, like every machine that this program is built for */
     enum status status = file_begin(&writer, path);
     if (status == STATUS_OK)
         status = file_add(&writer, &length, sizeof length);

@@ -1,5 +1,5 @@
-/* The safetensors format, as PyTorch, JAX and others read it: a length (8 bytes, little-endian), a JSON
- * header of names, types, shapes and places, the values. */
+/* Writes the safetensors format, which PyTorch, JAX and others read: a length (8 bytes, little-endian), a
+ * JSON header with names, types, shapes and offsets, then the values. */
 #ifndef FDSL_TRAIN_SAFETENSORS_H
 #define FDSL_TRAIN_SAFETENSORS_H
 
@@ -10,11 +10,11 @@
 #include "core/status.h"
 #include "train/model.h"
 
-/* A tensor in C order. Names and texts hold nothing that JSON would escape. */
+/* A tensor in C order. Names and texts must not need JSON escapes. */
 struct safetensor {
     char name[48];
     const char *type; /* "F32", "I64", "U8" */
-    uint32_t axes;    /* 0: a single value */
+    uint32_t axes;    /* 0: a scalar */
     uint64_t shape[5];
     const void *values;
     size_t bytes;
@@ -22,16 +22,17 @@ struct safetensor {
 
 FDSL_C_BEGIN
 
-/* Writes a file whole or not at all. `about` is the metadata: names and texts in turn, then NULL; the first
- * name is "fdsl-bench". STATUS_FAILED. */
+/* Writes a file atomically. `about` is the metadata: alternating keys and values, then NULL; the first key is
+ * "fdsl-bench". Returns STATUS_FAILED with the reason if it cannot. */
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count);
 
-/* Checks that safetensors_write() could write `path`, and that what is there is nothing that somebody may
- * miss: an empty file, or one that it wrote itself. STATUS_USAGE with the reason and a remedy. */
+/* Checks that safetensors_write() can write `path` without destroying data: the file must not exist, be
+ * empty, or be one of its own files. STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);
 
-/* Describes every tensor of a model in an arena, PREFIX in front of its name: model->tensor_count of them. */
+/* Describes every tensor of a model in an arena: model->tensor_count entries, each name prefixed with
+ * PREFIX. */
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
                           struct safetensor *tensors);
 

@@ -1,4 +1,4 @@
-/* Which network learns from batches that others make (core/step_backend.h). */
+/* Chooses the network that trains on batches from another workload (core/step_backend.h). */
 #include "core/step_backend.h"
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ enum status task_check_name(const char *model)
         snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", table->name);
     }
     const char *nearest = nearest_word(model, names, count);
-    return status_set(STATUS_USAGE, "no network of pictures is named '%.40s'; there are %s%s%s%s", model,
+    return status_set(STATUS_USAGE, "no network for images is named '%.40s'; choose from %s%s%s%s", model,
                       list, nearest ? "; did you mean train:" : "", nearest ? nearest : "",
                       nearest ? "?" : "");
 }
@@ -47,7 +47,7 @@ enum status task_build(const struct task *task, struct model *model)
         return status;
     char reason[512];
     snprintf(reason, sizeof reason, "%s", status_text());
-    return status_set(status, "%s; train:MODEL names one, as in train:logreg", reason);
+    return status_set(status, "%s; choose another one with train:MODEL, for example train:logreg", reason);
 }
 
 enum status task_choose(struct task *task)
@@ -55,10 +55,9 @@ enum status task_choose(struct task *task)
     struct model model;
     bool digits = task->channels == 1 && task->height == 28 && task->width == 28;
     if (task->classes < 2)
-        return status_set(STATUS_USAGE,
-                          "its samples are all of one class, so there is nothing to tell apart");
+        return status_set(STATUS_USAGE, "its samples all have the same class, so there is nothing to learn");
     if (task->channels > DATA_CHANNELS_MAX)
-        return status_set(STATUS_USAGE, "its samples have %" PRIu32 " channels; at most %d are taken",
+        return status_set(STATUS_USAGE, "its samples have %" PRIu32 " channels; at most %d are supported",
                           task->channels, DATA_CHANNELS_MAX);
     if (!*task->model)
         snprintf(task->model, sizeof task->model, digits ? "cnn" : "cnn-fdsl");

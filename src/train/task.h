@@ -1,4 +1,4 @@
-/* What learners share that make steps of the trainer on batches that others made (core/step_backend.h). */
+/* Shared by the step backends that train on batches from another workload (core/step_backend.h). */
 #ifndef FDSL_TRAIN_TASK_H
 #define FDSL_TRAIN_TASK_H
 
@@ -7,8 +7,8 @@
 
 FDSL_C_BEGIN
 
-/* Fills `*model` with the network of a task. STATUS_USAGE where its name is unknown, or its layers do not
- * fit the pictures. */
+/* Fills `*model` with the network of a task. STATUS_USAGE if its name is unknown or its layers do not fit the
+ * images. */
 enum status task_build(const struct task *task, struct model *model);
 
 FDSL_C_END

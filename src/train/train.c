@@ -1,5 +1,5 @@
-/* The workload `train`: its options, its input, and what its rows say. A run is an epoch, and a
- * row is a run. */
+/* The workload `train`: its options, its input, and the columns of its rows. A run is one epoch and makes one
+ * row. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "train/trainer.h"
 
 struct parameters {
-    struct job_parameters job; /* first */
+    struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
@@ -22,66 +22,68 @@ struct parameters {
     bool flip, raw, resume, allow_nan;
 };
 
-static const char *const optimizers[] = {"sgd", "adam", "adamw", NULL};      /* as enum optimizer_kind */
-static const char *const feeds[] = {"stored", "live", "constant", NULL};     /* as enum data_feed */
-static const char *const schedules[] = {"constant", "step", "cosine", NULL}; /* as enum schedule_kind */
+static const char *const optimizers[] = {"sgd", "adam", "adamw",
+                                         NULL}; /* in the order of enum optimizer_kind */
+static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
+static const char *const schedules[] = {"constant", "step", "cosine",
+                                        NULL}; /* in the order of enum schedule_kind */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    JOB_OPTIONS(struct parameters, "digits", "what to learn from", "all; 10000 of what is generated",
-                "all; 2000 of what is generated", "10; 8 of clips; of datasets, as many as there are", "64",
-                ""),
+    JOB_OPTIONS(struct parameters, "digits", "what to train on", "all; 10000 of generated data",
+                "all; 2000 of generated data", "10; 8 for clips; for data sets the number found", "64", ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples a step"},
-    {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; a row each"},
-    {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true,
-     "what makes the steps"},
-    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate, after the warm-up"},
-    {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "of sgd"},
-    {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true, "of adam and adamw"},
-    {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true, "of adam and adamw"},
-    {"epsilon", "E", OPTION_REAL, AT(epsilon), "1e-8", 1e-30, 1, NULL, true, "of adam and adamw"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples per step"},
+    {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},
+    {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true, "the update rule"},
+    {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate after the warm-up"},
+    {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "for sgd"},
+    {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true, "for adam and adamw"},
+    {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true, "for adam and adamw"},
+    {"epsilon", "E", OPTION_REAL, AT(epsilon), "1e-8", 1e-30, 1, NULL, true, "for adam and adamw"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), "0", 0, 1e3, NULL, true,
-     "added to gradients; of adamw, taken from parameters"},
+     "added to gradients; for adamw, shrinks parameters instead"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
-     "what becomes of the learning rate, step by step"},
-    {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true, "epochs in which it rises"},
+     "how the learning rate changes over the steps"},
+    {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
+     "epochs over which the learning rate rises"},
     {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), "10", 1, 1 << 20, NULL, true,
-     "of step: epochs until it falls"},
-    {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true, "of step: what it falls by"},
+     "for --lr-schedule step: epochs between two decays"},
+    {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true,
+     "for --lr-schedule step: decay factor"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
-     "share of a label that all classes share"},
+     "share of the label that is spread over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "training samples: all stored before; live, generated batch by batch while training (the default of "
-     "synth); or the first batch for every step, constant: what speed is without any supply"},
+     "training samples: stored in memory before training; live, generated batch by batch during training "
+     "(default for synth); or constant, the first batch in every step: measures speed without data supply"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
-     "with live samples: every epoch has new ones"},
+     "with live samples: new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
-     "training samples are shifted so far at most; zeros come in"},
+     "shift each training sample by up to this many pixels, at random; fill with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
-     "each is flipped left to right with probability 1/2"},
+     "flip each training sample left to right with probability 1/2"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
-     "do not normalise samples by the training set's mean and deviation"},
+     "do not normalise samples with the training set's mean and deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of parameters, order, dropout and shifts"},
+     "seed of the initial parameters, order, dropout and shifts"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "begin with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
-     "begins with zeros where classes differ"},
+     "start with the parameters of this checkpoint of the same model, or a folder's latest; the last layer "
+     "starts with zeros if the number of classes differs"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
-    {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "checkpoints that stay there"},
+    {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "how many checkpoints to keep"},
     {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
-     "go on behind the latest checkpoint, bit for bit; begin where there is none"},
+     "continue from the latest checkpoint (bit-exact); start fresh if there is none"},
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
-     "write the parameters behind the last epoch as safetensors, which PyTorch opens"},
+     "write the parameters after the last epoch as safetensors, which PyTorch can load"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
      "write the first step: samples, parameters before and after, gradients, loss"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
-     "write both sets and the parameters that training begins with; --dry-run trains nothing"},
+     "write both sets and the initial parameters; add --dry-run to skip training"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
-     "go on where the loss is no finite number"},
+     "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
-     "steps that --verify compares with the oracle's"},
+     "how many steps --verify compares with the oracle"},
 };
 
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
@@ -114,14 +116,14 @@ static const struct measure columns[] = {
 static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
 
-/* The input, with what it owns. */
+/* The workload's input and what it owns. */
 struct opened {
-    struct train_job job; /* first: trainers see this */
+    struct train_job job; /* must be the first member: trainers cast the input to it */
     struct model model;
     struct data data;
     char *identity;
-    float *initial; /* parameters */
-    char init[17];  /* the hash of those of --init; "" without */
+    float *initial; /* initial parameters */
+    char init[17];  /* hash of the parameters from --init; "" without --init */
 };
 
 static void train_close(void *input)
@@ -143,7 +145,7 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
-/* What an option needs to mean anything, where these parameters have it not; else NULL. */
+/* What `option` needs in order to apply, if these parameters lack it; otherwise NULL. */
 static const char *lacking(const struct parameters *parameters, const char *option)
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
@@ -170,27 +172,26 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
-/* A picture that is shifted by its side is gone. */
+/* A shift by the image's width or height would leave nothing of it. */
 static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
 {
     uint32_t side = shape->height < shape->width ? shape->height : shape->width;
     return parameters->shift < side
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "--shift %" PRIu64 ": these samples are %ux%u; shift by less",
+               : status_set(STATUS_USAGE, "--shift %" PRIu64 ": these samples are %ux%u; lower it",
                             parameters->shift, shape->height, shape->width);
 }
 
-/* What does not apply had better not be asked for, and files had better be writable. */
+/* Rejects options that do not apply, and output files that cannot be written. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *needed = lacking(parameters, options[i].name);
         if (needed && options_given(given, options[i].name))
-            return status_set(STATUS_USAGE, "--%s belongs to %s; add that, or leave it out", options[i].name,
-                              needed);
+            return status_set(STATUS_USAGE, "--%s needs %s; add that, or omit it", options[i].name, needed);
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
-        return status_set(STATUS_USAGE, "--verify-steps belongs to --verify; add that, or leave it out");
+        return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or omit it");
     const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
     for (size_t i = 0; i < COUNT_OF(paths); i++)
         if (paths[i])
@@ -198,10 +199,11 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Options that leave the parameters of an epoch as they are, or are in the data's hash. */
+/* Whether the option has no influence on the parameters after an epoch, or is covered by the hash of the
+ * data. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
-    if (strcmp(option, "feed") == 0) /* live and stored samples have the same bits */
+    if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
@@ -211,7 +213,7 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
-/* "model=cnn batch=64 ...": what must be alike to go on from a checkpoint. */
+/* Sets opened->identity, "model=cnn batch=64 ...": a checkpoint can be resumed only if this is equal. */
 static enum status identify(const struct parameters *parameters, struct opened *opened)
 {
     size_t size;
@@ -277,7 +279,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.step_path = parameters->step_path;
 }
 
-/* The parameters that training begins with. */
+/* Computes the initial parameters. */
 static enum status begin(const struct parameters *parameters, struct opened *opened)
 {
     uint64_t hash;
@@ -309,7 +311,8 @@ static enum status fill(const struct options *given, struct parameters *paramete
     fill_job(parameters, opened);
     if (parameters->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
-        return status_set(STATUS_USAGE, "--lr-warmup %g leaves nothing of %" PRIu64 " epochs to the cosine",
+        return status_set(STATUS_USAGE,
+                          "--lr-warmup %g leaves none of the %" PRIu64 " epochs for the cosine; lower it",
                           parameters->lr_warmup, parameters->epochs);
     return parameters->data_path
                ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
@@ -333,7 +336,7 @@ static enum status train_open(const struct options *given, void *parameters,
 
 /* ---- Runs and rows ---- */
 
-/* A parameter and the optimizer's state of it, which a step must read and write. */
+/* Bytes of the parameters and their optimizer state, which every step must read and write. */
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;
@@ -392,14 +395,14 @@ static enum status train_accepts(const void *input, const struct variant *varian
 {
     const struct opened *opened = input;
     const struct engine *engine = variant->traits;
-    if (engine->accepts) /* first: what it says no option about feeds can mend */
+    if (engine->accepts) /* first, because --feed cannot fix what it complains about */
         TRY(engine->accepts(&opened->job.train));
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "it keeps all training samples in memory; take --feed stored");
+               : status_set(STATUS_USAGE, "it keeps all training samples in memory; use --feed stored");
 }
 
-/* A number, or nothing where it is none. */
+/* Values that are unknown (NaN) leave their column empty. */
 static enum status train_measure(const void *input, const struct variant *variant, void *state,
                                  struct measures *measures)
 {
@@ -440,7 +443,7 @@ static enum status train_measure(const void *input, const struct variant *varian
 const struct workload workload_train = {
     .name = "train",
     .schema = "train/3",
-    .summary = "networks that learn to classify, epoch by epoch",
+    .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),

@@ -24,7 +24,8 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* The word "name=value" of that name in a text of such words, or NULL; `*length` is that of the word. */
+/* Finds the word "name=value" with the given name in a text of such words; NULL if there is none. `*length`
+ * is the word's length. */
 static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
 {
     while (*text) {
@@ -36,7 +37,7 @@ static const char *word_of(const char *text, const char *word, size_t name_lengt
     return NULL;
 }
 
-/* The first option that both have, with another value; false where all are alike. */
+/* Describes the first option that both texts have with different values; false if there is none. */
 static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {
@@ -52,7 +53,7 @@ static bool find_other(const char *mine, const char *theirs, char *words, size_t
     return false;
 }
 
-/* The first option of `mine` that `theirs` has not; false where it has all. */
+/* Describes the first option of `mine` that is missing in `theirs`; false if there is none. */
 static bool find_lacking(const char *mine, const char *theirs, const char *there, const char *here,
                          char *words, size_t size)
 {
@@ -67,7 +68,7 @@ static bool find_lacking(const char *mine, const char *theirs, const char *there
     return false;
 }
 
-/* Whether a checkpoint is of this training. */
+/* Checks that a checkpoint belongs to this training. */
 static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
 {
     const struct model *model = job->train.model;
@@ -80,7 +81,7 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
             "--resume: the checkpoints in %s are of another model: %s for %ux%ux%ux%u and %u classes",
             job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
             checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
-    /* An option that one of them lacks mostly follows from another's value, so what differs comes first. */
+    /* A missing option usually follows from another option's value, so report differing values first. */
     if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
         !find_lacking(job->identity, checkpoint->identity, "there", "here", words, sizeof words) &&
         !find_lacking(checkpoint->identity, job->identity, "here", "there", words, sizeof words))
@@ -99,7 +100,7 @@ static enum status resume(struct trainer *trainer, bool *found)
         checkpoint_free(&latest);
         return status;
     }
-    /* The same samples may lie elsewhere now. */
+    /* Keep this run's --data: the same samples may have moved to another path. */
     free(latest.data);
     latest.data = trainer->now.data;
     latest.samples = job->samples;
@@ -107,11 +108,11 @@ static enum status resume(struct trainer *trainer, bool *found)
     checkpoint_free(&trainer->now);
     trainer->now = latest;
     if (latest.history.epochs < job->epochs)
-        status_say("%u of %u epochs are done: going on behind them", latest.history.epochs, job->epochs);
+        status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
     return STATUS_OK;
 }
 
-/* Goes on from what the folder holds, or sees that it holds nothing. */
+/* Resumes from the checkpoint folder, or checks that it holds no checkpoints. */
 static enum status take_folder(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
@@ -124,12 +125,12 @@ static enum status take_folder(struct trainer *trainer)
     TRY(checkpoint_exists(job->checkpoints, &found));
     return !found ? STATUS_OK
                   : status_set(STATUS_USAGE,
-                               "--checkpoint %s holds checkpoints already: add --resume to go on, or name "
+                               "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
                                "another folder",
                                job->checkpoints);
 }
 
-/* The parameters that training begins with, or goes on from. */
+/* Sets the engine to the initial parameters, or to those of the checkpoint to resume. */
 static enum status begin(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
@@ -168,11 +169,11 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     if (status == STATUS_OK)
         status = begin(trainer);
     if (status == STATUS_OK && trainer->job->step_path)
-        status =
-            trainer->now.history.epochs == 0
-                ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
-                              trainer->job->identity, trainer->job->step_path)
-                : status_set(STATUS_USAGE, "--export-step writes the first step, and --resume is behind it");
+        status = trainer->now.history.epochs == 0
+                     ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
+                                   trainer->job->identity, trainer->job->step_path)
+                     : status_set(STATUS_USAGE,
+                                  "--export-step writes the first step, but --resume continues after it");
     if (status != STATUS_OK) {
         trainer_close(trainer);
         return status;
@@ -182,7 +183,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     return STATUS_OK;
 }
 
-/* ---- An epoch ---- */
+/* ---- Running an epoch ---- */
 
 bool trainer_more(const void *state)
 {
@@ -190,8 +191,8 @@ bool trainer_more(const void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Plays the epoch again up to the bad step, as every engine makes the same steps each time, and finds the
- * layer with the reference. */
+/* Repeats the epoch up to the bad step, which gives the same steps because engines are deterministic. Then
+ * the reference finds the layer. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->job->train;
@@ -202,7 +203,7 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     struct train_totals unused;
     if (!train_state_new(train->model->arena_values, &before)) {
         train_state_free(&before);
-        return status_set(STATUS_FAILED, "out of memory to look for what is no number");
+        return status_set(STATUS_FAILED, "out of memory to find the non-finite values");
     }
     enum status status = trainer->engine->set(trainer->state, &trainer->now.state);
     if (status == STATUS_OK && step > 0)
@@ -216,16 +217,16 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     train_state_free(&before);
     char found[512];
     if (status == STATUS_OK)
-        snprintf(found, sizeof found, "%s is the first that is not", layer);
-    else /* the step is known all the same */
-        snprintf(found, sizeof found, "which layer is the first cannot be told (%.400s)", status_text());
+        snprintf(found, sizeof found, "%s is the first non-finite result", layer);
+    else /* still report the step */
+        snprintf(found, sizeof found, "the first bad layer could not be found (%.400s)", status_text());
     return status_set(STATUS_FAILED,
-                      "epoch %u, step %u of %u: the loss is no finite number; %s; lower --lr, or go on with "
+                      "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
                       "--allow-nan",
                       epoch + 1, step + 1, steps, found);
 }
 
-/* All steps of an epoch in one call. */
+/* Runs all steps of an epoch in one call. */
 static enum status make_steps(struct trainer *trainer, uint32_t steps)
 {
     TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, 0, steps));
@@ -263,14 +264,14 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
     for (uint32_t i = 0; i < count; i++) {
         const float *of = logits + (size_t)i * classes;
         uint32_t best = 0;
-        double sum = 1; /* of the largest itself */
+        double sum = 1; /* exp(0), for the largest logit */
         for (uint32_t k = 1; k < classes; k++)
             if (of[k] > of[best])
                 best = k;
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
         *loss += log(sum) + of[best] - of[labels[i]];
-        right += best == labels[i] && !isnan(sum + of[best]); /* no number is no answer */
+        right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
     }
     *loss /= count;
     *accuracy = (double)right / count;
@@ -349,7 +350,7 @@ enum status trainer_end(void *state, uint64_t runs)
     if (job->export_path)
         TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("%u epochs are done, and --epochs asks for %u%s%s", trainer->now.history.epochs,
+        status_say("%u epochs are done, but --epochs asks for %u%s%s", trainer->now.history.epochs,
                    job->epochs, job->export_path ? ": exported to " : ": nothing is left to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)

@@ -1,5 +1,5 @@
-/* What all train and infer variants share: an engine and what drives it. A variant is an engine and two of
- * these, each with a setup of one line:
+/* Drives an engine through training; shared by all variants of `train` and `infer`. A variant consists of an
+ * engine, a one-line setup, and functions from this header:
  *
  *     static enum status setup(const struct resources *resources, const void *input, void **state)
  *     {
@@ -22,79 +22,80 @@
 /* The input of the workload `train`. */
 struct train_job {
     struct train train;
-    const float *initial; /* the parameters that it begins with: an arena */
+    const float *initial; /* the initial parameters: an arena */
     uint32_t epochs;
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
-    uint32_t keep;           /* checkpoints in it */
+    uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
     const char *identity; /* the options that decide the parameters, as text */
-    const char *data;     /* --data, and the rest of what says which samples */
+    const char *data;     /* --data; `samples` holds the other options that choose the samples */
     struct train_samples samples;
-    const char *export_path; /* NULL: none */
-    const char *step_path;   /* of the first step, NULL: none */
+    const char *export_path; /* NULL: no export */
+    const char *step_path;   /* export of the first step; NULL: none */
 };
 
-/* What the latest epoch came to. */
+/* Results of the latest epoch. */
 struct train_epoch {
     struct train_history history; /* of all epochs so far */
     uint32_t steps;
-    double loss, train_accuracy; /* means over the epoch, while the parameters changed */
+    double loss, train_accuracy; /* means over the epoch; parameters change during it */
     double test_loss, test_accuracy;
-    double rate;            /* of its last step */
-    bool scales_loss;       /* the engine does; else these are nothing: */
-    uint64_t skipped;       /* steps that overflowed */
-    double loss_scale;      /* behind its last step */
-    double data_s, epoch_s; /* data_s negative where it is not known */
-    double generate_s;      /* how long live samples were being made */
+    double rate;            /* learning rate of its last step */
+    bool scales_loss;       /* whether the engine scales the loss; if not, the next two are unused */
+    uint64_t skipped;       /* steps skipped because of overflow */
+    double loss_scale;      /* after its last step */
+    double data_s, epoch_s; /* data_s is negative if it is not known */
+    double generate_s;      /* time spent generating live samples */
     uint64_t memory_bytes;
 };
 
 FDSL_C_BEGIN
 
-/* ---- Training: run() is the next epoch, whatever its number ---- */
+/* ---- Training: each run() trains the next epoch; it ignores the run number ---- */
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
-enum status trainer_fetch(void *state, void *result); /* nothing: trainer_finish() tells all */
+enum status trainer_fetch(void *state,
+                          void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
 
-/* Whether there is another epoch to come. */
+/* Whether epochs remain. */
 bool trainer_more(const void *state);
 
-/* After an epoch, untimed: tests, and takes the parameters. */
+/* Call after an epoch, untimed: tests the network and copies the parameters to the host. */
 enum status trainer_finish(void *state, struct train_epoch *epoch);
 
-/* After that: writes the checkpoint with the epoch's row. */
+/* Call after trainer_finish(): writes the checkpoint with the epoch's row. */
 enum status trainer_keep(void *state, const char *row);
 
-/* The row in the checkpoint that this training went on from; "" where there is none. */
+/* The row in the checkpoint that this training resumed from; "" if there is none. */
 const char *trainer_kept(const void *state);
 
-/* Behind the last epoch of all: exports. `runs` epochs were made now. */
+/* Call after the last epoch: writes the exports. `runs` is the number of epochs trained by this process. */
 enum status trainer_end(void *state, uint64_t runs);
 
-/* Compares with the oracle, and counts the losses and the tensors of parameters that are off by more than
- * engine->bounds. The state is then as it was.
+/* Compares the engine with the oracle and counts the losses and parameter tensors that differ by more than
+ * engine->bounds. Restores the state afterwards.
  *
- * `number` 0, before the first epoch: job->verify_steps steps from the present state; the engine takes over
- * the oracle's state every five of them.
+ * With `number` 0, before the first epoch: compares job->verify_steps steps from the current state. The
+ * engine takes over the oracle's state every five steps.
  *
- * Else, after an epoch and before trainer_finish(): the epoch is made again, and must come to the same loss
- * and, bit by bit, to the same parameters; a step that is drawn at random, and the last one, must be the
- * oracle's. Where one is not, its neighbour decides.
+ * Otherwise, after an epoch and before trainer_finish(): trains the epoch again, which must give the same
+ * loss and bit-identical parameters. Then compares one step drawn at random and the last step with the
+ * oracle. If a step differs, its neighbour decides.
  *
- * STATUS_FAILED where the oracle's own loss is no finite number. */
+ * STATUS_FAILED if the oracle's own loss is not finite. */
 enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong);
 
-/* What trainer_verify() found wrong: "9 of 10 losses and 10 of 10 tensors". */
+/* Writes what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *state, char *text, size_t size);
 
-/* Adds an epoch that took `epoch_s` seconds and ended with this accuracy on the test set. */
+/* Adds an epoch that took `epoch_s` seconds and ended with this test accuracy. */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
-/* Mean cross-entropy (without smoothing) and share of right answers. */
+/* Mean cross-entropy (without smoothing) and accuracy, the fraction of correct answers. */
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy);
 

@@ -1,12 +1,12 @@
-/* What the parts of the trainer share: trainer.c (epochs, checkpoints, rows) and trainer_verify.c (whether
- * they are right). Nothing else includes this. */
+/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows) and trainer_verify.c
+ * (verification). No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
 #include "train/display.h"
 #include "train/trainer.h"
 
-/* What was compared, and is wrong: losses, and tensors of parameters. */
+/* Results of a verification: wrong losses, and parameter tensors that are off. */
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
@@ -15,16 +15,16 @@ struct found {
 struct trainer {
     const struct train_job *job;
     const struct engine *engine;
-    void *state;                /* the engine's */
-    struct display *display;    /* NULL: no display */
-    struct checkpoint now;      /* after the latest epoch that trainer_finish() has seen, or the beginning */
+    void *state;             /* the engine's */
+    struct display *display; /* NULL: no display */
+    struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the initial state */
     struct train_totals totals; /* of the latest epoch */
     double epoch_s;
     float *logits; /* of the test set */
-    int lock;      /* of the folder of checkpoints; negative: none */
+    int lock;      /* lock of the checkpoint folder; negative: none */
 
     struct found found; /* by trainer_verify() */
-    uint32_t drawn;     /* step of the epoch from which on it compared; UINT32_MAX: there was no epoch yet */
+    uint32_t drawn;     /* step of the epoch at which the comparison started; UINT32_MAX: no epoch yet */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* Whether an engine trains as the oracle does: before the first epoch, and in the epochs that were timed. */
+/* Verifies that an engine trains as the oracle does: before the first epoch, and in the timed epochs. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,8 +7,10 @@
 #include "core/chance.h"
 #include "train/trainer_parts.h"
 
-#define STRETCH      5 /* steps that are compared from one state on: docs/train.md says what becomes of more */
-#define VERIFY_TRIES 32 /* of a step that overflows; a scale is halved fewer times */
+/* Steps compared before the engine takes over the oracle's state; docs/train.md explains why. */
+#define STRETCH 5
+/* Attempts at a step that overflows; the loss scale can be halved fewer times than this. */
+#define VERIFY_TRIES 32
 
 static uint32_t count_astray(const struct found *found)
 {
@@ -23,8 +25,9 @@ static uint64_t found_wrong(const struct found *found)
     return (uint64_t)found->wrong_losses + count_astray(found);
 }
 
-/* Whether a tensor went another way than the oracle's from where both began, by more than `most` of it. Adam
- * makes much of little gradients, so this is wider than the bound of losses. */
+/* Whether a tensor's update differs from the oracle's by more than `most` times the length of the oracle's
+ * update; both started at `begin`. Adam amplifies small gradients, so this bound is wider than the bound of
+ * losses. */
 static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
                         const float *theirs)
 {
@@ -33,10 +36,10 @@ static bool went_astray(const struct model_tensor *tensor, double most, const fl
         off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
         way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
     }
-    return !(sqrt(off) <= most * sqrt(way)); /* a NaN does */
+    return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
 }
 
-/* Notes which tensors of parameters are elsewhere than the oracle's, which began at `begin` too. */
+/* Marks the parameter tensors that went astray from the oracle's; both started at `begin`. */
 static void note_astray(struct trainer *trainer, const struct train_state *begin,
                         const struct train_state *mine, const struct train_state *theirs)
 {
@@ -56,8 +59,8 @@ static void compare_losses(struct trainer *trainer, const struct train_totals *m
         mine->samples != exact->samples || !(fabs(mine->loss - exact->loss) <= bounds->loss * scale);
 }
 
-/* The engine's step. One that is skipped is made again, with the scale that it was halved to: what is
- * compared are steps that were taken. At the floor of the scale it stays skipped. */
+/* Runs one step of the engine. If the step was skipped, runs it again with the halved loss scale, because
+ * only steps that were applied can be compared. At the minimum scale a step stays skipped. */
 static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_totals *totals)
 {
@@ -70,8 +73,8 @@ static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t s
     return STATUS_OK;
 }
 
-/* The same steps by both engines from where the oracle is, `begin`, and then where they are. Notes which
- * tensors went astray. */
+/* Runs the same steps on both engines, starting from the oracle's state `begin`. Compares the losses, returns
+ * both final states, and marks the tensors that went astray. */
 static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
                                    const struct train_state *begin, struct train_state *mine,
                                    struct train_state *theirs)
@@ -88,7 +91,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
         if (!isfinite(exact.loss))
             return status_set(STATUS_FAILED,
                               "--verify: the oracle's own loss at step %" PRIu32
-                              " is no finite number, so nothing can be compared; lower --lr, or take fewer "
+                              " is not finite, so nothing can be compared; lower --lr, or use fewer "
                               "--verify-steps",
                               i + 1);
         compare_losses(trainer, &own, &exact);
@@ -99,9 +102,9 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
     return STATUS_OK;
 }
 
-/* Before the first epoch: both engines side by side, step by step, in stretches; each begins for both where
- * the oracle ended the one before. Else what is compared in the end is how training amplifies a rounding
- * (docs/train.md), which is no engine's fault. */
+/* Before the first epoch: compares both engines step by step, in stretches. Each stretch starts with the
+ * oracle's state at the end of the previous one. Without this, the comparison would measure how training
+ * amplifies rounding (docs/train.md), which is not an error of the engine. */
 static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t count = trainer->job->verify_steps;
@@ -116,17 +119,17 @@ static enum status compare_steps(struct trainer *trainer, void *oracle, struct t
     return trainer->engine->set(trainer->state, &trainer->now.state);
 }
 
-/* ---- An epoch that was timed ---- */
+/* ---- Verifying a timed epoch ---- */
 
-/* The epoch once more: how far it has come, what its steps came to, and the state there. */
+/* The repeated epoch: steps done, their totals, and the state after them. */
 struct replay {
     uint32_t step;
     struct train_totals totals;
     struct train_state *at;
 };
 
-/* Makes the steps up to this one, a few at a time, unlike the timed epoch: no engine may rest on being asked
- * for many. Begins anew where that is behind. */
+/* Advances the repeated epoch to `step`, a few steps per call, unlike the timed epoch: results must not
+ * depend on the number of steps per call. Starts again if `step` has already passed. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
     if (step < replay->step || replay->step == 0)
@@ -144,11 +147,11 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
     return trainer->engine->get(trainer->state, replay->at);
 }
 
-/* One step, from where the epoch made it. After many steps of training a rounding seldom, but sometimes,
- * turns a step by more than the bounds (docs/train.md); then its neighbour decides, as a fault would be there
- * too. */
-static enum status compare_place(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
-                                 struct train_state *scratch)
+/* Compares one step, from the state that the epoch had there. After many training steps, rounding
+ * occasionally changes a step by more than the bounds (docs/train.md). Then the neighbouring step decides,
+ * because a real fault would show there as well. */
+static enum status compare_step(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
+                                struct train_state *scratch)
 {
     uint32_t steps = train_steps(&trainer->job->train);
     uint32_t neighbour = step > 0 ? step - 1 : steps > 1 ? 1 : 0;
@@ -162,7 +165,7 @@ static enum status compare_place(struct trainer *trainer, void *oracle, struct r
     return compare_stretch(trainer, oracle, neighbour, 1, replay->at, &scratch[0], &scratch[1]);
 }
 
-/* Notes the tensors that are not the same, bit by bit. */
+/* Marks the tensors that are not bit-identical. */
 static void note_different(struct trainer *trainer, const struct train_state *one,
                            const struct train_state *other)
 {
@@ -174,9 +177,9 @@ static void note_different(struct trainer *trainer, const struct train_state *on
     }
 }
 
-/* The epoch that was timed is made again, as an engine makes the same bits each time: its loss, and the
- * parameters that it ended with, must come out. On the way the oracle looks at a step that is drawn now, and
- * at the last one, whose batch may be short. */
+/* Repeats the timed epoch; because engines are deterministic, it must give the same loss and the same final
+ * parameters, bit for bit. Along the way it compares two steps with the oracle: one drawn at random, and the
+ * last one, whose batch may be short. */
 static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t steps = train_steps(&trainer->job->train);
@@ -184,8 +187,8 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     trainer->drawn = (uint32_t)chance_below(steps);
     display_wait(trainer->display);
     TRY(trainer->engine->get(trainer->state, &states[0]));
-    TRY(compare_place(trainer, oracle, &replay, trainer->drawn, &states[2]));
-    TRY(compare_place(trainer, oracle, &replay, steps - 1, &states[2]));
+    TRY(compare_step(trainer, oracle, &replay, trainer->drawn, &states[2]));
+    TRY(compare_step(trainer, oracle, &replay, steps - 1, &states[2]));
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
     compare_losses(trainer, &trainer->totals, &replay.totals);
