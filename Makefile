@@ -21,7 +21,7 @@
 #   SETUP=0           bench, check and plots install nothing; they say what is missing
 #   V=1               shows the commands
 
-VERSION  := 0.1.0
+VERSION  := 0.2.0
 PREFIX   ?= /usr/local
 CC       ?= cc
 CFLAGS   ?= -O3 -g
