@@ -20,10 +20,8 @@ The options of each workload come after those that all workloads share.
 .SH EXAMPLES
 HEAD
 "$program" --help | awk '/^examples:/ { on = 1; print ".nf"; next } on && /^$/ { print ".fi"; exit } on { gsub(/-/, "\\-"); print }'
-workloads=$("$program" --help | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }')
 {
-    "$program" --help | sed '/^exit status/,$d'
-    for workload in $workloads; do "$program" --workload "$workload" --help | sed '/^exit status/,$d'; done
+    "$program" --help --verbose | sed '/^exit status/,$d'
     echo 'options of --prepare:'
     "$program" --prepare DIR --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
     "$program" --help | sed -n '/^exit status/,$p'

@@ -133,7 +133,7 @@ refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text, about the lin
 
 check_columns() {
     local column message known
-    known=$("$bench" --help) || die 4 "$bench does not start; see $bench --help"
+    known=$("$bench" --help --verbose) || die 4 "$bench does not start; see $bench --help"
     known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
     for column in "${columns[@]}"; do
         [[ " $refused " != *" $column "* ]] || refuse "column '$column' is not for sweeps"
@@ -144,7 +144,7 @@ check_columns() {
         message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
         message=${message##*;}
         [[ $message != *'did you mean'* ]] || refuse "unknown column '$column';${message/--/}"
-        refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help, in full"
+        refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help -v, in full"
     done
 }
 

@@ -22,7 +22,7 @@ TestSuite(docs, .init = start, .timeout = 60);
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
 #define NUMBERS "scripts/check_numbers.py --root $D "
 #define OPTIONS                                                                                          \
-    "{ $P --help; for w in synth load train infer; do $P --workload $w --help; done; $P --prepare DIR --help; } | sed -n 's/^  \\(-., \\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | " \
+    "{ $P --help --verbose; $P --prepare DIR --help; } | sed -n 's/^  \\(-., \\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | " \
     "sort -u"
 
 Test(docs, every_option_is_on_a_page)

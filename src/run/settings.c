@@ -88,7 +88,7 @@ static const struct option_spec specs[] = {
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
-     "with --list, describe each variant"},
+     "with --list, describe each variant; with --help, list the options of every workload"},
     {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false,
      "print this help; with --workload NAME, the options of that workload"},
@@ -114,7 +114,8 @@ static void help_with(const struct workload *workload, FILE *stream)
     fputs(exit_statuses, stream);
 }
 
-static void help_common(FILE *stream)
+/* `all`: with the options of every workload. */
+static void help_common(FILE *stream, bool all)
 {
     fputs("fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
           "\n"
@@ -141,6 +142,10 @@ static void help_common(FILE *stream)
         fprintf(stream, "  %-6s %s\n", workload_table[i]->name, workload_table[i]->summary);
     fputs("\noptions of all workloads:\n", stream);
     options_help(stream, specs, COUNT_OF(specs));
+    for (size_t i = 0; all && workload_table[i]; i++) {
+        fprintf(stream, "\noptions of the workload %s:\n", workload_table[i]->name);
+        options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
+    }
     fputs(exit_statuses, stream);
 }
 
@@ -149,7 +154,7 @@ void settings_help(const struct settings *settings, FILE *stream)
     if (settings->workload_name || settings->variant_names)
         help_with(settings->workload, stream);
     else
-        help_common(stream);
+        help_common(stream, settings->verbose);
 }
 
 #define WORKLOADS_MAX 16 /* at least as many as workload_table has */

@@ -62,7 +62,8 @@ bool settings_informational(const struct settings *settings);
 /* Whether a name is that of an option, of any workload or of none. */
 bool settings_has_option(const char *name);
 
-/* Prints the help: of the chosen workload where --workload or --variant was given, else the common one. */
+/* Prints the help: of the chosen workload where --workload or --variant was given, else the common one, with
+ * --verbose the options of all workloads. */
 void settings_help(const struct settings *settings, FILE *stream);
 
 #endif
