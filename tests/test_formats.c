@@ -295,12 +295,12 @@ static const struct index_member two_members[] = {{"cls", 512, 1, 0x0123456789ab
 static char *index_text(size_t *size)
 {
     struct index_text text;
-    const struct index_place places[] = {
+    const struct index_unit places[] = {
         {.name = "x-000000.tar", .bytes = 4096, .md5 = "0123456789abcdef0123456789abcdef"},
         {.name = "x-000001.tar", .bytes = 4096, .md5 = ""}};
     cr_assert_eq(index_text_begin(&text, INDEX_SHARDS, "some options"), STATUS_OK);
     for (int i = 0; i < 2; i++) {
-        index_text_add_place(&text, &places[i]);
+        index_text_add_unit(&text, &places[i]);
         index_text_add_sample(text.stream, i ? "000001" : "000000", two_members, 2);
     }
     cr_assert_eq(index_text_end(&text), STATUS_OK, "%s", status_text());
@@ -314,14 +314,14 @@ Test(index, is_read_as_it_was_written)
     struct index index;
     char *text = index_text(&size), path[] = "/tmp/fdsl-index-XXXXXX";
     cr_assert_eq(index_parse(text, size, &index), STATUS_OK, "%s", status_text());
-    cr_assert(index.layout == INDEX_SHARDS && index.place_count == 2 && index.sample_count == 2 &&
+    cr_assert(index.layout == INDEX_SHARDS && index.unit_count == 2 && index.sample_count == 2 &&
               index.member_count == 4);
     cr_assert_str_eq(index.made, "some options");
-    cr_assert_str_eq(index.places[1].name, "x-000001.tar");
-    cr_assert_str_eq(index.places[1].md5, "");
-    cr_assert(index.places[1].first == 1 && index.places[1].count == 1 && index.places[1].bytes == 4096);
+    cr_assert_str_eq(index.units[1].name, "x-000001.tar");
+    cr_assert_str_eq(index.units[1].md5, "");
+    cr_assert(index.units[1].first == 1 && index.units[1].count == 1 && index.units[1].bytes == 4096);
     cr_assert_str_eq(index.samples[1].key, "000001");
-    cr_assert(index.samples[1].place == 1 && index.samples[1].first == 2 && index.samples[1].count == 2);
+    cr_assert(index.samples[1].unit == 1 && index.samples[1].first == 2 && index.samples[1].count == 2);
     cr_assert_str_eq(index.members[3].extension, "png");
     cr_assert(index.members[2].hash == 0x0123456789abcdef && index.members[3].size == 100);
 
@@ -329,7 +329,7 @@ Test(index, is_read_as_it_was_written)
     cr_assert(close(mkstemp(path)) == 0);
     cr_assert_eq(index_save(path, &index, 1, 1), STATUS_OK, "%s", status_text());
     cr_assert_eq(index_read(path, &again), STATUS_OK, "%s", status_text());
-    cr_assert(again.place_count == 1 && again.sample_count == 1);
+    cr_assert(again.unit_count == 1 && again.sample_count == 1);
     cr_assert_str_eq(again.samples[0].key, "000001");
     index_free(&again);
     index_free(&index);
@@ -370,9 +370,9 @@ static void expect_bad_lines(const char *lines, const char *words)
 
 Test(index, bad_lines_are_named)
 {
-    expect_bad_lines("place\tx\t10\n", "line 2: a place has");
+    expect_bad_lines("place\tx\t10\n", "line 2: a place line has");
     expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
-    expect_bad_lines("sample\tk\n", "before the first place");
+    expect_bad_lines("sample\tk\n", "before the first place line");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends behind x");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",

@@ -20,7 +20,7 @@ static struct order_plan plan_of(uint32_t shards, uint32_t window, uint32_t work
                               .samples = 64,
                               .shards = shards,
                               .shard_first = shards ? shard_first : NULL,
-                              .window = window,
+                              .shuffle_buffer = window,
                               .workers = workers};
     return plan;
 }
@@ -72,7 +72,7 @@ Test(load, a_window_moves_no_sample_farther_than_its_size)
     cr_assert_eq(order_open(&plan, &order), STATUS_OK);
     order_make(&plan, 0, 0, &order);
     for (uint32_t i = 0; i < order.count; i++)
-        cr_assert_eq(order.places[i] / 10, i / 10);
+        cr_assert_eq(order.indices[i] / 10, i / 10);
     order_close(&order);
 }
 

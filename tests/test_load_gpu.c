@@ -209,9 +209,9 @@ Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fi
     cr_expect_eq(a->bytes, npy + 2);
     cr_expect_eq(a->values, a->at[array] + npy - 30);
     cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
-    cr_expect_eq(arrays.places[0].bytes, a->at[1] + a->size[1]);
+    cr_expect_eq(arrays.extents[0].bytes, a->at[1] + a->size[1]);
     cr_expect(b->members == 1 && b->label == 1 && b->at[0] == 0 && b->values == npy - 30);
-    cr_expect_eq(arrays.bytes_max, arrays.places[0].bytes);
+    cr_expect_eq(arrays.bytes_max, arrays.extents[0].bytes);
     arrays_close(&arrays);
     dataset_close(&dataset);
 }

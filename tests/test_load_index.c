@@ -167,7 +167,7 @@ Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .f
     struct index_sample third = index.samples[3];
     index.samples[3] = index.samples[4];
     index.samples[4] = third;
-    cr_assert_eq(index_save(path, &index, 0, index.place_count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(index_save(path, &index, 0, index.unit_count), STATUS_OK, "%s", status_text());
     index_free(&index);
     expect_refused("counter.index: line 7: counter-000000.tar: offset ");
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {

@@ -51,9 +51,9 @@ Test(order, every_permutation_is_as_likely)
     static const uint32_t each[] = {0, 1, 2, 3, 4}, all[] = {0, 4};
     const struct order_plan files = {.seed = 7, .samples = ITEMS, .workers = 1};
     const struct order_plan shards = {
-        .seed = 7, .samples = ITEMS, .shards = 4, .shard_first = each, .window = 1, .workers = 1};
+        .seed = 7, .samples = ITEMS, .shards = 4, .shard_first = each, .shuffle_buffer = 1, .workers = 1};
     const struct order_plan window = {
-        .seed = 7, .samples = ITEMS, .shards = 1, .shard_first = all, .window = 4, .workers = 1};
+        .seed = 7, .samples = ITEMS, .shards = 1, .shard_first = all, .shuffle_buffer = 4, .workers = 1};
     const struct order_plan keyed = {.seed = 7, .samples = ITEMS, .workers = 1, .keyed = true};
     expect_all_permutations(&files, "files");
     expect_all_permutations(&shards, "shards");

@@ -58,15 +58,15 @@ Test(prepare, shards_hold_what_the_index_says)
     struct index index;
     EXPECT(0, "$P --prepare a " SMALL " --dtype u8");
     read_index("a/counter.index", &index);
-    cr_assert(index.place_count == 3 && index.sample_count == 25 && index.places[0].count == 9);
-    for (uint64_t p = 0; p < index.place_count; p++) {
+    cr_assert(index.unit_count == 3 && index.sample_count == 25 && index.units[0].count == 9);
+    for (uint64_t p = 0; p < index.unit_count; p++) {
         char path[PATH_MAX], *bytes;
         size_t size, need;
-        snprintf(path, sizeof path, "a/%s", index.places[p].name);
+        snprintf(path, sizeof path, "a/%s", index.units[p].name);
         read_file(path, &bytes, &size);
-        cr_assert_eq(size, index.places[p].bytes);
+        cr_assert_eq(size, index.units[p].bytes);
         tar_open(&parser, size);
-        for (uint64_t s = index.places[p].first; s < index.places[p].first + index.places[p].count; s++) {
+        for (uint64_t s = index.units[p].first; s < index.units[p].first + index.units[p].count; s++) {
             const struct index_member *entry = &index.members[index.samples[s].first];
             struct tar_member member;
             struct npy_header header;
@@ -95,7 +95,7 @@ Test(prepare, files_and_shards_hold_the_same)
     EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
     read_index("f/counter.index", &files);
     read_index("s/counter.index", &shards);
-    cr_assert(files.layout == INDEX_FILES && files.place_count == 2 && files.places[1].count == 1);
+    cr_assert(files.layout == INDEX_FILES && files.unit_count == 2 && files.units[1].count == 1);
     for (uint64_t i = 0; i < 1001; i++) {
         cr_assert_str_eq(files.samples[i].key, shards.samples[i].key);
         cr_assert_eq(files.members[i].hash, shards.members[i].hash);
@@ -166,11 +166,11 @@ Test(prepare, libarchive_agrees)
     uint64_t next = 0;
     EXPECT(0, "$P --prepare a " SMALL);
     read_index("a/counter.index", &index);
-    for (uint64_t p = 0; p < index.place_count; p++) {
+    for (uint64_t p = 0; p < index.unit_count; p++) {
         char path[PATH_MAX], name[64];
         struct archive *archive = archive_read_new();
         struct archive_entry *entry;
-        snprintf(path, sizeof path, "%s/a/%s", folder, index.places[p].name);
+        snprintf(path, sizeof path, "%s/a/%s", folder, index.units[p].name);
         archive_read_support_format_tar(archive);
         cr_assert_eq(archive_read_open_filename(archive, path, 4096), ARCHIVE_OK);
         for (; archive_read_next_header(archive, &entry) == ARCHIVE_OK; next++) {

@@ -30,7 +30,7 @@ struct files_uring {
     uint32_t idle_count;
     uint16_t *pending;     /* by slot: members that are not read yet */
     uint32_t turn, member; /* which comes next */
-    uint64_t place;        /* of it in its slot */
+    uint64_t offset;       /* of it in its slot */
     uint32_t window;       /* slots: batches that may be under way at once */
 };
 
@@ -42,7 +42,7 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     const struct dataset *dataset = worker->load->dataset;
     const struct dataset_member *member = &dataset->members[dataset->samples[sample].member + uring->member];
     uint32_t index = uring->idle[--uring->idle_count];
-    uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->place;
+    uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->offset;
     struct io_uring_sqe *calls[CALLS];
     for (int call = 0; call < CALLS; call++)
         if (!(calls[call] = io_uring_get_sqe(&uring->ring)))
@@ -76,10 +76,10 @@ static enum status submit(struct worker *worker, struct files_uring *uring)
         if (uring->member == 0) {
             worker->held[slot] = number;
             uring->pending[slot] = (uint16_t)sample->members;
-            uring->place = 0;
+            uring->offset = 0;
         }
         TRY(queue_chain(worker, uring, number, slot));
-        uring->place += dataset->members[sample->member + uring->member].size;
+        uring->offset += dataset->members[sample->member + uring->member].size;
         if (++uring->member == sample->members) {
             uring->member = 0;
             uring->turn++;

@@ -109,8 +109,9 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
 
 uint32_t reader_stream_slots(const struct load *load)
 {
-    uint64_t window = load->window < load->dataset->sample_count ? load->window : load->dataset->sample_count;
-    return (uint32_t)(window > 1 ? window + load->batch : load->batch);
+    uint64_t buffer = load->shuffle_buffer < load->dataset->sample_count ? load->shuffle_buffer
+                                                                         : load->dataset->sample_count;
+    return (uint32_t)(buffer > 1 ? buffer + load->batch : load->batch);
 }
 
 /* ---- A run ---- */
@@ -371,7 +372,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival)
 {
-    uint32_t slot = worker->order.places[arrival] % worker->reader->slots;
+    uint32_t slot = worker->order.indices[arrival] % worker->reader->slots;
     return worker->slots + slot * worker->reader->stride;
 }
 
@@ -379,10 +380,10 @@ enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sam
 {
     const struct load *load = worker->load;
     uint32_t slots = worker->reader->slots, arrived = arrival + 1, count = worker->order.count;
-    worker->held[worker->order.places[arrival] % slots] = lost ? READER_LOST : sample;
-    if (load->window > 1 && arrived % load->window != 0 && arrived != count)
+    worker->held[worker->order.indices[arrival] % slots] = lost ? READER_LOST : sample;
+    if (load->shuffle_buffer > 1 && arrived % load->shuffle_buffer != 0 && arrived != count)
         return STATUS_OK;
-    /* A window is complete: all turns before its end are filled. */
+    /* A buffer is complete: all turns before its end are filled. */
     while (worker->delivered + load->batch <= arrived || (arrived == count && worker->delivered < count)) {
         uint32_t left = arrived - worker->delivered, batch = left < load->batch ? left : load->batch;
         TRY(worker_deliver(worker, worker->delivered % slots, batch));

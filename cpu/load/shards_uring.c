@@ -184,8 +184,8 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
 /* The sample that is being put together. */
 struct cursor {
     uint32_t arrival, sample, member;
-    uint64_t done;  /* bytes of the member */
-    uint8_t *place; /* where the next byte goes; NULL before the sample's first */
+    uint64_t done; /* bytes of the member */
+    uint8_t *to;   /* where the next byte goes; NULL before the sample's first */
     bool lost;
 };
 
@@ -216,16 +216,16 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
         if (from > stop || (left > 0 && from == stop)) /* an empty member waits too: all blocks are taken */
             return STATUS_OK;
-        if (!cursor->place)
-            cursor->place = worker_slot(worker, cursor->arrival);
+        if (!cursor->to)
+            cursor->to = worker_slot(worker, cursor->arrival);
         size_t count = (size_t)(left < stop - from ? left : stop - from);
         if (count > 0 && from + count > block->offset + have) {
             if (!cursor->lost)
                 TRY(worker_lose(worker, cursor->sample, block_fault(uring, &worker->order, block, cursor)));
             cursor->lost = true;
         } else if (count > 0)
-            memcpy(cursor->place, bytes + (from - block->offset), count);
-        cursor->place += count;
+            memcpy(cursor->to, bytes + (from - block->offset), count);
+        cursor->to += count;
         cursor->done += count;
         if (cursor->done < member->size)
             return STATUS_OK;

@@ -9,7 +9,7 @@ static enum status load_functions(void *handle, struct cufile *library)
 {
     const struct {
         const char *name;
-        void *place;
+        void *pointer;
         bool optional;
     } functions[] = {{"cuFileDriverOpen", &library->open_driver, false},
                      {"cuFileDriverGetProperties", &library->properties, false},
@@ -27,7 +27,7 @@ static enum status load_functions(void *handle, struct cufile *library)
         if (!symbol && !functions[i].optional)
             return status_set(STATUS_UNAVAILABLE, "the cuFile library has no %s: it is too old",
                               functions[i].name);
-        memcpy(functions[i].place, &symbol, sizeof symbol); /* a function's address, as POSIX has it */
+        memcpy(functions[i].pointer, &symbol, sizeof symbol); /* a function's address, as POSIX has it */
     }
     return STATUS_OK;
 }

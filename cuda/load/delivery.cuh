@@ -20,12 +20,12 @@
 #include "load/verifier.h"
 #include "load/unpack.cuh"
 
-#define DELIVERY_LOST UINT32_MAX /* in outlet->held: the slot's sample could not be read */
+#define DELIVERY_LOST UINT32_MAX /* in queue->held: the slot's sample could not be read */
 
 struct delivery;
 
 /* Room for a batch: `batch` slots in a row. */
-struct berth {
+struct batch_buffer {
     cudaEvent_t ready; /* behind the kernel that unpacked its last sample */
     cudaEvent_t done;  /* the consumer's, behind the step on it, once it is handed over */
     uint64_t step;     /* the step's number on this consumer */
@@ -36,7 +36,7 @@ struct berth {
 };
 
 /* Where the samples of a worker's share are delivered. */
-struct outlet {
+struct output_queue {
     struct delivery *delivery;
     uint32_t number;    /* of the worker on this rank */
     struct order order; /* of the epoch under way */
@@ -50,7 +50,7 @@ struct outlet {
     struct checksum *checksum;
 
     uint32_t *held; /* the number of the sample in each slot */
-    struct berth *berths;
+    struct batch_buffer *buffers;
 
     /* Of samples that come in a stream, in batches of the run. Berths follow each other across epochs. */
     uint64_t base;             /* of the epochs before the one under way */
@@ -72,12 +72,12 @@ struct outlet {
 struct delivery {
     const struct load *load;
     int device;
-    uint32_t workers, slots, berths; /* slots and berths of a worker */
-    uint64_t stride, slot_bytes;     /* of a slot, and what of it is values */
+    uint32_t workers, slots, buffers; /* slots and buffers of a worker */
+    uint64_t stride, slot_bytes;      /* of a slot, and what of it is values */
     struct convert convert;
     struct arrays arrays;
     struct array_sample *samples; /* arrays.samples on the device */
-    struct outlet *outlets;
+    struct output_queue *queues;
     struct checksum *checksums; /* of the run, by worker, on the device */
     struct verifier verifier;
     struct load_result result;
@@ -86,7 +86,7 @@ struct delivery {
      * number of workers their order is always the same. */
     std::mutex lock;
     std::condition_variable changed; /* what is under the lock, in a way that somebody may wait for */
-    std::deque<uint32_t> *queues;    /* by worker: berths that wait for their turn */
+    std::deque<uint32_t> *ready;     /* by worker: buffers that wait for their turn */
     uint64_t *left;                  /* by worker: batches that the run will still bring */
     uint32_t next;                   /* whose turn it is */
     uint64_t steps;                  /* handed over so far */
@@ -107,33 +107,33 @@ void delivery_close(struct delivery *delivery);
  * STATUS_WRONG where what was delivered is not what the plain reader read. */
 enum status delivery_ready(struct delivery *delivery, uint64_t number);
 enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*read)(struct outlet *outlet));
+                         enum status (*read)(struct output_queue *queue));
 
 /* For `read`: calls `epoch` for one epoch after the other. */
-enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet));
+enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(struct output_queue *queue));
 
 /* An epoch has been read, in which `lost` samples were lost. */
-void outlet_note(struct outlet *outlet, uint64_t lost);
+void queue_note(struct output_queue *queue, uint64_t lost);
 
 /* fetch() of the variants. */
 enum status delivery_fetch(struct delivery *delivery, struct load_result *result);
 
 /* Fills a job of the kernel but for what is to be unpacked. */
-struct unpack outlet_job(const struct outlet *outlet);
+struct unpack queue_job(const struct output_queue *queue);
 
 /* STATUS_FAILED once another worker has failed: asked chunk by chunk, so that all stop soon. */
-enum status outlet_go_on(struct outlet *outlet);
+enum status queue_go_on(struct output_queue *queue);
 
 /* Before slots are written, and before `held` is: the stream waits for the step that consumes what was
  * there. With --verify the host does, and looks whether the batch is still as it was delivered. */
-enum status outlet_reserve(struct outlet *outlet, uint32_t slot);
+enum status queue_reserve(struct output_queue *queue, uint32_t slot);
 
 /* A batch is whole once the stream comes here: `count` samples from slot number `slot` on. */
-enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count);
+enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* With --verify: waits until the batch of `count` slots from `slot` on is ready, and looks at its bytes,
  * labels and values, sample by sample; `seen` of the load counts those that are right. */
-enum status outlet_check(struct outlet *outlet, uint32_t slot, uint32_t count);
+enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* look() of the variants' traits: the values and labels in the slots of all workers, or in some thousands of
  * each where they have more. */
@@ -149,27 +149,27 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
 }
 
 /* For samples that come in a stream, in whatever order chunks of it arrive. All under delivery_guard(), but
- * for outlet_slot(), which asks for nothing that changes within an epoch. */
+ * for queue_slot(), which asks for nothing that changes within an epoch. */
 
 /* The slot where arrival number `arrival` of the epoch belongs; and the first batch of the run that it, or
  * one of its window, may be in. Behind the last arrival: the next epoch's first. */
-uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival);
-uint64_t outlet_batch(const struct outlet *outlet, uint32_t arrival);
+uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
+uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
 /* `count` samples from this arrival on are there; then batches that are whole are delivered, in their order.
  */
-void outlet_fill(struct outlet *outlet, uint32_t arrival, uint32_t count);
-enum status outlet_advance(struct outlet *outlet);
+void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
+enum status queue_advance(struct output_queue *queue);
 
-/* All batches of the epoch have been delivered: berths follow on those of the next. */
-void outlet_next_epoch(struct outlet *outlet);
+/* All batches of the epoch have been delivered: buffers follow on those of the next. */
+void queue_next_epoch(struct output_queue *queue);
 
 /* Whether the slots of all turns below `turns` that have not been delivered may be written. If not, and
- * outlet_handed() says that the consumer has the oldest batch, outlet_free() waits for its step and frees its
+ * queue_handed() says that the consumer has the oldest batch, queue_free() waits for its step and frees its
  * slots: without the lock, one caller at a time. */
-bool outlet_make_room(struct outlet *outlet, uint64_t turns);
-bool outlet_handed(const struct outlet *outlet);
-enum status outlet_free(struct outlet *outlet);
+bool queue_make_room(struct output_queue *queue, uint64_t turns);
+bool queue_handed(const struct output_queue *queue);
+enum status queue_free(struct output_queue *queue);
 
 /* Consecutive arrivals from a multiple of this on are brought in together: a window, or several until
  * `target` samples are in them. Slots of each of `workers`, for one batch; beside a consumer, for the next as
@@ -180,6 +180,6 @@ uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64
 
 /* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
  */
-enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status);
+enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status status);
 
 #endif

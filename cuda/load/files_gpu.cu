@@ -53,47 +53,47 @@ static enum status read_sample(struct files_gpu *files, uint32_t number)
 }
 
 /* Copies what was read, converts it, and waits. */
-static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_t number, uint32_t slot)
+static enum status bring(struct files_gpu *files, struct output_queue *queue, uint32_t number, uint32_t slot)
 {
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
-    struct unpack job = outlet_job(outlet);
+    struct unpack job = queue_job(queue);
     *entry = {0, number, slot};
     /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
     {
         RANGE(COPY);
         CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry,
-                                 cudaMemcpyHostToDevice, outlet->stream));
+                                 cudaMemcpyHostToDevice, queue->stream));
     }
     job.bytes = files->device;
     job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
     job.count = 1;
-    TRY(unpack_launch(&job, outlet->stream));
+    TRY(unpack_launch(&job, queue->stream));
     RANGE(WAIT);
-    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    CUDA_TRY(cudaStreamSynchronize(queue->stream));
     return STATUS_OK;
 }
 
-static enum status files_gpu_epoch(struct outlet *outlet)
+static enum status files_gpu_epoch(struct output_queue *queue)
 {
-    struct files_gpu *files = static_cast<struct files_gpu *>(outlet->own);
+    struct files_gpu *files = static_cast<struct files_gpu *>(queue->own);
     const struct load *load = files->delivery.load;
-    order_make(&files->delivery.verifier.plan, outlet->epoch, load->rank, &outlet->order);
-    uint32_t count = outlet->order.count, batch = load->batch;
+    order_make(&files->delivery.verifier.plan, queue->epoch, load->rank, &queue->order);
+    uint32_t count = queue->order.count, batch = load->batch;
     for (uint32_t turn = 0; turn < count; turn++) {
-        uint32_t slot = turn % files->delivery.slots, number = outlet->order.samples[turn];
-        TRY(outlet_reserve(outlet, slot));
+        uint32_t slot = turn % files->delivery.slots, number = queue->order.samples[turn];
+        TRY(queue_reserve(queue, slot));
         enum status status = read_sample(files, number);
-        outlet->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
-        TRY(status == STATUS_OK ? bring(files, outlet, number, slot) : outlet_lose(outlet, number, status));
+        queue->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
+        TRY(status == STATUS_OK ? bring(files, queue, number, slot) : queue_lose(queue, number, status));
         if (turn % batch == batch - 1 || turn == count - 1)
-            TRY(outlet_deliver(outlet, slot / batch * batch, slot % batch + 1));
+            TRY(queue_deliver(queue, slot / batch * batch, slot % batch + 1));
     }
     return STATUS_OK;
 }
 
-static enum status files_gpu_read(struct outlet *outlet)
+static enum status files_gpu_read(struct output_queue *queue)
 {
-    return outlet_each_epoch(outlet, files_gpu_epoch);
+    return queue_each_epoch(queue, files_gpu_epoch);
 }
 
 /* ---- The variant ---- */
@@ -119,7 +119,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     files->table = array_align(files->delivery.arrays.bytes_max + 1);
     uint64_t bytes = files->table + sizeof(struct unpack_entry);
     TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->batch, bytes));
-    files->delivery.outlets[0].own = files;
+    files->delivery.queues[0].own = files;
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));
     if (!files->host)
         return status_set(STATUS_FAILED, "out of memory for a sample of %llu bytes",

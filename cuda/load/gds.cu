@@ -84,8 +84,8 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
     if (!file)
         return status_set(STATUS_FAILED, "out of memory");
     const struct gds *gds = gds_of(worker);
-    enum status status = register_shard(gds->library, worker->outlet->delivery->load->dataset, piece->shard,
-                                        gds->direct, file);
+    enum status status =
+        register_shard(gds->library, worker->queue->delivery->load->dataset, piece->shard, gds->direct, file);
     if (status == STATUS_OK)
         piece->handle = file;
     else

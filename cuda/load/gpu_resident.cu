@@ -53,7 +53,7 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
 /* The sort as a graph: launched one by one, its kernels take longer to launch than to run. */
 static enum status record_sort(struct resident *resident)
 {
-    cudaStream_t stream = resident->delivery.outlets[0].stream;
+    cudaStream_t stream = resident->delivery.queues[0].stream;
     cudaGraph_t graph = NULL;
     CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     cudaError_t error = sort(resident, resident->scratch, &resident->scratch_bytes, stream);
@@ -67,67 +67,67 @@ static enum status record_sort(struct resident *resident)
 }
 
 /* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
-static enum status make_order(struct resident *resident, const struct outlet *outlet)
+static enum status make_order(struct resident *resident, const struct output_queue *queue)
 {
     const struct load *load = resident->delivery.load;
     uint32_t count = load->dataset->sample_count;
-    make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, outlet->stream>>>(
-        load->seed, outlet->epoch, count, resident->keys[0], resident->order[0]);
+    make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, queue->stream>>>(
+        load->seed, queue->epoch, count, resident->keys[0], resident->order[0]);
     CUDA_TRY_LAUNCH("make_keys");
-    CUDA_TRY(cudaGraphLaunch(resident->sorting, outlet->stream));
+    CUDA_TRY(cudaGraphLaunch(resident->sorting, queue->stream));
     return STATUS_OK;
 }
 
 /* ---- An epoch ---- */
 
 /* The host's twin of the order, where the host must know which sample is where. */
-static enum status know_order(struct resident *resident, struct outlet *outlet, uint32_t begin,
+static enum status know_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
                               uint32_t count)
 {
-    CUDA_TRY(cudaMemcpyAsync(outlet->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
-                             cudaMemcpyDeviceToHost, outlet->stream));
-    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    CUDA_TRY(cudaMemcpyAsync(queue->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
+                             cudaMemcpyDeviceToHost, queue->stream));
+    CUDA_TRY(cudaStreamSynchronize(queue->stream));
     return STATUS_OK;
 }
 
 /* Gathers turns [turn, turn + count), which stand in a row of slots, and delivers their batches. */
-static enum status gather(struct resident *resident, struct outlet *outlet, uint32_t begin, uint32_t turn,
-                          uint32_t count)
+static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
+                          uint32_t turn, uint32_t count)
 {
     const struct load *load = resident->delivery.load;
     uint32_t slot = turn % resident->delivery.slots;
-    struct unpack job = outlet_job(outlet);
+    struct unpack job = queue_job(queue);
     job.bytes = resident->bytes;
     job.order = resident->order[1] + begin + turn;
     job.slot = slot;
     job.count = count;
     for (uint32_t i = 0; i < count; i += load->batch)
-        TRY(outlet_reserve(outlet, slot + i));
-    TRY(unpack_launch(&job, outlet->stream));
+        TRY(queue_reserve(queue, slot + i));
+    TRY(unpack_launch(&job, queue->stream));
     for (uint32_t i = 0; load->control->whole && i < count; i++)
-        outlet->held[slot + i] = outlet->order.samples[turn + i];
+        queue->held[slot + i] = queue->order.samples[turn + i];
     for (uint32_t i = 0; i < count; i += load->batch)
-        TRY(outlet_deliver(outlet, slot + i, count - i < load->batch ? count - i : load->batch));
+        TRY(queue_deliver(queue, slot + i, count - i < load->batch ? count - i : load->batch));
     return STATUS_OK;
 }
 
-static enum status resident_epoch(struct outlet *outlet)
+static enum status resident_epoch(struct output_queue *queue)
 {
-    struct resident *resident = static_cast<struct resident *>(outlet->own);
+    struct resident *resident = static_cast<struct resident *>(queue->own);
     const struct load *load = resident->delivery.load;
     uint32_t begin, end, step = resident->launch_slots;
     order_share(&resident->delivery.verifier.plan, load->rank, &begin, &end);
-    TRY(make_order(resident, outlet));
+    TRY(make_order(resident, queue));
     if (load->control->whole)
-        TRY(know_order(resident, outlet, begin, end - begin));
+        TRY(know_order(resident, queue, begin, end - begin));
     for (uint32_t turn = 0; turn < end - begin; turn += step)
-        TRY(gather(resident, outlet, begin, turn, end - begin - turn < step ? end - begin - turn : step));
+        TRY(gather(resident, queue, begin, turn, end - begin - turn < step ? end - begin - turn : step));
     return STATUS_OK;
 }
 
-static enum status resident_read(struct outlet *outlet)
+static enum status resident_read(struct output_queue *queue)
 {
-    return outlet_each_epoch(outlet, resident_epoch);
+    return queue_each_epoch(queue, resident_epoch);
 }
 
 /* ---- Bringing the set in ---- */
@@ -158,8 +158,8 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
         for (uint32_t m = 0; m < sample->members; m++)
             sample->at[m] += set_bytes;
         sample->values += set_bytes;
-        arrays->places[i].begin = set_bytes;
-        set_bytes += array_align(arrays->places[i].bytes);
+        arrays->extents[i].begin = set_bytes;
+        set_bytes += array_align(arrays->extents[i].bytes);
     }
     return set_bytes;
 }
@@ -190,14 +190,14 @@ static enum status read_sample(const struct resident *resident, uint32_t number,
 static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
-    const struct array_place *places = resident->delivery.arrays.places;
+    const struct array_extent *extents = resident->delivery.arrays.extents;
     int fd = -1;
     uint32_t file = 0, number = 0;
     enum status status = STATUS_OK;
     while (status == STATUS_OK && number < dataset->sample_count) {
-        uint64_t begin = places[number].begin, held = 0;
+        uint64_t begin = extents[number].begin, held = 0;
         for (; status == STATUS_OK && number < dataset->sample_count; number++) {
-            uint64_t end = places[number].begin + places[number].bytes - begin;
+            uint64_t end = extents[number].begin + extents[number].bytes - begin;
             if (end > stage_bytes)
                 break;
             status = read_sample(resident, number, &fd, &file, stage, begin);
@@ -278,7 +278,7 @@ static enum status open_resident(struct resident *resident, const struct resourc
     TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
     TRY(bring_in(resident, set_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
-    delivery->outlets[0].own = resident;
+    delivery->queues[0].own = resident;
     return open_order(resident);
 }
 
@@ -322,15 +322,15 @@ static enum status resident_look(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
     struct delivery *delivery = &resident->delivery;
-    struct outlet *outlet = &delivery->outlets[0];
+    struct output_queue *queue = &delivery->queues[0];
     uint32_t begin, end, slots = delivery->slots;
     CUDA_TRY(cudaSetDevice(delivery->device));
     order_share(&delivery->verifier.plan, delivery->load->rank, &begin, &end);
-    TRY(know_order(resident, outlet, begin, end - begin));
+    TRY(know_order(resident, queue, begin, end - begin));
     for (uint32_t i = 0; i < slots; i++)
-        outlet->held[i] = DELIVERY_LOST;
+        queue->held[i] = DELIVERY_LOST;
     for (uint32_t turn = end - begin > slots ? end - begin - slots : 0; turn < end - begin; turn++)
-        outlet->held[turn % slots] = outlet->order.samples[turn];
+        queue->held[turn % slots] = queue->order.samples[turn];
     return delivery_look(delivery, wrong);
 }
 

@@ -29,8 +29,8 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 /* Asks the kernel for the shards of the segments to come. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
-    const struct load *load = share->outlet->delivery->load;
-    const struct order *order = &share->outlet->order;
+    const struct load *load = share->queue->delivery->load;
+    const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
         return; /* it is there; or it must not come by way of the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
@@ -75,14 +75,14 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     if (!share->broken)
         return STATUS_OK;
     snprintf(opened->failure, sizeof opened->failure, "%s", status_text());
-    return share->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return share->queue->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* As many samples of the segment as fit behind what the chunk has: a piece. None where there is no room. */
 static void fit_piece(const struct ring *ring, const struct ring_share *share, const struct chunk *chunk,
                       struct piece *piece)
 {
-    const struct order_segment *segment = &share->outlet->order.segments[share->segment];
+    const struct order_segment *segment = &share->queue->order.segments[share->segment];
     uint64_t begin = UINT64_MAX, end = 0, room = ring->span - share->arrival % ring->span;
     uint32_t left = segment->count - share->within, table = ring->table_max - chunk->samples;
     uint32_t most = left < table ? left : table, alignment = ring->type->alignment;
@@ -92,9 +92,9 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
     piece->arrival = share->arrival;
     piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
     for (; piece->count < most && piece->count < room; piece->count++) {
-        const struct array_place *place = &ring->delivery.arrays.places[piece->first + piece->count];
-        uint64_t lower = place->begin / alignment * alignment;
-        uint64_t upper = align_to(place->begin + place->bytes, alignment);
+        const struct array_extent *extent = &ring->delivery.arrays.extents[piece->first + piece->count];
+        uint64_t lower = extent->begin / alignment * alignment;
+        uint64_t upper = align_to(extent->begin + extent->bytes, alignment);
         lower = lower < begin ? lower : begin;
         upper = upper > end ? upper : end;
         if (piece->at + (upper - lower) > ring->data_bytes)
@@ -120,7 +120,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     chunk->bytes = piece->at + piece->bytes;
     share->arrival += piece->count;
     share->within += piece->count;
-    if (share->within < share->outlet->order.segments[share->segment].count)
+    if (share->within < share->queue->order.segments[share->segment].count)
         return;
     leave(worker, share->opened);
     share->opened = NULL;
@@ -132,7 +132,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
-    const struct order *order = &share->outlet->order;
+    const struct order *order = &share->queue->order;
     while (share->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
         struct piece *piece = &chunk->pieces[chunk->piece_count];
         fit_piece(ring, share, chunk, piece);
@@ -151,12 +151,12 @@ static enum status plan_chunk(struct ring_worker *worker, struct ring_share *sha
 
 static bool is_at_end(const struct ring_share *share)
 {
-    return share->arrival == share->outlet->order.count;
+    return share->arrival == share->queue->order.count;
 }
 
 static bool is_over(const struct ring_share *share)
 {
-    return share->epochs == share->outlet->delivery->load->epochs && is_at_end(share);
+    return share->epochs == share->queue->delivery->load->epochs && is_at_end(share);
 }
 
 /* The share whose next samples are wanted first, of those that a worker may go on with now. `*over`: nothing
@@ -165,7 +165,7 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
 {
     const struct delivery *delivery = &worker->ring->delivery;
     bool all = delivery->load->control->consumer;
-    uint32_t first = all ? 0 : worker->outlet->number, behind = all ? delivery->workers : first + 1;
+    uint32_t first = all ? 0 : worker->queue->number, behind = all ? delivery->workers : first + 1;
     struct ring_share *urgent = NULL;
     uint64_t wanted = UINT64_MAX;
     *over = true;
@@ -176,7 +176,7 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
         *over = false;
         if (share->claimed || (is_at_end(share) && share->under_way > 0))
             continue;
-        uint64_t turn = outlet_batch(share->outlet, share->arrival) * delivery->workers + w;
+        uint64_t turn = queue_batch(share->queue, share->arrival) * delivery->workers + w;
         if (turn >= wanted)
             continue;
         wanted = turn;
@@ -187,21 +187,21 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
 
 static void end_epoch(struct ring_share *share)
 {
-    uint64_t lost = share->outlet->losses.checksum.count;
+    uint64_t lost = share->queue->losses.checksum.count;
     if (share->epochs == 0)
         return;
-    outlet_note(share->outlet, lost - share->lost);
-    outlet_next_epoch(share->outlet);
+    queue_note(share->queue, lost - share->lost);
+    queue_next_epoch(share->queue);
     share->lost = lost;
 }
 
 static void begin_epoch(struct ring_share *share)
 {
-    struct outlet *outlet = share->outlet;
-    const struct verifier *verifier = &outlet->delivery->verifier;
+    struct output_queue *queue = share->queue;
+    const struct verifier *verifier = &queue->delivery->verifier;
     end_epoch(share);
-    order_make(&verifier->plan, outlet->epoch + share->epochs,
-               verifier->load->rank * outlet->delivery->workers + outlet->number, &outlet->order);
+    order_make(&verifier->plan, queue->epoch + share->epochs,
+               verifier->load->rank * queue->delivery->workers + queue->number, &queue->order);
     share->segment = share->within = share->arrival = share->asked = 0;
     share->epochs++;
 }
@@ -209,7 +209,7 @@ static void begin_epoch(struct ring_share *share)
 /* Whether the next chunk may be written: it ends with its span at the latest. */
 static bool has_room(const struct ring *ring, const struct ring_share *share)
 {
-    return outlet_make_room(share->outlet, (share->arrival / ring->span + 1) * ring->span);
+    return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
 /* Claims the share that the worker's next chunk comes from, once its slots may be written. NULL where nothing
@@ -220,14 +220,14 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     for (;;) {
         bool over;
-        TRY(outlet_go_on(worker->outlet));
+        TRY(queue_go_on(worker->queue));
         struct ring_share *share = most_urgent(worker, &over);
         bool begins = share && is_at_end(share);
         bool fits = share && (begins || has_room(worker->ring, share));
         *claimed = NULL;
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
-        if (!fits && !(share && outlet_handed(share->outlet))) {
+        if (!fits && !(share && queue_handed(share->queue))) {
             /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it.
              */
             RANGE(WAIT);
@@ -246,7 +246,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (begins)
             begin_epoch(share);
         else
-            TRY(outlet_free(share->outlet));
+            TRY(queue_free(share->queue));
         if (locked)
             guard.lock();
         share->claimed = false;
@@ -256,7 +256,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
 
 static void unclaim(struct ring_share *share)
 {
-    struct delivery *delivery = share->outlet->delivery;
+    struct delivery *delivery = share->queue->delivery;
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     share->claimed = false;
     delivery->changed.notify_all();
@@ -264,9 +264,9 @@ static void unclaim(struct ring_share *share)
 
 /* ---- Completing a chunk ---- */
 
-static enum status piece_fault(const struct outlet *outlet, const struct piece *piece, uint32_t sample)
+static enum status piece_fault(const struct output_queue *queue, const struct piece *piece, uint32_t sample)
 {
-    const struct dataset *dataset = outlet->delivery->load->dataset;
+    const struct dataset *dataset = queue->delivery->load->dataset;
     if (piece->broken)
         return status_set(STATUS_FAILED, "%s", piece->opened->failure);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
@@ -276,19 +276,19 @@ static enum status piece_fault(const struct outlet *outlet, const struct piece *
 }
 
 /* Adds the samples of a piece to the table, but those that did not come. */
-static enum status tabulate(struct outlet *outlet, const struct piece *piece, struct unpack_entry *table,
+static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
     for (uint32_t i = 0; i < piece->count; i++) {
-        const struct array_place *place = &outlet->delivery->arrays.places[piece->first + i];
-        uint32_t sample = piece->first + i, slot = outlet_slot(outlet, piece->arrival + i);
-        uint64_t within = place->begin - piece->offset;
-        bool came = !piece->broken && within + place->bytes <= piece->got;
-        outlet->held[slot] = came ? sample : DELIVERY_LOST;
+        const struct array_extent *extent = &queue->delivery->arrays.extents[piece->first + i];
+        uint32_t sample = piece->first + i, slot = queue_slot(queue, piece->arrival + i);
+        uint64_t within = extent->begin - piece->offset;
+        bool came = !piece->broken && within + extent->bytes <= piece->got;
+        queue->held[slot] = came ? sample : DELIVERY_LOST;
         if (came)
             table[(*count)++] = {piece->at + within, sample, slot};
         else
-            TRY(outlet_lose(outlet, sample, piece_fault(outlet, piece, sample)));
+            TRY(queue_lose(queue, sample, piece_fault(queue, piece, sample)));
     }
     return STATUS_OK;
 }
@@ -298,7 +298,7 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
 {
     const struct ring *ring = worker->ring;
     struct chunk *chunk = &worker->chunks[index];
-    struct outlet *outlet = chunk->share->outlet;
+    struct output_queue *queue = chunk->share->queue;
     uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
              from = ring->type->on_device ? table : 0;
     {
@@ -308,13 +308,13 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
                                  worker->copies));
     }
     CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
-    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, worker->copied[index], 0));
-    struct unpack job = outlet_job(outlet);
+    CUDA_TRY(cudaStreamWaitEvent(queue->stream, worker->copied[index], 0));
+    struct unpack job = queue_job(queue);
     job.bytes = ring_device(worker, index);
     job.entries = reinterpret_cast<const struct unpack_entry *>(job.bytes + table);
     job.count = count;
-    TRY(unpack_launch(&job, outlet->stream));
-    CUDA_TRY(cudaEventRecord(worker->unpacked[index], outlet->stream));
+    TRY(unpack_launch(&job, queue->stream));
+    CUDA_TRY(cudaEventRecord(worker->unpacked[index], queue->stream));
     chunk->launched = true;
     return STATUS_OK;
 }
@@ -323,11 +323,11 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;
-    struct delivery *delivery = share->outlet->delivery;
+    struct delivery *delivery = share->queue->delivery;
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     for (uint32_t p = 0; p < chunk->piece_count; p++)
-        outlet_fill(share->outlet, chunk->pieces[p].arrival, chunk->pieces[p].count);
-    TRY(outlet_advance(share->outlet));
+        queue_fill(share->queue, chunk->pieces[p].arrival, chunk->pieces[p].count);
+    TRY(queue_advance(share->queue));
     if (--share->under_way == 0)
         delivery->changed.notify_all();
     return STATUS_OK;
@@ -342,7 +342,7 @@ static enum status complete(struct ring_worker *worker)
     struct unpack_entry *entries = reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + table);
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
-        TRY(tabulate(chunk->share->outlet, &chunk->pieces[p], entries, &count));
+        TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
         leave(worker, chunk->pieces[p].opened);
         chunk->pieces[p].opened = NULL; /* once: whoever fails behind this comes by again */
     }
@@ -385,7 +385,7 @@ static enum status read_all(struct ring_worker *worker)
     uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
     for (;;) {
         struct ring_share *share = NULL;
-        TRY(outlet_go_on(worker->outlet));
+        TRY(queue_go_on(worker->queue));
         if (worker->started - worker->completed < ahead) {
             TRY(await_buffer(worker));
             TRY(claim(worker, &share));
@@ -419,18 +419,18 @@ static enum status end_share(struct ring_worker *worker, struct ring_share *shar
         std::unique_lock<std::mutex> guard(delivery->lock);
         delivery->changed.wait(
             guard, [&] { return (share->under_way == 0 && !share->claimed) || delivery->failed; });
-        TRY(outlet_go_on(worker->outlet));
+        TRY(queue_go_on(worker->queue));
     }
     end_epoch(share);
     return STATUS_OK;
 }
 
-static enum status ring_read(struct outlet *outlet)
+static enum status ring_read(struct output_queue *queue)
 {
-    struct ring_worker *worker = static_cast<struct ring_worker *>(outlet->own);
+    struct ring_worker *worker = static_cast<struct ring_worker *>(queue->own);
     enum status status = read_all(worker);
     if (status == STATUS_OK)
-        return end_share(worker, &worker->ring->shares[outlet->number]);
+        return end_share(worker, &worker->ring->shares[queue->number]);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     abandon(worker);
@@ -440,7 +440,7 @@ static enum status ring_read(struct outlet *outlet)
 enum status ring_run(struct ring *ring, uint64_t number)
 {
     for (uint32_t w = 0; w < ring->delivery.workers; w++)
-        ring->shares[w] = {.outlet = &ring->delivery.outlets[w]};
+        ring->shares[w] = {.queue = &ring->delivery.queues[w]};
     enum status status = delivery_run(&ring->delivery, number, ring_read);
     for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure leaves some open */
         leave(&ring->workers[w], ring->shares[w].opened);
@@ -477,7 +477,7 @@ static void size_buffers(struct ring *ring, const struct load *load)
     uint64_t least = UINT64_MAX;
     uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
-        least = arrays->places[i].bytes < least ? arrays->places[i].bytes : least;
+        least = arrays->extents[i].bytes < least ? arrays->extents[i].bytes : least;
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
@@ -502,8 +502,8 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     for (uint32_t w = 0; w < workers; w++) {
         struct ring_worker *worker = &ring->workers[w];
         worker->ring = ring;
-        worker->outlet = &ring->delivery.outlets[w];
-        worker->outlet->own = worker;
+        worker->queue = &ring->delivery.queues[w];
+        worker->queue->own = worker;
         TRY(open_worker(ring, worker));
     }
     return STATUS_OK;

@@ -42,7 +42,7 @@ struct chunk {
 
 /* How far a share has been read. One worker at a time changes it: who has claimed it. */
 struct ring_share {
-    struct outlet *outlet;
+    struct output_queue *queue;
     struct opened *opened; /* the shard of the segment at hand */
     bool broken;           /* it could not be opened */
     uint32_t epochs;       /* begun */
@@ -74,7 +74,7 @@ struct ring_type {
 };
 
 struct ring_worker {
-    struct outlet *outlet;
+    struct output_queue *queue;
     struct ring *ring;
     cudaStream_t copies;
     uint8_t *host, *device; /* ring->buffers of ring->buffer_bytes each: pinned, and on the device */

@@ -41,7 +41,7 @@ static const struct shards_gpu *shards_of(const struct ring_worker *worker)
 
 static enum status shards_gpu_open(struct ring_worker *worker, struct piece *piece)
 {
-    const struct load *load = worker->outlet->delivery->load;
+    const struct load *load = worker->queue->delivery->load;
     if (load->cache == LOAD_WARM)
         return STATUS_OK; /* it is mapped */
     int fd = dataset_file_open(load->dataset, piece->shard, 0);
@@ -76,17 +76,17 @@ static void read_piece(uint8_t *to, struct piece *piece)
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);
-    const struct array_place *places = worker->ring->delivery.arrays.places + piece->first;
+    const struct array_extent *extents = worker->ring->delivery.arrays.extents + piece->first;
     const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
     piece->got = piece->bytes;
     if (guard_copy(to, from, piece->bytes))
         return;
     piece->got = 0;
     for (uint32_t i = 0; i < piece->count; i++) {
-        uint64_t at = places[i].begin - piece->offset;
-        if (!guard_copy(to + at, from + at, places[i].bytes))
+        uint64_t at = extents[i].begin - piece->offset;
+        if (!guard_copy(to + at, from + at, extents[i].bytes))
             return;
-        piece->got = at + places[i].bytes > piece->got ? at + places[i].bytes : piece->got;
+        piece->got = at + extents[i].bytes > piece->got ? at + extents[i].bytes : piece->got;
     }
 }
 

@@ -17,16 +17,16 @@ enum status dataset_out_of_memory(void)
 
 enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
 {
-    void **place = array;
+    void **pointer = array;
     if (count < *capacity)
         return STATUS_OK;
     if (count >= UINT32_MAX / 2)
         return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
     uint32_t wanted = *capacity ? 2 * *capacity : 1024;
-    void *larger = realloc(*place, wanted * size);
+    void *larger = realloc(*pointer, wanted * size);
     if (!larger)
         return dataset_out_of_memory();
-    *place = larger;
+    *pointer = larger;
     *capacity = wanted;
     return STATUS_OK;
 }

@@ -177,11 +177,11 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
                                         .offset = from->offset,
                                         .size = from->size,
                                         .whole = from->hash,
-                                        .file = (uint32_t)sample->place};
+                                        .file = (uint32_t)sample->unit};
         if (!dataset->shards) {
             char path[PATH_MAX];
             const char *kept = NULL;
-            snprintf(path, sizeof path, "%s/%s.%s", index->places[sample->place].name, sample->key,
+            snprintf(path, sizeof path, "%s/%s.%s", index->units[sample->unit].name, sample->key,
                      from->extension);
             TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
             TRY(dataset_add_file(dataset, kept, from->size));
@@ -213,9 +213,9 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
 }
 
 /* Whether more than a header stands before the first member, which may be a pax header for all. */
-static bool begins_extended(const struct index *index, const struct index_place *place)
+static bool begins_extended(const struct index *index, const struct index_unit *unit)
 {
-    return place->count > 0 && index->members[index->samples[place->first].first].offset > TAR_BLOCK_BYTES;
+    return unit->count > 0 && index->members[index->samples[unit->first].first].offset > TAR_BLOCK_BYTES;
 }
 
 static enum status open_indexed(struct dataset *dataset, const char *name)
@@ -226,16 +226,16 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     TRY(index_read(path, index));
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS)
-        TRY(shards_room(dataset, index->place_count));
-    for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
-        TRY(dataset_add_file(dataset, index->places[p].name, index->places[p].bytes));
+        TRY(shards_room(dataset, index->unit_count));
+    for (uint64_t p = 0; dataset->shards && p < index->unit_count; p++) {
+        TRY(dataset_add_file(dataset, index->units[p].name, index->units[p].bytes));
         if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
             if (!dataset->skip)
                 return STATUS_FAILED;
             status_warn("%s; its samples are looked at one by one", status_text());
         }
-        dataset->shard_first[p] = (uint32_t)index->places[p].first;
-        dataset->files[p].global = begins_extended(index, &index->places[p]);
+        dataset->shard_first[p] = (uint32_t)index->units[p].first;
+        dataset->files[p].global = begins_extended(index, &index->units[p]);
     }
     for (uint64_t i = 0; i < index->sample_count; i++)
         TRY(add_indexed(dataset, &index->samples[i]));

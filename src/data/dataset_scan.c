@@ -50,22 +50,22 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
                               size_t *available)
 {
     uint64_t left = scan->parser.position < shard_bytes ? shard_bytes - scan->parser.position : 0;
-    uint8_t *place = scan->window;
+    uint8_t *to = scan->window;
     size_t wanted = need > sizeof scan->window ? need : sizeof scan->window;
     if (wanted > left)
         wanted = (size_t)left;
     if (wanted > sizeof scan->window) {
         free(scan->large);
-        place = scan->large = malloc(wanted);
-        if (!place)
+        to = scan->large = malloc(wanted);
+        if (!to)
             return dataset_out_of_memory();
     }
-    ssize_t count = pread(scan->fd, place, wanted, (off_t)scan->parser.position);
+    ssize_t count = pread(scan->fd, to, wanted, (off_t)scan->parser.position);
     if (count < 0 || (size_t)count < wanted)
         return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
                           (unsigned long long)scan->parser.position,
                           count < 0 ? strerror(errno) : "the file has become shorter");
-    *bytes = place;
+    *bytes = to;
     *available = wanted;
     return STATUS_OK;
 }

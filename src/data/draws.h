@@ -85,20 +85,20 @@ FDSL_HD uint32_t draw_mix(uint32_t word)
     return word ^ word >> 16;
 }
 
-/* The sample at a place of the order, 0 <= place < count. */
-FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t place)
+/* The sample at a index of the order, 0 <= index < count. */
+FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 {
     uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
     do {
-        uint32_t left = place >> bits, right = place & mask;
+        uint32_t left = index >> bits, right = index & mask;
         for (uint32_t i = 0; i < ORDER_ROUNDS; i++) {
             uint32_t next = left ^ (draw_mix(right + order->keys[i]) & mask);
             left = right;
             right = next;
         }
-        place = left << bits | right;
-    } while (place >= order->count);
-    return place;
+        index = left << bits | right;
+    } while (index >= order->count);
+    return index;
 }
 
 /* ---- Augmentation ---- */

@@ -12,17 +12,17 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 #include "data/samples.h"
 
 #define WORK "/.prepare"
 
-void folder_place_name(const struct folder *folder, uint64_t place, char name[PATH_MAX])
+void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX])
 {
     if (folder->layout == INDEX_FILES)
-        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->place_count > 1000 ? 6 : 3, place);
+        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->unit_count > 1000 ? 6 : 3, unit);
     else
-        snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, place);
+        snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
 
 /* FOLDER and what follows in it. */
@@ -39,9 +39,9 @@ __attribute__((format(printf, 3, 4))) static enum status inside(const struct fol
                            : status_set(STATUS_USAGE, "the path '%.80s...' is too long", folder->path);
 }
 
-enum status folder_part_path(const struct folder *folder, uint64_t place, char path[PATH_MAX])
+enum status folder_part_path(const struct folder *folder, uint64_t unit, char path[PATH_MAX])
 {
-    return inside(folder, path, WORK "/%06" PRIu64 ".part", place);
+    return inside(folder, path, WORK "/%06" PRIu64 ".part", unit);
 }
 
 static enum status index_path(const struct folder *folder, char path[PATH_MAX])
@@ -57,11 +57,11 @@ static bool has_size(const char *path, uint64_t bytes)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
 }
 
-static bool file_is_whole(const struct folder *folder, const struct index_place *place, const char *key,
+static bool file_is_whole(const struct folder *folder, const struct index_unit *unit, const char *key,
                           const struct index_member *member)
 {
     char path[PATH_MAX];
-    return inside(folder, path, "/%s/%s.%s", place->name, key, member->extension) == STATUS_OK &&
+    return inside(folder, path, "/%s/%s.%s", unit->name, key, member->extension) == STATUS_OK &&
            has_size(path, member->size);
 }
 
@@ -79,10 +79,10 @@ static bool has_text(const char *path, const char *text, size_t size)
 /* A shard, and what DALI is told of it. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
+    const struct index_unit *unit = &index->units[number];
     char path[PATH_MAX], *dali = NULL;
     size_t size = 0;
-    if (inside(folder, path, "/%s", place->name) != STATUS_OK || !has_size(path, place->bytes))
+    if (inside(folder, path, "/%s", unit->name) != STATUS_OK || !has_size(path, unit->bytes))
         return false;
     char *dot = strrchr(path, '.');
     if (dot)
@@ -92,16 +92,16 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether all files of a place have the sizes that the index tells. */
+/* Whether all files of a unit have the sizes that the index tells. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
+    const struct index_unit *unit = &index->units[number];
     if (index->layout == INDEX_SHARDS)
         return shard_is_whole(folder, index, number);
-    for (uint64_t s = place->first; s < place->first + place->count; s++) {
+    for (uint64_t s = unit->first; s < unit->first + unit->count; s++) {
         const struct index_sample *sample = &index->samples[s];
         for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
-            if (!file_is_whole(folder, place, sample->key, &index->members[m]))
+            if (!file_is_whole(folder, unit, sample->key, &index->members[m]))
                 return false;
     }
     return true;
@@ -119,33 +119,33 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return whole;
 }
 
-/* Whether what tells of all places is there. */
+/* Whether what tells of all units is there. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&
            (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
-/* Reads the part of a place: false where there is none, or not that of this dataset's place. */
-static enum status read_part(const struct folder *folder, uint64_t place, struct index *part)
+/* Reads the part of a unit: false where there is none, or not that of this dataset's unit. */
+static enum status read_part(const struct folder *folder, uint64_t unit, struct index *part)
 {
     char path[PATH_MAX], name[PATH_MAX];
     *part = (struct index){0};
-    folder_place_name(folder, place, name);
-    TRY(folder_part_path(folder, place, path));
+    folder_unit_name(folder, unit, name);
+    TRY(folder_part_path(folder, unit, path));
     TRY(index_read(path, part));
-    if (part->place_count == 1 && part->layout == folder->layout && strcmp(part->places[0].name, name) == 0 &&
+    if (part->unit_count == 1 && part->layout == folder->layout && strcmp(part->units[0].name, name) == 0 &&
         strcmp(part->made, folder->made) == 0)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: place %" PRIu64 " is not the one that was made; is another program at work there?",
-                      folder->path, place);
+                      "%s: unit %" PRIu64 " is not the one that was made; is another program at work there?",
+                      folder->path, unit);
 }
 
-bool folder_finished(const struct folder *folder, uint64_t place)
+bool folder_finished(const struct folder *folder, uint64_t unit)
 {
     struct index part;
-    bool finished = read_part(folder, place, &part) == STATUS_OK && is_whole(folder, &part, 0);
+    bool finished = read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
     index_free(&part);
     return finished;
 }
@@ -251,14 +251,14 @@ static enum status go_on(const struct folder *folder)
     free(theirs);
     if (status != STATUS_OK)
         return status;
-    place_sweep(folder->path);
-    place_sweep(work);
+    unit_sweep(folder->path);
+    unit_sweep(work);
     return STATUS_OK;
 }
 
 /* ---- A dataset that was complete ---- */
 
-/* Turns a dataset that lost files back into one that is being made: places that are whole stay. */
+/* Turns a dataset that lost files back into one that is being made: units that are whole stay. */
 static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
 {
     char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];
@@ -266,19 +266,19 @@ static enum status reopen(const struct folder *folder, const struct index *index
     TRY(inside(folder, work, WORK));
     TRY(inside(folder, spec, WORK "/spec"));
     TRY(make_folder(work));
-    for (uint64_t i = 0; i < index->place_count; i++)
+    for (uint64_t i = 0; i < index->unit_count; i++)
         if (is_whole(folder, index, i)) {
             TRY(folder_part_path(folder, i, part));
             TRY(index_save(part, index, i, 1));
             kept++;
         }
     TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
-    if (index->place_count == 0)
+    if (index->unit_count == 0)
         status_warn("%s was cut or changed: all is made again", path);
-    else if (kept < index->place_count)
+    else if (kept < index->unit_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
                     " %s lack files, or have some of another size, and are made again",
-                    folder->path, index->place_count - kept, index->place_count,
+                    folder->path, index->unit_count - kept, index->unit_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
         status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
@@ -290,18 +290,18 @@ static enum status reopen(const struct folder *folder, const struct index *index
 static void remove_work(const struct folder *folder)
 {
     char path[PATH_MAX];
-    for (uint64_t i = 0; i < folder->place_count; i++)
+    for (uint64_t i = 0; i < folder->unit_count; i++)
         if (folder_part_path(folder, i, path) == STATUS_OK)
             unlink(path);
     if (inside(folder, path, WORK "/spec") == STATUS_OK)
         unlink(path);
     if (inside(folder, path, WORK) == STATUS_OK) {
-        place_sweep(path);
+        unit_sweep(path);
         rmdir(path);
     }
 }
 
-/* An index that was cut or changed tells nothing of the places. Where its first line still has the options of
+/* An index that was cut or changed tells nothing of the units. Where its first line still has the options of
  * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
@@ -336,7 +336,7 @@ static enum status look_at_index(const struct folder *folder)
     if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
         status = refuse_options(folder, index.made);
     bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
-    for (uint64_t i = 0; status == STATUS_OK && i < index.place_count; i++)
+    for (uint64_t i = 0; status == STATUS_OK && i < index.unit_count; i++)
         complete &= is_whole(folder, &index, i);
     if (status == STATUS_OK && !complete)
         status = reopen(folder, &index, path);
@@ -356,7 +356,7 @@ static uint64_t count_parts(const struct folder *folder)
 {
     char path[PATH_MAX];
     uint64_t parts = 0;
-    for (uint64_t i = 0; i < folder->place_count; i++)
+    for (uint64_t i = 0; i < folder->unit_count; i++)
         parts += folder_part_path(folder, i, path) == STATUS_OK && access(path, F_OK) == 0;
     return parts;
 }
@@ -372,10 +372,10 @@ enum status folder_claim(struct folder *folder)
 
 /* ---- Concluding ---- */
 
-static enum status add_part(const struct folder *folder, uint64_t place, struct index_text *text)
+static enum status add_part(const struct folder *folder, uint64_t unit, struct index_text *text)
 {
     struct index part;
-    enum status status = read_part(folder, place, &part);
+    enum status status = read_part(folder, unit, &part);
     if (status == STATUS_OK)
         status = index_text_add_all(text, &part, 0);
     index_free(&part);
@@ -388,7 +388,7 @@ enum status folder_gather(const struct folder *folder, struct index *index)
     *index = (struct index){0};
     TRY(index_text_begin(&text, folder->layout, folder->made));
     enum status status = STATUS_OK;
-    for (uint64_t i = 0; i < folder->place_count && status == STATUS_OK; i++)
+    for (uint64_t i = 0; i < folder->unit_count && status == STATUS_OK; i++)
         status = add_part(folder, i, &text);
     if (status == STATUS_OK)
         status = index_text_end(&text);
@@ -420,7 +420,7 @@ enum status folder_conclude(const struct folder *folder, const struct index *ind
     if (folder->layout == INDEX_SHARDS)
         TRY(write_wids(folder, index));
     TRY(index_path(folder, path));
-    TRY(index_save(path, index, 0, index->place_count));
+    TRY(index_save(path, index, 0, index->unit_count));
     remove_work(folder);
     return STATUS_OK;
 }

@@ -18,7 +18,7 @@ static const char *const layouts[] = {"files", "shards"}; /* as enum index_layou
 
 /* Lines of a kind: those that begin with this letter; the three kinds differ in it. */
 struct counts {
-    uint64_t places, samples, members;
+    uint64_t units, samples, members;
 };
 
 /* A sample's line has four tabs a member and one before the key. */
@@ -26,7 +26,7 @@ static void count_line(const char *line, const char *end, struct counts *counts)
 {
     uint64_t tabs = 0;
     if (*line == 'p')
-        counts->places++;
+        counts->units++;
     if (*line != 's')
         return;
     counts->samples++;
@@ -52,7 +52,7 @@ static enum status sign(const char *text, size_t size, char line[128])
 {
 #ifdef HAVE_XXHASH
     struct counts counts = count_lines(text, size);
-    snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.places,
+    snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.units,
              counts.samples, counts.members, (uint64_t)XXH3_64bits(text, size));
     return STATUS_OK;
 #else
@@ -76,10 +76,10 @@ enum status index_text_begin(struct index_text *text, enum index_layout layout, 
     return STATUS_OK;
 }
 
-void index_text_add_place(struct index_text *text, const struct index_place *place)
+void index_text_add_unit(struct index_text *text, const struct index_unit *unit)
 {
-    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", place->name, place->bytes,
-            *place->md5 ? place->md5 : "-");
+    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", unit->name, unit->bytes,
+            *unit->md5 ? unit->md5 : "-");
 }
 
 enum status index_check_name(const char *name)
@@ -125,9 +125,9 @@ enum status index_text_add_sample(FILE *stream, const char *key, const struct in
 
 enum status index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
-    index_text_add_place(text, place);
-    for (uint64_t i = place->first; i < place->first + place->count; i++)
+    const struct index_unit *unit = &index->units[number];
+    index_text_add_unit(text, unit);
+    for (uint64_t i = unit->first; i < unit->first + unit->count; i++)
         TRY(index_text_add_sample(text->stream, index->samples[i].key,
                                   index->members + index->samples[i].first, index->samples[i].count));
     return STATUS_OK;
@@ -214,41 +214,41 @@ static enum status read_head(char *line, struct index *index)
 
 static enum status read_place(char *line, struct index *index)
 {
-    struct index_place *place = &index->places[index->place_count];
+    struct index_unit *unit = &index->units[index->unit_count];
     char *name = next_field(&line), *bytes = next_field(&line), *md5 = next_field(&line);
-    if (!md5 || line || !*name || !number(bytes, 10, &place->bytes))
-        return status_set(STATUS_FAILED, "a place has a name, its bytes and an md5");
+    if (!md5 || line || !*name || !number(bytes, 10, &unit->bytes))
+        return status_set(STATUS_FAILED, "a place line has a name, a size in bytes and an md5");
     if (name[0] == '/' || strstr(name, ".."))
         return status_set(STATUS_FAILED, "'%.100s' leads out of the folder", name);
-    place->name = name;
-    place->md5 = strcmp(md5, "-") == 0 ? "" : md5;
-    place->first = index->sample_count;
-    place->count = 0;
-    index->place_count++;
+    unit->name = name;
+    unit->md5 = strcmp(md5, "-") == 0 ? "" : md5;
+    unit->first = index->sample_count;
+    unit->count = 0;
+    index->unit_count++;
     return STATUS_OK;
 }
 
-static enum status read_member(char *extension, char **line, const struct index_place *place,
+static enum status read_member(char *extension, char **line, const struct index_unit *unit,
                                struct index_member *member)
 {
     char *offset = next_field(line), *size = next_field(line), *hash = next_field(line);
     if (!*extension || strchr(extension, '/') || !number(offset, 10, &member->offset) ||
         !number(size, 10, &member->size) || !hash_number(hash, &member->hash))
         return status_set(STATUS_FAILED, "a member has an extension, an offset, a size and a hash");
-    if (member->offset > place->bytes || member->size > place->bytes - member->offset)
+    if (member->offset > unit->bytes || member->size > unit->bytes - member->offset)
         return status_set(STATUS_FAILED,
                           "a member of %" PRIu64 " bytes at %" PRIu64 " ends behind %s, which has %" PRIu64,
-                          member->size, member->offset, place->name, place->bytes);
+                          member->size, member->offset, unit->name, unit->bytes);
     member->extension = extension;
     return STATUS_OK;
 }
 
 /* Members of a shard stand one behind the other, each with a header of a block before it: readers go through
  * them in this order and never back. */
-static enum status check_place_of(const struct index *index, const struct index_place *place)
+static enum status check_unit_of(const struct index *index, const struct index_unit *unit)
 {
     const struct index_member *member = &index->members[index->member_count];
-    bool is_first = index->samples[place->first].first == index->member_count;
+    bool is_first = index->samples[unit->first].first == index->member_count;
     uint64_t end = is_first ? 0 : member[-1].offset + member[-1].size;
     if (index->layout != INDEX_SHARDS ||
         (member->offset >= end && member->offset - end >= tar_padding(end) + TAR_BLOCK_BYTES))
@@ -257,29 +257,29 @@ static enum status check_place_of(const struct index *index, const struct index_
                       "%s: offset %" PRIu64 ": the member before ends at %" PRIu64
                       ", which leaves no room for a header; prepare the dataset again, or remove the index "
                       "to read without it",
-                      place->name, member->offset, end);
+                      unit->name, member->offset, end);
 }
 
 static enum status read_sample(char *line, struct index *index)
 {
-    if (index->place_count == 0)
-        return status_set(STATUS_FAILED, "a sample before the first place");
-    struct index_place *place = &index->places[index->place_count - 1];
+    if (index->unit_count == 0)
+        return status_set(STATUS_FAILED, "a sample line before the first place line");
+    struct index_unit *unit = &index->units[index->unit_count - 1];
     struct index_sample *sample = &index->samples[index->sample_count];
     char *extension;
-    *sample = (struct index_sample){next_field(&line), index->place_count - 1, index->member_count, 0};
+    *sample = (struct index_sample){next_field(&line), index->unit_count - 1, index->member_count, 0};
     if (!sample->key || !*sample->key || sample->key[0] == '/' || strstr(sample->key, ".."))
         return status_set(STATUS_FAILED, "a sample without a proper key");
     while ((extension = next_field(&line))) {
-        TRY(read_member(extension, &line, place, &index->members[index->member_count]));
-        TRY(check_place_of(index, place));
+        TRY(read_member(extension, &line, unit, &index->members[index->member_count]));
+        TRY(check_unit_of(index, unit));
         index->member_count++;
         sample->count++;
     }
     if (sample->count == 0)
         return status_set(STATUS_FAILED, "sample '%.100s' has no members", sample->key);
     index->sample_count++;
-    place->count++;
+    unit->count++;
     return STATUS_OK;
 }
 
@@ -314,10 +314,10 @@ enum status index_parse(char *text, size_t size, struct index *index)
     *index = (struct index){.text = text};
     TRY(check_sign(text, &size));
     struct counts counts = count_lines(text, size);
-    index->places = calloc(counts.places + 1, sizeof *index->places);
+    index->units = calloc(counts.units + 1, sizeof *index->units);
     index->samples = calloc(counts.samples + 1, sizeof *index->samples);
     index->members = calloc(counts.members + 1, sizeof *index->members);
-    if (!index->places || !index->samples || !index->members)
+    if (!index->units || !index->samples || !index->members)
         return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
@@ -343,7 +343,7 @@ enum status index_read(const char *path, struct index *index)
 
 void index_free(struct index *index)
 {
-    free(index->places);
+    free(index->units);
     free(index->samples);
     free(index->members);
     free(index->text);

@@ -19,7 +19,7 @@ enum index_layout {
 };
 
 /* A shard, or a folder of files. */
-struct index_place {
+struct index_unit {
     const char *name;      /* relative to the index's own folder */
     uint64_t bytes;        /* of the shard; of all files of the folder */
     const char *md5;       /* of the shard in hex; "" for folders, and in builds without libcrypto */
@@ -34,16 +34,16 @@ struct index_member {
 
 struct index_sample {
     const char *key;
-    uint64_t place, first, count; /* `count` members from `first` on */
+    uint64_t unit, first, count; /* `count` members from `first` on */
 };
 
 struct index {
     enum index_layout layout;
     const char *made; /* the options that it was made with, in one line */
-    struct index_place *places;
+    struct index_unit *units;
     struct index_sample *samples;
     struct index_member *members;
-    uint64_t place_count, sample_count, member_count;
+    uint64_t unit_count, sample_count, member_count;
     char *text; /* all strings point into it */
 };
 
@@ -81,18 +81,18 @@ struct index_text {
 };
 
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made);
-void index_text_add_place(struct index_text *text, const struct index_place *place); /* before its samples */
+void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* before its samples */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
                                   size_t count);
 enum status index_text_add_all(struct index_text *text, const struct index *index,
-                               uint64_t place); /* and its samples */
+                               uint64_t unit); /* and its samples */
 
 /* Adds the last line and closes the stream: `text->text`, which comes from malloc, is the whole index.
  * STATUS_UNAVAILABLE without xxHash. */
 enum status index_text_end(struct index_text *text);
 void index_text_free(struct index_text *text);
 
-/* Writes an index of `count` places of another, from `first` on, atomically. */
+/* Writes an index of `count` units of another, from `first` on, atomically. */
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count);
 
 /* ---- DALI ---- */
@@ -101,7 +101,7 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
  * for a name that a line cannot hold. The caller frees `*text`, also after a failure. */
 #define DALI_HEAD "v1.2 %" PRIu64 "\n"
 enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
-enum status dali_format(const struct index *index, uint64_t place, char **text, size_t *size);
+enum status dali_format(const struct index *index, uint64_t unit, char **text, size_t *size);
 
 /* ---- wids ---- */
 

@@ -19,7 +19,7 @@
 #include "data/folder.h"
 #include "data/index.h"
 #include "data/source.h"
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 #include "data/samples.h"
 #include "machine/comm.h"
 #include "machine/env.h"
@@ -297,9 +297,9 @@ static enum status open_job(struct job *job)
     TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(describe_options(job));
-    uint64_t places = parameters->layout == INDEX_SHARDS
-                          ? parameters->shards
-                          : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
+    uint64_t units = parameters->layout == INDEX_SHARDS
+                         ? parameters->shards
+                         : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
     int digits = digits_of(parameters->samples - 1);
     uint64_t by_bytes = CHUNK_BYTES / job->facts.sample_bytes;
     job->key_digits = digits > KEY_DIGITS ? digits : KEY_DIGITS;
@@ -308,24 +308,24 @@ static enum status open_job(struct job *job)
                                   .name = parameters->name,
                                   .made = job->made,
                                   .layout = (enum index_layout)parameters->layout,
-                                  .place_count = places,
+                                  .unit_count = units,
                                   .lock = -1};
     return STATUS_OK;
 }
 
-/* ---- Making places ---- */
+/* ---- Making units ---- */
 
-/* Samples of a place: begin and, as the begin of the next one, its end. */
-static uint64_t place_begins(const struct job *job, uint64_t place)
+/* Samples of a unit: begin and, as the begin of the next one, its end. */
+static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
-    uint64_t samples = job->parameters.samples, places = job->folder.place_count;
+    uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
-        return place * FOLDER_SAMPLES < samples ? place * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / places, larger = samples % places; /* the first ones hold one more */
-    return place * least + (place < larger ? place : larger);
+        return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
+    uint64_t least = samples / units, larger = samples % units; /* the first ones hold one more */
+    return unit * least + (unit < larger ? unit : larger);
 }
 
-static void show(struct job *job, uint64_t place)
+static void show(struct job *job, uint64_t unit)
 {
     double now_s = timer_now_s();
     if (!job->shown || now_s - job->shown_s < PROGRESS_PERIOD_S)
@@ -333,52 +333,52 @@ static void show(struct job *job, uint64_t place)
     job->shown_s = now_s;
     double elapsed_s = now_s - job->began_s;
     fprintf(stderr, "\r\033[Kpreparing: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " samples, %.0f samples/s",
-            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", place + 1, job->folder.place_count,
+            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", unit + 1, job->folder.unit_count,
             job->samples_made, (double)job->samples_made / (elapsed_s > 0 ? elapsed_s : 1));
 }
 
-static enum status make_chunk(struct job *job, struct place_writer *writer, uint64_t first, uint64_t count)
+static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
     struct source_sample *samples = calloc(count, sizeof *samples);
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory");
     enum status status = job->source->make(job->state, first, count, samples);
     if (status == STATUS_OK)
-        status = place_add(writer, first, count, samples);
+        status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
         source_sample_free(&samples[i]);
     free(samples);
     return status;
 }
 
-static enum status fill_place(struct job *job, struct place_writer *writer, uint64_t place, const char *name)
+static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64_t unit, const char *name)
 {
     char part[PATH_MAX];
-    uint64_t end = place_begins(job, place + 1);
-    TRY(folder_part_path(&job->folder, place, part));
-    TRY(place_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
-    for (uint64_t at = place_begins(job, place); at < end;) {
+    uint64_t end = unit_begins(job, unit + 1);
+    TRY(folder_part_path(&job->folder, unit, part));
+    TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
+    for (uint64_t at = unit_begins(job, unit); at < end;) {
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
         TRY(make_chunk(job, writer, at, count));
         at += count;
         job->samples_made += count;
-        show(job, place);
+        show(job, unit);
     }
-    return place_end(writer, job->made, part);
+    return unit_end(writer, job->made, part);
 }
 
-/* The places of this rank: every comm_size()th. */
+/* The units of this rank: every comm_size()th. */
 static enum status make_places(struct job *job)
 {
-    for (uint64_t place = (uint64_t)comm_rank(); place < job->folder.place_count;
-         place += (uint64_t)comm_size()) {
-        struct place_writer writer;
+    for (uint64_t unit = (uint64_t)comm_rank(); unit < job->folder.unit_count;
+         unit += (uint64_t)comm_size()) {
+        struct unit_writer writer;
         char name[PATH_MAX];
-        if (folder_finished(&job->folder, place))
+        if (folder_finished(&job->folder, unit))
             continue;
-        folder_place_name(&job->folder, place, name);
-        enum status status = fill_place(job, &writer, place, name);
-        place_abandon(&writer);
+        folder_unit_name(&job->folder, unit, name);
+        enum status status = fill_unit(job, &writer, unit, name);
+        unit_abandon(&writer);
         if (status != STATUS_OK)
             return status_prefix(status, "%s (what is finished stays; the same command goes on)", name);
     }
@@ -401,12 +401,12 @@ static enum status check_gathered(const struct job *job, const struct index *ind
 static void tell(const struct job *job, const struct index *index)
 {
     uint64_t bytes = 0;
-    for (uint64_t i = 0; i < index->place_count; i++)
-        bytes += index->places[i].bytes;
+    for (uint64_t i = 0; i < index->unit_count; i++)
+        bytes += index->units[i].bytes;
     text_print(stdout, job->folder.path);
     printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
-           index->sample_count == 1 ? "" : "s", index->place_count,
-           index->layout == INDEX_SHARDS ? "shard" : "folder", index->place_count == 1 ? "" : "s",
+           index->sample_count == 1 ? "" : "s", index->unit_count,
+           index->layout == INDEX_SHARDS ? "shard" : "folder", index->unit_count == 1 ? "" : "s",
            1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
         printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,

@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 
-/* Does what the command line, which has --prepare, asks for; with several ranks, each makes its places, and
+/* Does what the command line, which has --prepare, asks for; with several ranks, each makes its units, and
  * the bytes are the same for any number of them. What is finished stays: the same command after a failure or
  * a kill goes on from there. STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with one line.
  *

@@ -81,10 +81,10 @@ enum status wids_read(const char *path, struct wids *wids)
 /* ---- Writing ---- */
 
 /* An md5sum that is not known is left out. */
-static json_t *shard_of(const struct index_place *place)
+static json_t *shard_of(const struct index_unit *unit)
 {
-    return json_pack("{s:s, s:s*, s:I, s:I}", "url", place->name, "md5sum", *place->md5 ? place->md5 : NULL,
-                     "nsamples", (json_int_t)place->count, "filesize", (json_int_t)place->bytes);
+    return json_pack("{s:s, s:s*, s:I, s:I}", "url", unit->name, "md5sum", *unit->md5 ? unit->md5 : NULL,
+                     "nsamples", (json_int_t)unit->count, "filesize", (json_int_t)unit->bytes);
 }
 
 enum status wids_format(const char *name, const struct index *index, char **text)
@@ -93,8 +93,8 @@ enum status wids_format(const char *name, const struct index *index, char **text
         json_pack("{s:s, s:i, s:s, s:[]}", "__kind__", KIND, "wids_version", 1, "name", name, "shardlist");
     json_t *list = json_object_get(root, "shardlist");
     bool whole = root;
-    for (uint64_t i = 0; whole && i < index->place_count; i++)
-        whole = json_array_append_new(list, shard_of(&index->places[i])) == 0;
+    for (uint64_t i = 0; whole && i < index->unit_count; i++)
+        whole = json_array_append_new(list, shard_of(&index->units[i])) == 0;
     *text = whole ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     return *text ? STATUS_OK

@@ -105,7 +105,7 @@ static enum status look_at_label(struct looking *looking, const struct dataset_m
 
 /* The first byte of a sample in its shard, and where it ends. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
-                    struct array_sample *array, struct array_place *place)
+                    struct array_sample *array, struct array_extent *extent)
 {
     const struct dataset_member *members = &dataset->members[sample->member];
     uint64_t begin = packed ? 0 : UINT64_MAX, end = 0;
@@ -117,7 +117,7 @@ static void lay_out(const struct dataset *dataset, const struct dataset_sample *
         array->bytes += members[m].size;
         end = array->at[m] + members[m].size > end ? array->at[m] + members[m].size : end;
     }
-    *place = (struct array_place){begin, end};
+    *extent = (struct array_extent){begin, end};
 }
 
 static enum status look_at_sample(struct looking *looking, uint32_t number, bool packed)
@@ -141,7 +141,7 @@ static enum status look_at_sample(struct looking *looking, uint32_t number, bool
     if (found != 1)
         return about(looking, sample, &members[0],
                      status_set(STATUS_USAGE, "a GPU variant wants one .npy in a sample, and here is none"));
-    lay_out(dataset, sample, packed, array, &looking->arrays->places[number]);
+    lay_out(dataset, sample, packed, array, &looking->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
         enum status status = m == array->label ? look_at_label(looking, &members[m])
                                                : look_at_array(looking, number, &members[m], array->at[m]);
@@ -158,16 +158,16 @@ enum status arrays_open(const struct dataset *dataset, bool packed, struct array
                               .arrays = arrays};
     *arrays = (struct arrays){0};
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
-    arrays->places = calloc(dataset->sample_count, sizeof *arrays->places);
+    arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);
     looking.head = malloc(HEAD_BYTES_MAX);
     enum status status =
-        arrays->samples && arrays->places && looking.head
+        arrays->samples && arrays->extents && looking.head
             ? STATUS_OK
             : status_set(STATUS_FAILED, "out of memory for the headers of %u samples", dataset->sample_count);
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         status = look_at_sample(&looking, i, packed);
-        if (arrays->places[i].bytes > arrays->bytes_max)
-            arrays->bytes_max = arrays->places[i].bytes;
+        if (arrays->extents[i].bytes > arrays->bytes_max)
+            arrays->bytes_max = arrays->extents[i].bytes;
     }
     free(looking.head);
     plain_close(&looking.plain);
@@ -177,6 +177,6 @@ enum status arrays_open(const struct dataset *dataset, bool packed, struct array
 void arrays_close(struct arrays *arrays)
 {
     free(arrays->samples);
-    free(arrays->places);
+    free(arrays->extents);
     *arrays = (struct arrays){0};
 }

@@ -24,7 +24,7 @@ struct array_sample {
 };
 
 /* Where a sample lies. */
-struct array_place {
+struct array_extent {
     uint64_t begin; /* its first byte in its shard; 0 where samples are packed */
     uint64_t bytes; /* from there to its last one */
 };
@@ -32,9 +32,9 @@ struct array_place {
 struct arrays {
     enum dtype type;
     uint64_t values;              /* of a sample */
-    struct array_sample *samples; /* by number, as are the places */
-    struct array_place *places;
-    uint64_t bytes_max; /* of a place */
+    struct array_sample *samples; /* by number, like `extents` */
+    struct array_extent *extents;
+    uint64_t bytes_max; /* of an extent */
 };
 
 FDSL_C_BEGIN

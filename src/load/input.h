@@ -42,7 +42,7 @@ struct load {
     const struct dataset *dataset;
     struct load_control *control;
     uint64_t seed;
-    uint32_t batch, window, epochs;
+    uint32_t batch, shuffle_buffer, epochs;
     uint32_t rank, ranks;
     uint32_t depth;       /* requests in flight of the variants with io_uring */
     uint32_t block_bytes; /* of a request to a shard */

@@ -85,7 +85,7 @@ struct order_plan load_plan(const struct load *load, int threads)
                               .samples = dataset->sample_count,
                               .shards = dataset->shards ? dataset->file_count : 0,
                               .shard_first = dataset->shard_first,
-                              .window = load->window,
+                              .shuffle_buffer = load->shuffle_buffer,
                               .workers = load->ranks * (uint32_t)threads};
     return plan;
 }
@@ -167,7 +167,7 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .control = &job->control,
         .seed = parameters->seed,
         .batch = (uint32_t)parameters->batch,
-        .window = (uint32_t)parameters->shuffle,
+        .shuffle_buffer = (uint32_t)parameters->shuffle,
         .epochs = (uint32_t)parameters->epochs,
         .depth = (uint32_t)parameters->depth,
         .block_bytes = (uint32_t)parameters->block << 10,

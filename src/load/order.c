@@ -40,17 +40,18 @@ void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin
 enum status order_open(const struct order_plan *plan, struct order *order)
 {
     size_t share = plan->samples / plan->workers + 1;
-    size_t deck = plan->shards ? (plan->shards > plan->window ? plan->shards : plan->window) : plan->samples;
+    size_t deck = plan->shards ? (plan->shards > plan->shuffle_buffer ? plan->shards : plan->shuffle_buffer)
+                               : plan->samples;
     *order = (struct order){0};
     order->samples = malloc(share * sizeof *order->samples);
     order->deck = malloc((deck + 1) * sizeof *order->deck);
     if (plan->keyed)
         order->keys = malloc(((size_t)plan->samples + 1) * sizeof *order->keys);
     if (plan->shards) {
-        order->places = malloc(share * sizeof *order->places);
+        order->indices = malloc(share * sizeof *order->indices);
         order->segments = malloc(plan->shards * sizeof *order->segments);
     }
-    if (order->samples && order->deck && (!plan->shards || (order->places && order->segments)) &&
+    if (order->samples && order->deck && (!plan->shards || (order->indices && order->segments)) &&
         (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
@@ -60,7 +61,7 @@ enum status order_open(const struct order_plan *plan, struct order *order)
 void order_close(struct order *order)
 {
     free(order->samples);
-    free(order->places);
+    free(order->indices);
     free(order->segments);
     free(order->deck);
     free(order->keys);
@@ -89,17 +90,17 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
 /* The turns of the share's samples: windows of them, each shuffled. */
 static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
 {
-    uint32_t window = plan->window > 1 ? plan->window : 1;
-    if (window == 1) {
-        count_up(order->places, order->count);
+    uint32_t buffer = plan->shuffle_buffer > 1 ? plan->shuffle_buffer : 1;
+    if (buffer == 1) {
+        count_up(order->indices, order->count);
         return;
     }
-    for (uint32_t first = 0; first < order->count; first += window) {
-        uint32_t count = order->count - first < window ? order->count - first : window;
+    for (uint32_t first = 0; first < order->count; first += buffer) {
+        uint32_t count = order->count - first < buffer ? order->count - first : buffer;
         count_up(order->deck, count);
         shuffle(plan, epoch, WINDOW, begin + first, order->deck, count);
         for (uint32_t i = 0; i < count; i++)
-            order->places[first + i] = first + order->deck[i];
+            order->indices[first + i] = first + order->deck[i];
     }
 }
 
@@ -139,7 +140,7 @@ void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, 
     uint32_t arrival = 0;
     for (uint32_t s = 0; s < order->segment_count; s++)
         for (uint32_t i = 0; i < order->segments[s].count; i++)
-            order->samples[order->places[arrival++]] = order->segments[s].first + i;
+            order->samples[order->indices[arrival++]] = order->segments[s].first + i;
 }
 
 /* ---- Quality ---- */

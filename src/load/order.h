@@ -5,7 +5,7 @@
  * Shards: a permutation of the shards, their samples one after the other, cut into shares; so every epoch
  * deals the shards out anew over all workers of all ranks. Shares differ by at most one sample however many
  * samples the shards hold: a shard on a border is read by two workers, each its part. Within a share, samples
- * are shuffled in windows: of `window` consecutive ones at a time, so a reader of a stream needs no more
+ * are shuffled in windows: of `buffer` consecutive ones at a time, so a reader of a stream needs no more
  * room.
  * Keyed: one permutation of all samples, whatever holds them, by random keys: a device sorts them faster than
  * a host shuffles. */
@@ -25,9 +25,9 @@ struct order_plan {
     uint32_t samples;            /* of the whole data set */
     uint32_t shards;             /* 0: samples are files of their own */
     const uint32_t *shard_first; /* the first sample of each shard, and behind the last; the caller's */
-    uint32_t window;             /* samples that are shuffled together; 0 and 1: none. Shards only */
+    uint32_t shuffle_buffer;     /* samples that are shuffled together; 0 and 1: none. Shards only */
     uint32_t workers;            /* over all ranks */
-    bool keyed;                  /* for readers that have all samples at hand; shards and window are unused */
+    bool keyed;                  /* for readers that have all samples at hand; shards and buffer are unused */
 };
 
 /* Consecutive samples of one shard. */
@@ -39,7 +39,7 @@ struct order_segment {
 struct order {
     uint32_t count;
     uint32_t *samples; /* by turn: the numbers of the samples */
-    uint32_t *places;  /* shards: the turn of the i-th sample as the segments give them; else NULL */
+    uint32_t *indices; /* shards: the turn of the i-th sample as the segments give them; else NULL */
     struct order_segment *segments;
     uint32_t segment_count;
     uint32_t *deck; /* room for a permutation */
