@@ -209,7 +209,7 @@ Test(hostile, a_target_in_its_own_source_is_refused)
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         char command[256];
         snprintf(command, sizeof command, "$P --prepare %s --from dataset --source s", targets[i]);
-        expect_refusal(2, "this is in its own source, s; name a folder outside of it", command);
+        expect_refusal(2, "this folder is inside its own source, s; name a folder outside it", command);
     }
     EXPECT(0, "test \"$(find s | wc -l)\" = 3");
     EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that begins alike is another */

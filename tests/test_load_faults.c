@@ -30,13 +30,13 @@ Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_f
 Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder,
      .fini = remove_folder)
 {
-    expect_refused("no samples there");
+    expect_refused("no samples found");
     fclose(fopen(in_folder("1.bin"), "w"));
-    expect_refused("hold no bytes");
+    expect_refused("contain no data");
     cr_assert_eq(symlink(".", in_folder("again")), 0);
     expect_refused("again/ leads back to a folder that it is in");
     cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);
-    expect_refused("is not whole: what prepared it");
+    expect_refused("is incomplete: its --prepare");
     remove_folder();
     expect_refused("No such file");
     make_folder();
@@ -169,7 +169,7 @@ Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini
     prepare("files");
     cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
     cr_assert_eq(mkfifo(in_folder("000/000020.npy"), 0600), 0);
-    expect_refused("000020.npy: it is no regular file");
+    expect_refused("000020.npy: not a regular file");
     remove_folder();
     make_folder();
     make_shards(101);
@@ -179,7 +179,7 @@ Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini
     cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
     cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
     cr_assert_lt(dataset_file_open(load->dataset, 1, 0), 0);
-    cr_assert_not_null(strstr(status_text(), "no regular file"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "not a regular file"), "%s", status_text());
     close_job(&job);
 }
 

@@ -227,7 +227,7 @@ Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .
     write_wids("https://example.org/x.tar", "");
     expect_refused("leads out of the folder");
     write_wids("x-000002.tar", "");
-    expect_refused("x-000002.tar: the shard holds 51 samples and its wids index says 25");
+    expect_refused("x-000002.tar: the shard holds 51 samples but its wids index says 25");
     write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
     cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, "shards", &state);
@@ -272,7 +272,7 @@ Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = r
     }
     struct job job;
     cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "all of its samples are broken"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "all samples are broken"), "%s", status_text());
     close_job(&job);
 }
 

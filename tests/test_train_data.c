@@ -168,7 +168,7 @@ Test(train_data, cifar_and_its_faults)
         "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
     cr_expect_eq(number(out, 1, "train_samples"), 24);
     put("m/data_batch_2.bin", records, sizeof records - 1);
-    expect_refusal(1, ON, "no binary CIFAR-10: 36875 bytes are not whole records");
+    expect_refusal(1, ON, "not a binary CIFAR-10 file: 36875 bytes is not a multiple");
 }
 
 #ifdef HAVE_XXHASH

@@ -1,4 +1,4 @@
-/* DALI's index of a shard, read by its webdataset reader. */
+/* Writes the index of a shard that DALI's webdataset reader uses. */
 #include "data/index.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
     *text = NULL;
     FILE *stream = open_memstream(text, size);
     if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for an index of DALI");
+        return status_set(STATUS_FAILED, "out of memory for a DALI index");
     fprintf(stream, DALI_HEAD, unit->count);
     enum status status = STATUS_OK;
     for (uint64_t s = unit->first; status == STATUS_OK && s < unit->first + unit->count; s++)
@@ -29,6 +29,6 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
                                  index->samples[s].count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for an index of DALI")
+    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for a DALI index")
                                          : status;
 }

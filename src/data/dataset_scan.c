@@ -1,4 +1,4 @@
-/* Shards without an index of ours: their samples by their headers. */
+/* Lists the samples of shards without our index by reading their headers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +9,18 @@
 #include "data/key.h"
 #include "data/tar.h"
 
-#define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+#define WINDOW_BYTES 8192 /* bytes of a shard read at once while looking for headers */
 
-/* One shard under the scanner. */
+/* State of scanning one shard. */
 struct scan {
     struct dataset *dataset;
     int fd;
     uint8_t window[WINDOW_BYTES];
-    uint8_t *large; /* for what needs more than the window; owned */
+    uint8_t *large; /* for requests larger than the window; owned */
     struct tar_parser parser;
 };
 
-/* Adds a member that the parser found to its sample: the latest, or a new one. */
+/* Adds a member found by the parser to its sample: the current one, or a new one. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;
@@ -45,7 +45,7 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     return STATUS_OK;
 }
 
-/* Bytes of the shard from the parser's position on, at least `need` where there are as many. */
+/* Provides the shard's bytes from the parser's position on: at least `need`, or all that are left. */
 static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
                               size_t *available)
 {
@@ -64,7 +64,7 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
     if (count < 0 || (size_t)count < wanted)
         return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
                           (unsigned long long)scan->parser.position,
-                          count < 0 ? strerror(errno) : "the file has become shorter");
+                          count < 0 ? strerror(errno) : "the file was truncated");
     *bytes = to;
     *available = wanted;
     return STATUS_OK;
@@ -73,7 +73,7 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
 static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
 {
     size_t need = TAR_BLOCK_BYTES;
-    uint64_t at = 0; /* where `bytes` begin */
+    uint64_t at = 0; /* offset of `bytes` in the shard */
     const uint8_t *bytes = NULL;
     size_t available = 0;
     tar_open(&scan->parser, shard_bytes);
@@ -103,25 +103,25 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     struct dataset *dataset = scan->dataset;
     uint32_t first = dataset->sample_count;
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        return status_set(STATUS_FAILED, "it is no regular file");
+        return status_set(STATUS_FAILED, "not a regular file");
     dataset->files[file].bytes = (uint64_t)status_.st_size;
     enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
     if (status == STATUS_OK && dataset->sample_count == first)
-        status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
+        status = status_set(STATUS_FAILED, "the shard is empty");
     if (status != STATUS_OK && dataset->sample_count > first)
-        dataset->sample_count--; /* the break may have cut it */
+        dataset->sample_count--; /* the break may have cut this sample */
     return status;
 }
 
-/* Whether a shard that was read to its end is the one that a list of wids means. */
+/* Compares a completely read shard with its entry in the wids index. */
 static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
 {
     if (samples != told->samples)
-        return status_set(STATUS_FAILED, "the shard holds %llu samples and its wids index says %llu",
+        return status_set(STATUS_FAILED, "the shard holds %llu samples but its wids index says %llu",
                           (unsigned long long)samples, (unsigned long long)told->samples);
     if (told->bytes && bytes != told->bytes)
-        return status_set(STATUS_FAILED, "the shard has %llu bytes and its wids index says %llu",
+        return status_set(STATUS_FAILED, "the shard has %llu bytes but its wids index says %llu",
                           (unsigned long long)bytes, (unsigned long long)told->bytes);
     return STATUS_OK;
 }

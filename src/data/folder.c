@@ -25,7 +25,7 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
         snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
 
-/* FOLDER and what follows in it. */
+/* Builds the path FOLDER followed by the formatted text. */
 __attribute__((format(printf, 3, 4))) static enum status inside(const struct folder *folder,
                                                                 char path[PATH_MAX], const char *format, ...)
 {
@@ -49,7 +49,7 @@ static enum status index_path(const struct folder *folder, char path[PATH_MAX])
     return inside(folder, path, "/%s.index", folder->name);
 }
 
-/* ---- What is there ---- */
+/* ---- Checks ---- */
 
 static bool has_size(const char *path, uint64_t bytes)
 {
@@ -65,7 +65,7 @@ static bool file_is_whole(const struct folder *folder, const struct index_unit *
            has_size(path, member->size);
 }
 
-/* Whether a file holds this text and nothing else. */
+/* Whether a file contains exactly this text. */
 static bool has_text(const char *path, const char *text, size_t size)
 {
     char *bytes = NULL;
@@ -76,7 +76,7 @@ static bool has_text(const char *path, const char *text, size_t size)
     return same;
 }
 
-/* A shard, and what DALI is told of it. */
+/* Whether a shard and its DALI index are complete. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -92,7 +92,7 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether all files of a unit have the sizes that the index tells. */
+/* Whether a unit's files all have the sizes given in the index. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -107,7 +107,7 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
     return true;
 }
 
-/* The list of shards for wids; a build that writes none misses none. */
+/* Whether the wids index is complete. True in builds that cannot write one. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
@@ -119,14 +119,14 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return whole;
 }
 
-/* Whether what tells of all units is there. */
+/* Whether the lists that cover all units are complete. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&
            (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
-/* Reads the part of a unit: false where there is none, or not that of this dataset's unit. */
+/* Reads a unit's part of the index. Fails if there is none, or if it belongs to another unit or dataset. */
 static enum status read_part(const struct folder *folder, uint64_t unit, struct index *part)
 {
     char path[PATH_MAX], name[PATH_MAX];
@@ -138,7 +138,8 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
         strcmp(part->made, folder->made) == 0)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: unit %" PRIu64 " is not the one that was made; is another program at work there?",
+                      "%s: unit %" PRIu64
+                      " is not the one written by this run; is another program using the folder?",
                       folder->path, unit);
 }
 
@@ -152,7 +153,8 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
 
 /* ---- Claiming ---- */
 
-/* Two lines of options, words between blanks, and the first word in which they differ. */
+/* Refuses to continue with other options. Both lines hold words separated by blanks; the message shows the
+ * first word that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
     const char *ours = folder->made;
@@ -160,22 +162,21 @@ static enum status refuse_options(const struct folder *folder, const char *their
     for (size_t i = 0; ours[i] && ours[i] == theirs[i]; i++)
         if (ours[i] == ' ')
             word = i + 1;
-    return status_set(
-        STATUS_USAGE,
-        "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, or "
-        "remove it",
-        folder->path, (int)strcspn(theirs + word, " \n"), theirs + word, (int)strcspn(ours + word, " "),
-        ours + word);
+    return status_set(STATUS_USAGE,
+                      "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, "
+                      "or remove this one",
+                      folder->path, (int)strcspn(theirs + word, " \n"), theirs + word,
+                      (int)strcspn(ours + word, " "), ours + word);
 }
 
 static enum status make_folder(const char *path)
 {
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(errno));
+    return status_set(STATUS_USAGE, "cannot create folder '%s': %s", path, strerror(errno));
 }
 
-/* Makes a folder and those that it is in. */
+/* Creates a folder and its parents. */
 static enum status make_folders(const char *path)
 {
     char above[PATH_MAX];
@@ -189,14 +190,15 @@ static enum status make_folders(const char *path)
     return make_folder(path);
 }
 
-/* The folder, locked; the lock goes with the process. Where the file system has no locks there is none. */
+/* Opens and locks the folder. The lock ends with the process. File systems without locks are used without
+ * one. */
 static enum status lock_folder(struct folder *folder)
 {
     folder->lock = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder->lock < 0)
         return status_set(STATUS_USAGE, "cannot open folder '%s': %s", folder->path, strerror(errno));
     if (flock(folder->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return status_set(STATUS_USAGE, "another run is preparing %s; wait for its end", folder->path);
+        return status_set(STATUS_USAGE, "another run is preparing %s; wait until it ends", folder->path);
     if (access(folder->path, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "cannot write into folder '%s': %s", folder->path, strerror(errno));
     return STATUS_OK;
@@ -209,7 +211,7 @@ void folder_release(struct folder *folder)
     folder->lock = -1;
 }
 
-/* Whether the folder holds anything but .prepare/, and the leftovers that are removed. */
+/* Checks that the folder contains nothing but .prepare/ and temporary files, which are removed. */
 static enum status check_empty(const struct folder *folder)
 {
     enum status status = STATUS_OK;
@@ -226,7 +228,7 @@ static enum status check_empty(const struct folder *folder)
     return status;
 }
 
-/* Begins a new dataset. */
+/* Starts a new dataset. */
 static enum status begin(const struct folder *folder)
 {
     char work[PATH_MAX], spec[PATH_MAX];
@@ -237,7 +239,7 @@ static enum status begin(const struct folder *folder)
     return file_write_atomic(spec, folder->made, strlen(folder->made));
 }
 
-/* Goes on with one that is not whole, or begins. */
+/* Continues an incomplete dataset, or starts a new one. */
 static enum status go_on(const struct folder *folder)
 {
     char spec[PATH_MAX], work[PATH_MAX], *theirs;
@@ -258,7 +260,7 @@ static enum status go_on(const struct folder *folder)
 
 /* ---- A dataset that was complete ---- */
 
-/* Turns a dataset that lost files back into one that is being made: units that are whole stay. */
+/* Reopens a complete dataset that lost files. Complete units are kept. */
 static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
 {
     char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];
@@ -274,15 +276,14 @@ static enum status reopen(const struct folder *folder, const struct index *index
         }
     TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
     if (index->unit_count == 0)
-        status_warn("%s was cut or changed: all is made again", path);
+        status_warn("%s was cut or changed: preparing everything again", path);
     else if (kept < index->unit_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
-                    " %s lack files, or have some of another size, and are made again",
+                    " %s have missing files, or files of the wrong size; preparing them again",
                     folder->path, index->unit_count - kept, index->unit_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
-        status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
-                    folder->path);
+        status_warn("%s: samples.csv or the wids index is missing or cut; writing it again", folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
 }
@@ -301,8 +302,9 @@ static void remove_work(const struct folder *folder)
     }
 }
 
-/* An index that was cut or changed tells nothing of the units. Where its first line still has the options of
- * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
+/* Handles an index that was cut or changed: it no longer describes the units. If its first line still has the
+ * options of this run, all units are prepared again, which produces the same bytes. Otherwise the index may
+ * belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
     char *theirs = NULL;
@@ -318,8 +320,8 @@ static enum status replace_index(const struct folder *folder, const char *path)
     TRY(status);
     return same ? reopen(folder, &none, path)
                 : status_set(STATUS_USAGE,
-                             "%s was cut or changed, and its first line does not have these options; remove "
-                             "the folder and prepare it again, or remove the index alone to read without it",
+                             "%s was cut or changed, and its first line has other options; remove the folder "
+                             "and prepare it again, or remove only the index to read without it",
                              path);
 }
 
@@ -341,7 +343,7 @@ static enum status look_at_index(const struct folder *folder)
     if (status == STATUS_OK && !complete)
         status = reopen(folder, &index, path);
     else if (status == STATUS_OK)
-        remove_work(folder); /* a run may have been killed at its very end */
+        remove_work(folder); /* a previous run may have been killed just before this step */
     index_free(&index);
     return status;
 }
@@ -370,7 +372,7 @@ enum status folder_claim(struct folder *folder)
     return STATUS_OK;
 }
 
-/* ---- Concluding ---- */
+/* ---- Finishing ---- */
 
 static enum status add_part(const struct folder *folder, uint64_t unit, struct index_text *text)
 {
@@ -393,19 +395,19 @@ enum status folder_gather(const struct folder *folder, struct index *index)
     if (status == STATUS_OK)
         status = index_text_end(&text);
     if (status == STATUS_OK)
-        return index_parse(text.text, text.size, index); /* takes the text */
+        return index_parse(text.text, text.size, index); /* takes ownership of the text */
     index_text_free(&text);
     return status;
 }
 
-/* The list of shards for wids, where the build can write JSON. */
+/* Writes the wids index, if the build can write JSON. */
 static enum status write_wids(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text;
     TRY(inside(folder, path, "/%s.wids.json", folder->name));
     enum status status = wids_format(folder->name, index, &text);
     if (status == STATUS_UNAVAILABLE) {
-        status_warn("%s is left out: %s", path, status_text());
+        status_warn("%s is not written: %s", path, status_text());
         return STATUS_OK;
     }
     if (status == STATUS_OK)

@@ -16,12 +16,12 @@ static const char *const layouts[] = {"files", "shards"}; /* as enum index_layou
 
 /* ---- The last line ---- */
 
-/* Lines of a kind: those that begin with this letter; the three kinds differ in it. */
+/* Lines per kind. The first letter identifies the kind. */
 struct counts {
     uint64_t units, samples, members;
 };
 
-/* A sample's line has four tabs a member and one before the key. */
+/* A sample line has one tab before the key and four per member. */
 static void count_line(const char *line, const char *end, struct counts *counts)
 {
     uint64_t tabs = 0;
@@ -47,7 +47,7 @@ static struct counts count_lines(const char *text, size_t size)
     return counts;
 }
 
-/* The last line for the text before it. */
+/* Computes the last line for the text before it. */
 static enum status sign(const char *text, size_t size, char line[128])
 {
 #ifdef HAVE_XXHASH
@@ -58,7 +58,7 @@ static enum status sign(const char *text, size_t size, char line[128])
 #else
     (void)text, (void)size, (void)line, (void)count_lines;
     return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot hash: install xxHash (libxxhash-dev) and build again");
+                      "this build has no xxHash: install it (libxxhash-dev) and build again");
 #endif
 }
 
@@ -90,8 +90,7 @@ enum status index_check_name(const char *name)
         if ((unsigned char)*c <= ' ' || *c == 127)
             return status_set(
                 STATUS_FAILED,
-                "'%s' has a blank or a control character in it, which no index can hold; rename "
-                "the file",
+                "'%s' contains a blank or a control character, which an index cannot store; rename the file",
                 name);
     return STATUS_OK;
 }
@@ -102,8 +101,8 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
         if (strcmp(extensions->names[i], extension) == 0)
             return STATUS_OK;
     if (extensions->count == INDEX_EXTENSIONS_MAX)
-        return status_set(STATUS_FAILED, "'%s' is one extension more than the %d that a data set may have",
-                          extension, INDEX_EXTENSIONS_MAX);
+        return status_set(STATUS_FAILED, "'%s' exceeds the limit of %d extensions per data set", extension,
+                          INDEX_EXTENSIONS_MAX);
     TRY(index_check_name(extension));
     extensions->names[extensions->count++] = extension;
     return STATUS_OK;
@@ -133,7 +132,7 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
     return STATUS_OK;
 }
 
-/* Closing a stream in memory may move its text. */
+/* Closing a memory stream may move its text. */
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
@@ -171,13 +170,13 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- Reading ---- */
 
-/* The next field of a line, up to a tab or the end; NULL when there is none. */
+/* Returns the next field of a line, up to a tab or the end; NULL if there is none. */
 static char *next_field(char **rest)
 {
     return strsep(rest, "\t");
 }
 
-/* A whole number, decimal or hexadecimal; all of the text. */
+/* Parses a whole number, decimal or hexadecimal, that spans the entire text. */
 static bool number(const char *text, int base, uint64_t *value)
 {
     static const char digits[] = "0123456789abcdef";
@@ -203,13 +202,13 @@ static enum status read_head(char *line, struct index *index)
 {
     char *kind = next_field(&line), *layout = next_field(&line);
     if (strcmp(kind, FIRST_FIELD) != 0)
-        return status_set(STATUS_FAILED, "this is no index of this program ('%.20s'; one begins with %s)",
-                          kind, FIRST_FIELD);
+        return status_set(STATUS_FAILED, "not an index of this program ('%.20s'; one begins with %s)", kind,
+                          FIRST_FIELD);
     index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
-    index->made = line; /* the rest, tabs and all */
+    index->made = line; /* the rest of the line, including tabs */
     return layout && line && strcmp(layout, layouts[index->layout]) == 0
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "no layout that is known");
+               : status_set(STATUS_FAILED, "unknown layout");
 }
 
 static enum status read_place(char *line, struct index *index)
@@ -234,17 +233,17 @@ static enum status read_member(char *extension, char **line, const struct index_
     char *offset = next_field(line), *size = next_field(line), *hash = next_field(line);
     if (!*extension || strchr(extension, '/') || !number(offset, 10, &member->offset) ||
         !number(size, 10, &member->size) || !hash_number(hash, &member->hash))
-        return status_set(STATUS_FAILED, "a member has an extension, an offset, a size and a hash");
+        return status_set(STATUS_FAILED, "a member has four fields: extension, offset, size and hash");
     if (member->offset > unit->bytes || member->size > unit->bytes - member->offset)
         return status_set(STATUS_FAILED,
-                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends behind %s, which has %" PRIu64,
+                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends after %s, which has %" PRIu64,
                           member->size, member->offset, unit->name, unit->bytes);
     member->extension = extension;
     return STATUS_OK;
 }
 
-/* Members of a shard stand one behind the other, each with a header of a block before it: readers go through
- * them in this order and never back. */
+/* Checks that members of a shard do not overlap and that each has a header block before it. Readers rely on
+ * this to read them in order, without seeking back. */
 static enum status check_unit_of(const struct index *index, const struct index_unit *unit)
 {
     const struct index_member *member = &index->members[index->member_count];
@@ -254,7 +253,7 @@ static enum status check_unit_of(const struct index *index, const struct index_u
         (member->offset >= end && member->offset - end >= tar_padding(end) + TAR_BLOCK_BYTES))
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: offset %" PRIu64 ": the member before ends at %" PRIu64
+                      "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
                       ", which leaves no room for a header; prepare the dataset again, or remove the index "
                       "to read without it",
                       unit->name, member->offset, end);
@@ -269,7 +268,7 @@ static enum status read_sample(char *line, struct index *index)
     char *extension;
     *sample = (struct index_sample){next_field(&line), index->unit_count - 1, index->member_count, 0};
     if (!sample->key || !*sample->key || sample->key[0] == '/' || strstr(sample->key, ".."))
-        return status_set(STATUS_FAILED, "a sample without a proper key");
+        return status_set(STATUS_FAILED, "a sample without a valid key");
     while ((extension = next_field(&line))) {
         TRY(read_member(extension, &line, unit, &index->members[index->member_count]));
         TRY(check_unit_of(index, unit));
@@ -283,7 +282,7 @@ static enum status read_sample(char *line, struct index *index)
     return STATUS_OK;
 }
 
-/* The last line, checked against the text before it; `*size` becomes the size of that. */
+/* Checks the last line against the text before it. Sets `*size` to the size of that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";
@@ -291,8 +290,9 @@ static enum status check_sign(const char *text, size_t *size)
     size_t before = begin ? (size_t)(begin + 1 - text) : 0;
     TRY(sign(text, before, line));
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
-        return status_set(STATUS_FAILED, "the index was cut or changed: its last line does not fit the rest; "
-                                         "prepare the dataset again, or remove the index to read without it");
+        return status_set(STATUS_FAILED,
+                          "the index was cut or changed: its last line does not match the rest; prepare the "
+                          "dataset again, or remove the index to read without it");
     *size = before;
     return STATUS_OK;
 }
@@ -306,7 +306,7 @@ static enum status read_line(char *line, bool first, struct index *index)
         return read_place(line, index);
     if (line && strcmp(kind, "sample") == 0)
         return read_sample(line, index);
-    return status_set(STATUS_FAILED, "'%.20s' is no kind of line", kind);
+    return status_set(STATUS_FAILED, "'%.20s' is not a known kind of line", kind);
 }
 
 enum status index_parse(char *text, size_t size, struct index *index)
@@ -322,7 +322,7 @@ enum status index_parse(char *text, size_t size, struct index *index)
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
         size_t left = (size_t)(text + size - line);
-        end = memchr(line, '\n', left); /* there is one: the text before the last line */
+        end = memchr(line, '\n', left); /* not NULL: check_sign() found the last line */
         *end = '\0';
         enum status status = read_line(line, lines++ == 0, index);
         if (status != STATUS_OK)
