@@ -408,9 +408,9 @@ Test(compute, sets_that_teach_nothing_are_refused)
     make_arrays("|u1");
     expect_no_task("--cache any --compute train --on-error skip", "drop --on-error skip");
     put_label(5, -1);
-    expect_no_task(line, "sample '000005': its label is no class");
+    expect_no_task(line, "sample '000005': its label is not a class");
     put("cls", 5, "five", 4);
-    expect_no_task(line, "its label is no class");
+    expect_no_task(line, "its label is not a class");
     cr_assert_eq(remove(in_folder("000005.cls")), 0);
     expect_no_task(line, "sample '000005': it has not one label (.cls)");
     put_label(5, 1);

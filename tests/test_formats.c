@@ -84,7 +84,7 @@ Test(npy, what_is_refused)
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", 4, &header),
                  STATUS_FAILED);
     cr_assert_eq(npy_header_parse((const uint8_t *)"\x93NUMPY\1\0\xff\xff{}  ", 14, &header), STATUS_FAILED);
-    expect_text("longer than");
+    expect_text("exceeds");
 }
 
 /* A header that is as long as the file is the longest; what would make it whole lies one byte beyond. */
@@ -104,7 +104,7 @@ Test(npy, a_header_ends_where_the_file_does)
             cr_expect_eq(npy_header_parse(bytes, size, &header), more ? STATUS_FAILED : STATUS_OK,
                          "version %d, %zu bytes beyond the end", version, more);
             if (more)
-                expect_text("longer than");
+                expect_text("exceeds");
             free(bytes);
         }
 }
@@ -124,9 +124,9 @@ Test(idx, faults)
 {
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
-    expect_text("11 bytes, by its header; it has 10");
+    expect_text("11 bytes according to its header; it has 10");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7\x08", 12, &idx), STATUS_FAILED);
-    expect_text("11 bytes, by its header; it has 12");
+    expect_text("11 bytes according to its header; it has 12");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2a", 17, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x0d\1\0\0\0\0", 8, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\0", 4, &idx), STATUS_FAILED);
@@ -194,11 +194,11 @@ Test(idx, gzip_of_several_members)
         cr_expect(idx.shape[0] == 3 && memcmp(idx.values, "\5\6\7", 3) == 0);
         idx_free(&idx);
         cr_assert_eq(take(packed, size - 1, &idx), STATUS_FAILED);
-        expect_text("damaged or cut");
+        expect_text("damaged or truncated");
         idx_free(&idx);
         packed[size] = 'x';
         cr_assert_eq(take(packed, size + 1, &idx), STATUS_FAILED);
-        expect_text("damaged or cut");
+        expect_text("damaged or truncated");
         idx_free(&idx);
     }
 }
@@ -210,7 +210,7 @@ Test(idx, gzip_with_more_than_its_header_says)
     memcpy(more, labels_idx, 11);
     for (size_t size = 12; size <= sizeof more; size = size < 100 ? size + 1 : 10 * size) {
         cr_assert_eq(take(packed, pack(more, size, packed, sizeof packed), &idx), STATUS_FAILED, "%zu", size);
-        expect_text("an IDX file of 11 bytes, by its header; it has ");
+        expect_text("an IDX file of 11 bytes according to its header; it has ");
         idx_free(&idx);
     }
 }
@@ -223,10 +223,10 @@ Test(idx, gzip_bombs_are_not_unpacked)
         const char *begin;
         size_t size;
         const char *words;
-    } bombs[] = {{"PK\3\4", 4, "no IDX file"},
+    } bombs[] = {{"PK\3\4", 4, "not an IDX file"},
                  {"\0\0\x0d\1", 4, "type 0x0d"},
-                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes, by its header; it has more"},
-                 {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "more values than"}};
+                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes according to its header; it has more"},
+                 {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "too many values"}};
     static uint8_t packed[1 << 19], plain[1 << 20];
     struct rusage before, after;
     struct idx idx;
@@ -378,7 +378,7 @@ Test(index, bad_lines_are_named)
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",
                      "member");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
-    expect_bad_lines("other\tx\n", "no kind of line");
+    expect_bad_lines("other\tx\n", "not a known kind of line");
     expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
                      "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
                      "line 4: x: offset 512: the member before ends at 1537, which leaves no room");

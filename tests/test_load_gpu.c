@@ -240,9 +240,9 @@ Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make
     put_array("b.npy", "<f2", "3, 5", 30, 0);
     expect_unfit("all samples must be alike");
     put_array("b.npy", "|u1", "3, 5", 15, 1);
-    expect_unfit("by its header");
+    expect_unfit("according to its header");
     put("b.npy", "no array", 8);
-    expect_unfit("no .npy file");
+    expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
     expect_unfit("shards-omp --decode");
     put("b.json", "{}", 2);

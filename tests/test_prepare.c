@@ -246,7 +246,7 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a " SYNTH " --output f16", "--encode png holds u8 images");
     expect_refusal(2, "a " SYNTH " --png x", "--png shows images of a run");
     expect_refusal(2, "a " SYNTH " --variant fuse", "no variant of synth");
-    expect_refusal(2, "a --from synth", "say how many samples");
+    expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --classes 3",
                    "--classes is an option of --from synth; --prepare DIR --help lists them");
     expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
@@ -294,13 +294,13 @@ Test(prepare, idx)
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
     expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --layout files", "other options (inputs=");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
-    expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold a label for each");
+    expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold one label for each");
     expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
-                   "holds no pictures: it has 1 axis, and pictures have three");
+                   "holds no images: it has 1 axis, but images have three");
     write_file("y-images-idx3-ubyte", "\0\0\x08\3\0\0\0\2\0\0\0\0\0\0\0\2", 16);
     expect_refusal(1, "b --from idx --source y-images-idx3-ubyte --labels x-labels-idx1-ubyte",
-                   "holds no pictures: its header says 0 x 2 pixels");
-    expect_refusal(2, "b --from idx --source x", "name them with --labels");
+                   "holds no images: its header says 0 x 2 pixels");
+    expect_refusal(2, "b --from idx --source x", "name it with --labels");
     expect_refusal(2, "b --from idx", "--source FILE");
 }
 
@@ -361,7 +361,7 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
     EXPECT(0, "diff -r whole a && test \"$(stat -c %%i a/%s)\" = %s", first_place, inode);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name .prepare)\"");
     EXPECT(0, "$P --prepare a %s", options);
-    cr_assert_not_null(strstr(out, "complete already"), "%s", out);
+    cr_assert_not_null(strstr(out, "already complete"), "%s", out);
 }
 
 Test(prepare, killed_shards_go_on)
@@ -400,7 +400,7 @@ Test(prepare, ranks_write_the_same_bytes)
     EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
     EXPECT(0, "rm b/counter-000001.tar && %s --prepare b " SMALL " && diff -r a b", ranks);
     EXPECT(0, "%s --prepare b " SMALL, ranks);
-    cr_assert_not_null(strstr(out, "b: complete already"), "%s", out);
+    cr_assert_not_null(strstr(out, "b: already complete"), "%s", out);
     cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
     cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
 }
@@ -436,7 +436,7 @@ Test(prepare, what_is_lost_is_made_again)
                                          "truncate -s 0 a/samples.csv"};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
-        cr_assert_not_null(strstr(out, "is missing or cut, and is written again"), "%s: %s", broken[i], out);
+        cr_assert_not_null(strstr(out, "is missing or cut; writing it again"), "%s: %s", broken[i], out);
         cr_assert_not_null(strstr(out, "(3 of them were there)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }
@@ -460,9 +460,9 @@ Test(prepare, archives_read_as_files_are_warned_about)
 
 Test(prepare, refusals)
 {
-    expect_refusal(2, "a", "say how many samples with --samples N");
+    expect_refusal(2, "a", "set the number of samples with --samples N");
     expect_refusal(2, "a --samples 2 --shards 3", "more than samples (2)");
-    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards is for --layout shards");
+    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards needs --layout shards");
     expect_refusal(2, "a --samples 2 --name ../x", "--name '../x'");
     expect_refusal(2, "a --samples 2 --from sinth", "did you mean 'synth'?");
     expect_refusal(2, "a --samples 2 --sample-shape 3,,4", "--sample-shape");
@@ -471,7 +471,7 @@ Test(prepare, refusals)
     expect_refusal(2, "a --samples 2 --verify", "--verify does not apply to --prepare");
     EXPECT(0, "! test -e a && touch file && mkdir full && touch full/mine");
     expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
-    expect_refusal(2, "file/b --samples 2", "cannot make folder 'file/b': Not a directory");
+    expect_refusal(2, "file/b --samples 2", "cannot create folder 'file/b': Not a directory");
     EXPECT(0, "$P --prepare new/above/b/ --samples 2 && test -e new/above/b/counter.index");
     expect_refusal(2, "full --samples 2", "full holds something else ('mine')");
     EXPECT(0, "test \"$(ls -A full)\" = mine && $P --prepare b " SMALL);
@@ -507,7 +507,7 @@ Test(prepare, a_failed_write_leaves_what_is_whole)
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";
     EXPECT(0, "$P --prepare whole %s", options);
     EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* blocks of 512 or 1024 bytes */
-    cr_assert_not_null(strstr(out, "counter-000000.tar (what is finished stays; the same command goes on): "),
+    cr_assert_not_null(strstr(out, "counter-000000.tar (finished parts are kept; repeat the command to continue): "),
                        "%s", out);
     cr_assert_not_null(strstr(out, "cannot be written: File too large"), "%s", out);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name '*.tar')\"");

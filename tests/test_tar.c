@@ -200,10 +200,10 @@ Test(tar, sizes_that_make_no_sense_are_refused)
     memset(shard + 1024 + 124, 0x7F, 12);
     shard[1024 + 124] = 0x80;
     repair(1024);
-    expect_refusal("offset 1024: the size is no number");
+    expect_refusal("offset 1024: the size is not a number");
     memcpy(shard + 1024 + 124, "-0000000001", 12);
     repair(1024);
-    expect_refusal("offset 1024: the size is no number");
+    expect_refusal("offset 1024: the size is not a number");
     memcpy(shard + 1024 + 124, "\x80\0\0\0\x7f\0\0\0\0\0\0\0", 12);
     repair(1024);
     expect_refusal("more than any file holds");
@@ -281,7 +281,7 @@ Test(tar, data_after_the_end_is_refused)
     size_t once = shard_size;
     memcpy(shard + once, shard, once); /* cat a.tar a.tar */
     shard_size = 2 * once;
-    expect_end_refused("offset 3072: the shard ends here, and data follow at offset 4096: ");
+    expect_end_refused("offset 3072: the shard ends here, but data follows at offset 4096: ");
     for (size_t padded = once + 1; padded < 20 * TAR_BLOCK_BYTES; padded += 511) {
         small_shard();
         memset(shard + once, 0, padded - once);
@@ -289,7 +289,7 @@ Test(tar, data_after_the_end_is_refused)
         cr_assert_eq(end_of_shard(0), STATUS_OK, "%zu: %s", padded, status_text());
         cr_assert_eq(end_of_shard(SHARD_MAX), STATUS_OK, "%zu: %s", padded, status_text());
         shard[padded - 1] = 1;
-        expect_end_refused("offset 3072: the shard ends here, and data follow at offset ");
+        expect_end_refused("offset 3072: the shard ends here, but data follows at offset ");
     }
 }
 
@@ -305,7 +305,7 @@ Test(tar, a_zeroed_page_is_refused)
         }
         end_shard();
         memset(shard + 8192 * page, 0, 4096);
-        expect_end_refused("the shard ends here, and data follow at offset ");
+        expect_end_refused("the shard ends here, but data follows at offset ");
     }
 }
 
@@ -382,7 +382,7 @@ Test(tar, a_name_beyond_every_limit_is_refused)
     size_t count;
     long_name(TAR_NAME_MAX + 1, 'x', name);
     cr_assert_eq(tar_headers(bytes, name, 1, &count), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "1 to 4095 bytes, this one 4096"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "1 to 4095 bytes; this one has 4096"), "%s", status_text());
     cr_assert_eq(tar_headers(bytes, "", 1, &count), STATUS_FAILED);
     cr_assert_eq(tar_headers(bytes, "x", UINT64_C(1) << 33, &count), STATUS_FAILED);
     long_name(TAR_NAME_MAX, 'x', name);

@@ -122,12 +122,12 @@ Test(train_data, idx_and_its_faults)
         2, ON "--classes 4",
         "--data m: its largest label is 9, and there are 4 classes; give --classes N, at least 10\n");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
-    expect_refusal(1, ON, "does not hold a label for each of the 20 pictures");
+    expect_refusal(1, ON, "does not hold one label for each of the 20 images");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
     expect_refusal(2, ON, "its largest label is 11, and there are 10 classes; give --classes N, at least 12");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
-    expect_refusal(1, ON, "no IDX file");
+    expect_refusal(1, ON, "not an IDX file");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 0, 0, 9);
     expect_refusal(1, ON, "there are no samples to test with");
@@ -142,7 +142,7 @@ Test(train_data, a_gzipped_file_that_is_cut)
     EXPECT(0, "gzip m/*");
     EXPECT(0, "$P --variant train-naive " ON);
     EXPECT(0, "truncate -s 100 m/train-images-idx3-ubyte.gz");
-    expect_refusal(1, ON, "a gzipped file that is damaged or cut");
+    expect_refusal(1, ON, "damaged or truncated gzip file");
 }
 #endif
 

@@ -28,13 +28,14 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES    1000  /* of the layout `files` */
-#define SHARD_SAMPLES     10000 /* at most, and about so many bytes, where --shards is not given */
+#define FOLDER_SAMPLES 1000  /* per folder, in the layout `files` */
+#define SHARD_SAMPLES  10000 /* default limits per shard (samples, and approximate bytes), without --shards \
+                              */
 #define SHARD_BYTES       (UINT64_C(1) << 30)
 #define SHARDS_MAX        1000000
-#define CHUNK_SAMPLES     256 /* made at a time, and fewer where they are large */
+#define CHUNK_SAMPLES     256 /* samples generated at a time; fewer if they are large */
 #define CHUNK_BYTES       (UINT64_C(64) << 20)
-#define KEY_DIGITS        6 /* of a key, at least */
+#define KEY_DIGITS        6 /* minimum digits of a key */
 #define PROGRESS_PERIOD_S 0.1
 
 struct parameters {
@@ -49,39 +50,39 @@ static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
-     "the folder to write into: new, empty, or one where the same command was cut short"},
+     "folder to write: new, empty, or left by an interrupted run of the same command"},
     {"from", "ORIGIN", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
-     "what the samples are; see below"},
+     "where the samples come from; see below"},
     {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
-     "a file a member in folders of 1000 samples, or tar files"},
+     "one file per member in folders of 1000 samples, or tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
-     "how many; where the source has an end, all by default"},
+     "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
+     "number of tar files (default: at most 10000 samples or about 1 GiB each)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "how files are called: NAME-000000.tar, NAME.index (default: the source)"},
+     "base of file names: NAME-000000.tar, NAME.index (default: the source)"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
-     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+     "CPU threads; 0: all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for variants that use one"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
 };
 
 struct job {
-    bool (*is_option)(const char *name); /* whether the program has it elsewhere */
+    bool (*is_option)(const char *name); /* whether the program has this option outside --prepare */
     struct parameters parameters;
     const struct source *source;
     void *source_parameters, *workload_parameters; /* owned */
-    const struct workload *workload;               /* of the source, or NULL */
+    const struct workload *workload;               /* workload of the source, or NULL */
     struct options options;
     struct source_facts facts;
-    void *state; /* of the source */
+    void *state; /* state of the source */
     char *made;  /* owned */
     struct folder folder;
     int key_digits;
     uint64_t chunk;
 
-    /* For who looks on */
+    /* Progress display */
     bool shown;
     double began_s, shown_s;
     uint64_t samples_made;
@@ -91,29 +92,23 @@ struct job {
 
 static void print_help(void)
 {
-    puts("fdsl-bench --prepare DIR - writes a dataset to read and to train on\n"
-         "\n"
-         "usage: fdsl-bench --prepare DIR [--from ORIGIN] [options]\n"
-         "\n"
-         "examples:\n"
-         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors of a counter, f16 (3, 8, 64, "
-         "64)\n"
-         "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-         "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --layout files\n"
-         "\n"
-         "options:");
+    puts("fdsl-bench --prepare DIR - writes a data set for reading and training\n\nusage: fdsl-bench "
+         "--prepare DIR [--from ORIGIN] [options]\n\nexamples:\n  fdsl-bench --prepare data --samples 1000 "
+         "--shards 10    # tensors filled from a counter, f16 (3, 8, 64, 64)\n  fdsl-bench --prepare train "
+         "--from synth --classes 1000 --samples 100000 --res 224\n  fdsl-bench --prepare mnist --from idx "
+         "--source train-images-idx3-ubyte.gz --layout files\n\noptions:");
     options_help(stdout, specs, COUNT_OF(specs));
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
         printf("\noptions of the source %s (%s):\n", source->name, source->summary);
         options_help(stdout, source->options, source->option_count);
         if (source->workload)
-            printf("  and those of the workload %s that say what an image is, as in fdsl-bench --help\n",
+            printf("  and the options of the workload %s that define an image, as in fdsl-bench --help\n",
                    source->workload);
     }
 }
 
-#define ORIGINS_MAX 16 /* at least as many as source_table has */
+#define ORIGINS_MAX 16 /* at least the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -139,7 +134,7 @@ static bool has_option(const struct option_spec *options, size_t count, const ch
     return false;
 }
 
-/* An option of other sources, or of fdsl-bench without --prepare. */
+/* Explains an option that belongs to another source, or to fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
@@ -183,7 +178,7 @@ static enum status read_options(struct job *job, int argc, char *argv[])
     return options_parse(&job->options, argc, argv);
 }
 
-/* Names of files: nothing that a shell, a URL or a list of shards reads otherwise. */
+/* Restricts the name to characters that are safe in shells, URLs and lists of shards. */
 static enum status check_name(const char *name)
 {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -196,10 +191,10 @@ static enum status check_counts(struct parameters *parameters, const struct sour
 {
     bool shards = parameters->layout == INDEX_SHARDS;
     if (facts->samples == 0)
-        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another",
+        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another one",
                           parameters->from);
     if (parameters->samples == 0 && facts->samples == SOURCE_ENDLESS)
-        return status_set(STATUS_USAGE, "say how many samples with --samples N; --from %s has no end",
+        return status_set(STATUS_USAGE, "set the number of samples with --samples N; --from %s is unlimited",
                           parameters->from);
     if (parameters->samples == 0)
         parameters->samples = facts->samples;
@@ -207,7 +202,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
         return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
                           facts->samples);
     if (!shards && parameters->shards > 0)
-        return status_set(STATUS_USAGE, "--shards is for --layout shards; drop it");
+        return status_set(STATUS_USAGE, "--shards needs --layout shards; drop it");
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)
@@ -220,12 +215,12 @@ static enum status check_counts(struct parameters *parameters, const struct sour
     return parameters->shards <= SHARDS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "%" PRIu64 " samples of %" PRIu64 " bytes would be more than %d shards; say "
-                            "how many with --shards N",
+                            "%" PRIu64 " samples of %" PRIu64
+                            " bytes would need more than %d shards; set their number with --shards N",
                             parameters->samples, facts->sample_bytes, SHARDS_MAX);
 }
 
-/* ---- What the dataset is made with ---- */
+/* ---- Options that determine the dataset ---- */
 
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
@@ -236,7 +231,7 @@ static bool is_indifferent(const struct job *job, const struct option_spec *spec
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }
 
-/* " --name=value", without blanks or control characters in it. */
+/* Adds " --name=value", with '_' for blanks and control characters. */
 static void add_option(FILE *stream, const struct option_spec *spec, const void *values)
 {
     char text[256];
@@ -249,7 +244,7 @@ static void add_option(FILE *stream, const struct option_spec *spec, const void 
     fprintf(stream, " --%s=%s", spec->name, text);
 }
 
-/* Every option that decides a byte, in one line: the same line, the same dataset. */
+/* Lists in one line every option that affects the bytes of the dataset. Equal lines mean equal datasets. */
 static enum status describe_options(struct job *job)
 {
     size_t size = 0;
@@ -313,15 +308,15 @@ static enum status open_job(struct job *job)
     return STATUS_OK;
 }
 
-/* ---- Making units ---- */
+/* ---- Writing units ---- */
 
-/* Samples of a unit: begin and, as the begin of the next one, its end. */
+/* First sample of a unit; for the next unit, the end of this one. */
 static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
         return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / units, larger = samples % units; /* the first ones hold one more */
+    uint64_t least = samples / units, larger = samples % units; /* the first units hold one more */
     return unit * least + (unit < larger ? unit : larger);
 }
 
@@ -367,8 +362,8 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
     return unit_end(writer, job->made, part);
 }
 
-/* The units of this rank: every comm_size()th. */
-static enum status make_places(struct job *job)
+/* Writes the units of this rank: every comm_size()th one. */
+static enum status write_units(struct job *job)
 {
     for (uint64_t unit = (uint64_t)comm_rank(); unit < job->folder.unit_count;
          unit += (uint64_t)comm_size()) {
@@ -380,20 +375,22 @@ static enum status make_places(struct job *job)
         enum status status = fill_unit(job, &writer, unit, name);
         unit_abandon(&writer);
         if (status != STATUS_OK)
-            return status_prefix(status, "%s (what is finished stays; the same command goes on)", name);
+            return status_prefix(status, "%s (finished parts are kept; repeat the command to continue)",
+                                 name);
     }
     return STATUS_OK;
 }
 
-/* ---- The end ---- */
+/* ---- Finishing ---- */
 
-/* Parts are signed, and yet no reason to ask the source for samples that it has not got. */
+/* Checks the parts read from disk. Their checksum is valid, but they may still name more samples than the
+ * source has. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "%s: its parts tell of %" PRIu64 " samples, not of %" PRIu64
+                            "%s: its parts list %" PRIu64 " samples instead of %" PRIu64
                             "; remove the folder and prepare it again",
                             job->folder.path, index->sample_count, job->parameters.samples);
 }
@@ -409,7 +406,7 @@ static void tell(const struct job *job, const struct index *index)
            index->layout == INDEX_SHARDS ? "shard" : "folder", index->unit_count == 1 ? "" : "s",
            1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
-        printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
+        printf(" (%" PRIu64 " of them %s already finished)", job->folder.part_count,
                job->folder.part_count == 1 ? "was" : "were");
     putchar('\n');
 }
@@ -430,7 +427,7 @@ static enum status conclude(const struct job *job)
     return status;
 }
 
-/* All ranks: claim, make, conclude. Each phase ends in an agreement. */
+/* Runs on all ranks: claim, write, finish. All ranks agree on the status after each phase. */
 static enum status make_dataset(struct job *job)
 {
     bool lead = comm_rank() == 0;
@@ -438,9 +435,9 @@ static enum status make_dataset(struct job *job)
     bool complete = folder_complete(&job->folder);
     if (lead && complete) {
         text_print(stdout, job->folder.path);
-        puts(": complete already");
+        puts(": already complete");
     }
-    enum status status = complete ? STATUS_OK : make_places(job);
+    enum status status = complete ? STATUS_OK : write_units(job);
     if (job->shown)
         fputs("\r\033[K", stderr);
     TRY(comm_agree(status));
@@ -453,15 +450,16 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     if (status == STATUS_OK)
         status = read_options(job, argc, argv);
     TRY(comm_agree(status));
-    TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same"));
+    TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same options"));
     if (job->parameters.help) {
         if (comm_rank() == 0)
             print_help();
         return STATUS_OK;
     }
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE,
-                      "--prepare: not built, as xxHash was not found; install libxxhash-dev and build again");
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "--prepare: not available, because xxHash was not found; install libxxhash-dev and build again");
 #endif
     job->began_s = timer_now_s();
     job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);

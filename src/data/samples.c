@@ -12,12 +12,12 @@
 
 #define NAME "samples.csv"
 
-/* What a list is written from. */
+/* Inputs of the list. */
 struct list {
     const struct source *source;
     const void *state;
     const struct index *index;
-    struct index_extensions extensions; /* each is a column */
+    struct index_extensions extensions; /* one column each */
 };
 
 static bool has_member(const struct index *index, const struct index_sample *sample, const char *extension)
@@ -28,8 +28,8 @@ static bool has_member(const struct index *index, const struct index_sample *sam
     return false;
 }
 
-/* The key, what the source tells, the shard, and where each member is: empty where the sample has no such
- * member. */
+/* Writes one record: key, the source's columns, shard, and the file of each member (empty if the sample has
+ * no such member). */
 static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 {
     const struct index_sample *sample = &list->index->samples[number];

@@ -34,14 +34,14 @@ static uint64_t hash_of(const void *bytes, size_t size)
 #ifdef HAVE_XXHASH
     return XXH3_64bits(bytes, size);
 #else
-    (void)bytes, (void)size; /* prepare does not begin without xxHash */
+    (void)bytes, (void)size; /* unreachable: --prepare needs xxHash */
     return 0;
 #endif
 }
 
-/* ---- Beginning ---- */
+/* ---- Starting ---- */
 
-/* "...PID-N.tmp", as file_begin() names them. */
+/* Matches temporary names "...PID-N.tmp" of file_begin(). */
 static bool is_temporary(const char *name)
 {
     size_t length = strlen(name);
@@ -66,7 +66,7 @@ void unit_sweep(const char *folder)
 static enum status begin_folder(const char *path)
 {
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_FAILED, "cannot make folder '%s': %s", path, strerror(errno));
+        return status_set(STATUS_FAILED, "cannot create folder '%s': %s", path, strerror(errno));
     unit_sweep(path);
     return STATUS_OK;
 }
@@ -97,7 +97,7 @@ static enum status flush(struct unit_writer *writer)
     return file_add(&writer->file, writer->buffer, count);
 }
 
-/* `bytes` NULL: zeros. */
+/* Adds bytes to the shard; zeros if `bytes` is NULL. */
 static enum status add_bytes(struct unit_writer *writer, const uint8_t *bytes, size_t count)
 {
     writer->bytes += count;
@@ -121,7 +121,8 @@ static enum status add_to_shard(struct unit_writer *writer, const char *key,
 {
     uint8_t headers[TAR_HEADERS_MAX];
     size_t count;
-    char name[TAR_NAME_MAX + 2]; /* one that is too long stays so, and is refused */
+    char name[TAR_NAME_MAX +
+              2]; /* a name that is too long stays too long after truncation, so tar_headers() refuses it */
     snprintf(name, sizeof name, "%s.%s", key, member->extension);
     TRY(tar_headers(headers, name, member->size, &count));
     TRY(add_bytes(writer, headers, count));
@@ -152,8 +153,8 @@ static enum status write_files(const struct unit_writer *writer, uint64_t number
     return STATUS_OK;
 }
 
-/* Every file waits for the disk, so many wait together. A message belongs to the thread that failed: what
- * failed is tried again by this one. */
+/* Writes files in parallel, because each one waits for the disk. Messages are per thread, so a failed sample
+ * is tried again by the calling thread. */
 static enum status write_all_files(const struct unit_writer *writer, uint64_t first, uint64_t count,
                                    const struct source_sample *samples)
 {
@@ -204,7 +205,7 @@ enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
 
 /* ---- Ending ---- */
 
-/* Ends a text in memory, which must be whole. */
+/* Closes a memory stream and checks that no text was lost. */
 static enum status end_text(FILE **stream)
 {
     bool whole = !ferror(*stream);
@@ -213,7 +214,7 @@ static enum status end_text(FILE **stream)
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
 }
 
-/* DALI's index of "x.tar" is "x.idx". */
+/* Writes DALI's index: "x.idx" for "x.tar". */
 static enum status write_dali(struct unit_writer *writer)
 {
     char path[PATH_MAX], *text = NULL;

@@ -8,19 +8,19 @@
 #include "data/npy.h"
 #include "data/plain.h"
 
-#define HEAD_BYTES     4096      /* of a .npy, read to find its header */
-#define HEAD_BYTES_MAX (1 << 20) /* the same where the header is longer */
+#define HEAD_BYTES     4096      /* bytes of a .npy read first to find its header */
+#define HEAD_BYTES_MAX (1 << 20) /* bytes read if the header is longer */
 
-/* The samples as they are looked through. */
+/* State of examining the samples. */
 struct looking {
     const struct dataset *dataset;
     struct plain plain;
     struct arrays *arrays;
-    struct npy_header first; /* of sample number 0 */
-    uint8_t *head;           /* HEAD_BYTES_MAX of them */
+    struct npy_header first; /* header of sample 0 */
+    uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
 
-/* Puts the sample before the reason. */
+/* Prepends the sample to the error message. */
 static enum status about(const struct looking *looking, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
@@ -32,12 +32,10 @@ static enum status about(const struct looking *looking, const struct dataset_sam
 static enum status unfit(const struct dataset_member *member)
 {
     if (strcasecmp(member->extension, "png") == 0)
-        return status_set(STATUS_USAGE,
-                          "a GPU variant decodes no PNG; prepare the set as .npy (--encode npy), "
-                          "or decode on the CPU: --variant shards-omp --decode");
-    return status_set(STATUS_USAGE,
-                      "a GPU variant takes samples of one .npy and, where there is one, a label in .cls; "
-                      "leave this member out, or take a CPU variant");
+        return status_set(STATUS_USAGE, "a GPU variant cannot decode PNG; prepare the set as .npy (--encode "
+                                        "npy), or decode on the CPU: --variant shards-omp --decode");
+    return status_set(STATUS_USAGE, "a GPU variant accepts samples of one .npy and optionally a label in "
+                                    ".cls; leave this member out, or use a CPU variant");
 }
 
 static enum status read_header(struct looking *looking, const struct dataset_member *member,
@@ -58,26 +56,25 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
            memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
 }
 
-/* A batch is one tensor: all samples must be alike. */
+/* Checks one header. A batch is one tensor, so all samples need the same type and shape. */
 static enum status check_header(struct looking *looking, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
     if (number == 0) {
         if (!dtype_from_npy(header->type, &looking->arrays->type))
-            return status_set(
-                STATUS_USAGE,
-                "values of type '%s'; a GPU variant takes |u1, <f2 and <f4: prepare the set with "
-                "--dtype u8, f16 or f32",
-                header->type);
+            return status_set(STATUS_USAGE,
+                              "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the set "
+                              "with --dtype u8, f16 or f32",
+                              header->type);
         looking->arrays->values = header->values;
         looking->first = *header;
         if (header->values == 0)
-            return status_set(STATUS_USAGE, "an array without values makes no tensor");
+            return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
     if (!same_arrays(header, &looking->first))
         return status_set(STATUS_USAGE,
-                          "%llu values of type '%s' where sample '%s' has %llu of '%s', or another shape: a "
-                          "batch is one tensor, so all samples must be alike",
+                          "%llu values of type '%s', but sample '%s' has %llu of '%s', or another shape: a "
+                          "batch is one tensor, so all samples need the same type and shape",
                           (unsigned long long)header->values, header->type, looking->dataset->samples[0].key,
                           (unsigned long long)looking->first.values, looking->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
@@ -100,10 +97,10 @@ static enum status look_at_label(struct looking *looking, const struct dataset_m
     TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
     if (member->size <= LABEL_BYTES_MAX && label_parse(looking->head, bytes, &label))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "a label is a whole number of 32 bits in decimal, and this is none");
+    return status_set(STATUS_USAGE, "not a label: a label is a decimal 32-bit integer");
 }
 
-/* The first byte of a sample in its shard, and where it ends. */
+/* Computes the extent of a sample and the offsets of its members. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
                     struct array_sample *array, struct array_extent *extent)
 {
@@ -139,8 +136,9 @@ static enum status look_at_sample(struct looking *looking, uint32_t number, bool
         found += is_array;
     }
     if (found != 1)
-        return about(looking, sample, &members[0],
-                     status_set(STATUS_USAGE, "a GPU variant wants one .npy in a sample, and here is none"));
+        return about(
+            looking, sample, &members[0],
+            status_set(STATUS_USAGE, "a GPU variant needs one .npy per sample, and this one has none"));
     lay_out(dataset, sample, packed, array, &looking->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
         enum status status = m == array->label ? look_at_label(looking, &members[m])

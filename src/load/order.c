@@ -5,11 +5,11 @@
 
 #include "core/philox.h"
 
-/* What a draw is for: the streams of one epoch. */
-enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW }; /* 3 is that of order_key() */
+/* Purpose of a random number: the streams of one epoch. */
+enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW }; /* 3 is used by order_key() */
 
-/* Shuffles items[0 .. count) with the draws `from`, `from` + 1, ... of the epoch's stream (Fisher and Yates;
- * a Philox block is four draws). */
+/* Shuffles items[0 .. count) (Fisher-Yates) with random numbers `from`, `from` + 1, ... of the epoch's
+ * stream. One Philox block holds four of them. */
 static void shuffle(const struct order_plan *plan, uint64_t epoch, enum purpose purpose, uint32_t from,
                     uint32_t *items, uint32_t count)
 {
@@ -68,11 +68,11 @@ void order_close(struct order *order)
     *order = (struct order){0};
 }
 
-/* The share's segments of the shards as they are dealt. */
+/* Computes the segments of this share from the epoch's permutation of shards. */
 static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
                         struct order *order)
 {
-    uint32_t position = 0; /* of the shard's first sample in the epoch */
+    uint32_t position = 0; /* index of the shard's first sample in the epoch */
     count_up(order->deck, plan->shards);
     shuffle(plan, epoch, DEAL_SHARDS, 0, order->deck, plan->shards);
     order->segment_count = 0;
@@ -87,7 +87,7 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
     }
 }
 
-/* The turns of the share's samples: windows of them, each shuffled. */
+/* Computes the order of the share's samples: consecutive groups of shuffle_buffer samples, each shuffled. */
 static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
 {
     uint32_t buffer = plan->shuffle_buffer > 1 ? plan->shuffle_buffer : 1;
@@ -153,7 +153,7 @@ static int by_number(const void *a, const void *b)
 
 static uint32_t shard_of(const struct order_plan *plan, uint32_t sample)
 {
-    uint32_t low = 0, high = plan->shards; /* shard_first[low] <= sample < shard_first[high] */
+    uint32_t low = 0, high = plan->shards; /* invariant: shard_first[low] <= sample < shard_first[high] */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         *(plan->shard_first[middle] <= sample ? &low : &high) = middle;
@@ -173,7 +173,7 @@ static double mean_displacement(const uint32_t *sorted, const struct order *orde
     return order->count ? sum / order->count / order->count : 0;
 }
 
-/* Mean shards in a full batch; `seen` has room for one mark a shard, all 0. */
+/* Mean number of shards in a full batch. `seen` has one mark per shard, all 0. */
 static double shards_in_batch(const struct order_plan *plan, const struct order *order, uint32_t batch,
                               uint32_t *seen)
 {
@@ -195,7 +195,7 @@ enum status order_measure(const struct order_plan *plan, const struct order *ord
     uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
     enum status status = STATUS_OK;
     if (!sorted || !seen)
-        status = status_set(STATUS_FAILED, "out of memory to measure how %u samples are mixed", order->count);
+        status = status_set(STATUS_FAILED, "out of memory to measure the order of %u samples", order->count);
     else {
         memcpy(sorted, order->samples, order->count * sizeof *sorted);
         qsort(sorted, order->count, sizeof *sorted, by_number);

@@ -3,8 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What runs so far made of a sample. A row's runs must all lose the same ones: else their times are of
- * different work. Counts would not do, as ranks are dealt other samples in every epoch. */
+/* Result of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
+ * measure different work. Comparing counts is not enough, because every epoch assigns other samples to a
+ * rank. */
 enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
 
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
@@ -28,7 +29,7 @@ enum status verifier_ready(struct verifier *verifier, uint64_t number, struct ca
     if (load->cache != LOAD_WARM || !verifier->settled)
         TRY(load_settle_cache(load, before));
     verifier->settled = true;
-    if (!verifier->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
+    if (!verifier->expects || load->ranks > 1) /* a single rank reads the same samples in every epoch */
         TRY(load_expect(load, &verifier->plan, number, &verifier->expected));
     verifier->expects = true;
     verifier->device_known = cache_device_bytes(&verifier->device_bytes);
@@ -75,7 +76,7 @@ void verifier_note(struct verifier *verifier, struct losses *losses, const struc
 void losses_merge(struct losses *all, const struct losses *one)
 {
     if (one->first || (one->changed && one->checksum.count))
-        status_warn_own("left out in a run: %s", one->why);
+        status_warn_own("skipped in a run: %s", one->why);
     checksum_merge(&all->checksum, &one->checksum);
     all->first |= one->first;
     all->changed |= one->changed;
@@ -86,8 +87,8 @@ static enum status check_lost(uint64_t number, uint64_t delivered, const struct 
     if (lost->changed)
         return status_set(
             STATUS_FAILED,
-            "run %llu could not read %llu samples, and not those that runs before it could not: "
-            "the data set changes while it is measured; mend it, and run again",
+            "run %llu could not read %llu samples, and they are not the ones that earlier runs could not "
+            "read: the data set changes while it is measured; repair it and run again",
             (unsigned long long)number, (unsigned long long)lost->checksum.count);
     if (lost->checksum.count > 0 && delivered == 0)
         return status_set(STATUS_FAILED,
@@ -105,12 +106,12 @@ enum status verifier_finish(struct verifier *verifier, uint64_t number, const st
     load->control->lost = lost->checksum;
     TRY(check_lost(number, delivered->count, lost));
     checksum_merge(&all, delivered);
-    if (load->control->whole || /* samples are checked one by one */
+    if (load->control->whole || /* `seen` verifies samples one by one */
         (all.count == expected->count && all.bytes == expected->bytes && all.sum == expected->sum))
         return STATUS_OK;
     return status_set(STATUS_WRONG,
-                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
-                      "(hash %016llx) are right",
+                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx), expected %llu and "
+                      "%llu (hash %016llx)",
                       load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
                       (unsigned long long)all.bytes, (unsigned long long)all.sum,
                       (unsigned long long)expected->count, (unsigned long long)expected->bytes,
