@@ -419,7 +419,7 @@ Test(compute, sets_that_teach_nothing_are_refused)
     put_array(0, "|u1", "64", 64);
     expect_no_task(line, "sample '000000': its array is no picture");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
-    expect_no_task(line, "it has not one picture (.npy, .png)");
+    expect_no_task(line, "it does not have exactly one image (.npy, .png)");
     remove_folder();
 }
 

@@ -236,9 +236,9 @@ Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     put_array("b.npy", "|u1", "5, 3", 15, 0);
-    expect_unfit("all samples must be alike");
+    expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "<f2", "3, 5", 30, 0);
-    expect_unfit("all samples must be alike");
+    expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "|u1", "3, 5", 15, 1);
     expect_unfit("according to its header");
     put("b.npy", "no array", 8);
@@ -248,10 +248,10 @@ Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make
     put("b.json", "{}", 2);
     expect_unfit("one .npy");
     put("b.cls", "1", 1);
-    expect_unfit("here is none");
+    expect_unfit("this one has none");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put("b.cls", "cat", 3);
-    expect_unfit("a label is a whole number");
+    expect_unfit("a label is a decimal 32-bit integer");
     remove_folder();
     make_folder();
     put_array("b.npy", "<i8", "2", 16, 0);
@@ -298,9 +298,9 @@ Test(load_gpu, options_belong_to_the_variants_that_use_them, .init = make_folder
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     expect_accepts("--mean 0.5", true, true, "");
-    expect_accepts("--mean 0.5", false, false, "belong to --augment");
+    expect_accepts("--mean 0.5", false, false, "require --augment");
     expect_accepts("--mean 0.5 --augment", false, true, "");
-    expect_accepts("--decode", true, false, "neither decodes nor augments");
+    expect_accepts("--decode", true, false, "cannot decode or augment");
     expect_accepts("--tensor raw", false, true, "");
 }
 
@@ -360,9 +360,9 @@ Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
 Test(load_gpu, what_cannot_be_meant_is_refused, .init = make_folder, .fini = remove_folder)
 {
     static const char *const lines[][2] = {
-        {"--tensor raw --mean 1", "--tensor raw holds the values as they are"},
-        {"--chunk 7", "take a multiple of 4"},
-        {"--shift 3", "--shift belongs to --augment"}};
+        {"--tensor raw --mean 1", "--tensor raw keeps the values as stored"},
+        {"--chunk 7", "use a multiple of 4"},
+        {"--shift 3", "--shift requires --augment"}};
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         struct options options;

@@ -88,7 +88,7 @@ Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder,
         cr_assert_eq(open_job(&job, cold ? "--cache cold" : "--cache warm"), STATUS_OK, "%s", status_text());
         cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
         cr_assert_not_null(strstr(status_text(), "use --cache any"), "%s", status_text());
-        cr_assert_not_null(strstr(status_text(), "owns the files"), "%s", status_text());
+        cr_assert_not_null(strstr(status_text(), "own the files"), "%s", status_text());
         close_job(&job);
     }
     cr_assert_eq(seteuid(0), 0);

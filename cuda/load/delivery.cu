@@ -82,10 +82,10 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
     if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
                                &bytes))
-        bytes = UINT64_MAX; /* no device has that */
+        bytes = UINT64_MAX; /* larger than any device */
     TRY(device_check_room(
         delivery->device, bytes, "its buffers and batches need",
-        "lower --batch, --shuffle, --threads, --ring or --chunk, or take a shorter --tensor"));
+        "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --tensor type"));
     delivery->buffers = (uint32_t)buffers;
     delivery->slots = (uint32_t)(buffers * load->batch);
     return open_all(delivery);
@@ -124,9 +124,9 @@ void delivery_close(struct delivery *delivery)
     verifier_close(&delivery->verifier);
 }
 
-/* ---- Handing over ---- */
+/* ---- Passing batches to the consumer ---- */
 
-/* The batch in a buffer, as a consumer gets it. */
+/* Describes the batch in a buffer for the consumer. */
 static struct batch batch_in(const struct output_queue *queue, uint32_t index)
 {
     const struct delivery *delivery = queue->delivery;
@@ -145,7 +145,7 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
     return batch;
 }
 
-/* Hands over what is next in turn, as long as it is there. Under the lock. */
+/* Passes batches to the consumer in turn, as long as the next one is ready. Needs the lock. */
 static enum status hand_over(struct delivery *delivery)
 {
     for (uint32_t passed = 0; passed < delivery->workers;) {
@@ -154,7 +154,7 @@ static enum status hand_over(struct delivery *delivery)
         if (delivery->left[worker] > 0 && ready->empty())
             return STATUS_OK;
         delivery->next = (worker + 1) % delivery->workers;
-        if (delivery->left[worker] == 0) { /* its share was a batch shorter */
+        if (delivery->left[worker] == 0) { /* this worker's share had fewer batches */
             passed++;
             continue;
         }
@@ -187,8 +187,9 @@ enum status queue_go_on(struct output_queue *queue)
     return status_set(STATUS_FAILED, "another reader failed");
 }
 
-/* Until the consumer has the batch, so that `done` is recorded. `*ended`: its step has surely ended, for the
- * consumer lets no more than so many be under way; only later does it record the event anew. */
+/* Waits until the consumer has the batch, so that `done` is recorded. `*ended` is set if the step has
+ * certainly ended: the consumer limits the number of steps in flight, and records the event again only after
+ * that. */
 static enum status await_handed(struct output_queue *queue, const struct batch_buffer *buffer, bool *ended)
 {
     struct delivery *delivery = queue->delivery;
@@ -198,8 +199,8 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     return buffer->handed ? STATUS_OK : queue_go_on(queue);
 }
 
-/* The host waits for the step on the batch of a buffer. With --verify the batch is looked at only then: it
- * must have come right, and have stayed so as long as the step could read it. */
+/* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only then: it must
+ * be correct, and must have stayed so while the step could read it. */
 static enum status await_step(struct output_queue *queue, uint32_t index)
 {
     const struct load *load = queue->delivery->load;
@@ -229,7 +230,7 @@ enum status queue_reserve(struct output_queue *queue, uint32_t slot)
     return STATUS_OK;
 }
 
-/* The end of a run: all its steps have been made. */
+/* Waits for all steps at the end of a run. */
 static enum status await_steps(struct output_queue *queue)
 {
     for (uint32_t b = 0; b < queue->delivery->buffers; b++)
@@ -240,13 +241,14 @@ static enum status await_steps(struct output_queue *queue)
 
 /* ---- Delivery ---- */
 
-/* Somebody waits for the batch; nobody: an event would cost a microsecond of the stream. */
+/* Whether anything waits for the batch. If not, the event is not recorded, which saves about 1 µs of the
+ * stream's time. */
 static bool is_wanted(const struct delivery *delivery)
 {
     return delivery->load->control->whole || delivery->load->control->consumer;
 }
 
-/* Under the lock, where there is a consumer. */
+/* Needs the lock if there is a consumer. */
 static enum status deliver(struct output_queue *queue, uint32_t index, uint32_t count)
 {
     struct delivery *delivery = queue->delivery;
@@ -286,7 +288,8 @@ uint64_t delivery_span(const struct load *load, uint64_t target)
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
     uint64_t all = (uint64_t)load->ranks * workers;
-    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* as order_share() has it, at most */
+    uint64_t share =
+        (load->dataset->sample_count + all - 1) / all; /* upper bound of a share of order_share() */
     span = span < share ? span : share;
     uint64_t ahead = span > load->batch ? span : load->batch;
     return load->batch + span + (load->control->consumer ? ahead : 0);
@@ -360,7 +363,8 @@ bool queue_make_room(struct output_queue *queue, uint64_t turns)
             return false;
         if (delivery->steps - buffer->step <= CONSUMER_STEPS_AHEAD &&
             cudaEventQuery(buffer->done) != cudaSuccess) {
-            (void)cudaGetLastError(); /* it has not come yet; whoever waits for it learns of errors */
+            (void)cudaGetLastError(); /* not complete yet; errors are reported by the call that waits for the
+                                         event */
             return false;
         }
         buffer->waiting = false;
@@ -404,11 +408,11 @@ struct unpack queue_job(const struct output_queue *queue)
     return job;
 }
 
-/* ---- A run ---- */
+/* ---- Runs ---- */
 
 enum status delivery_ready(struct delivery *delivery, uint64_t number)
 {
-    for (uint32_t w = 0; w < delivery->workers; w++) /* nothing of this run is there yet: DELIVERY_LOST */
+    for (uint32_t w = 0; w < delivery->workers; w++) /* no sample of this run has arrived: DELIVERY_LOST */
         memset(delivery->queues[w].held, 0xff, delivery->slots * sizeof *delivery->queues[w].held);
     return verifier_ready(&delivery->verifier, number, &delivery->result.before);
 }
@@ -437,17 +441,17 @@ static enum status read_share(struct output_queue *queue, enum status (*read)(st
     return STATUS_OK;
 }
 
-/* One worker's part of a run. */
+/* A worker's part of a run. */
 static void work(struct output_queue *queue, enum status (*read)(struct output_queue *queue))
 {
     queue->status = read_share(queue, read);
     if (queue->status == STATUS_OK)
         return;
-    snprintf(queue->failure, sizeof queue->failure, "%s", status_text()); /* the message is this thread's */
+    snprintf(queue->failure, sizeof queue->failure, "%s", status_text()); /* messages are per thread */
     give_up(queue->delivery);
 }
 
-/* Nothing may be under way when the caller frees what it has. */
+/* Waits until nothing is in flight, because the caller will free its memory. */
 static enum status stop_after_failure(struct delivery *delivery)
 {
     const struct output_queue *first = nullptr;
@@ -475,7 +479,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     queue->failure[0] = '\0';
 }
 
-/* All shares before any thread: threads may read each other's. */
+/* Starts all shares before any thread runs, because threads may read each other's shares. */
 static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
@@ -521,7 +525,7 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
     try {
         for (uint32_t w = 1; w < delivery->workers; w++)
             threads.emplace_back(work, &delivery->queues[w], read);
-    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
         started = false;
         give_up(delivery);
     }

@@ -1,4 +1,5 @@
-/* --verify: compares batches on the device with what the plain reader reads and the reference converts. */
+/* --verify: compares batches on the device with the reference, samples of the plain reader converted by the
+ * reference conversion. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ static enum status room_to_verify(struct output_queue *queue)
                : status_set(STATUS_FAILED, "out of memory to verify");
 }
 
-/* What the slot and the label must be, from the plain reader and the reference conversion. */
+/* Computes the expected values and label of a slot. */
 static enum status want(struct output_queue *queue, uint32_t number, int32_t *label)
 {
     const struct delivery *delivery = queue->delivery;
@@ -39,7 +40,7 @@ static enum status want(struct output_queue *queue, uint32_t number, int32_t *la
     return STATUS_OK;
 }
 
-/* Whether a slot holds what it must: values, label and the hash that was taken on the way. */
+/* Compares a slot with the expected values, label, and hash computed during unpacking. */
 static enum status check_slot(struct output_queue *queue, uint32_t slot, bool *right)
 {
     const struct delivery *delivery = queue->delivery;
@@ -71,7 +72,7 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
     return STATUS_OK;
 }
 
-#define LOOKED_AT 4096 /* slots of a worker at most: each takes some 50 us */
+#define LOOKED_AT 4096 /* maximum slots per worker; each takes about 50 us */
 
 enum status delivery_look(struct delivery *delivery, uint64_t *wrong)
 {

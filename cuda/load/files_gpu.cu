@@ -1,5 +1,5 @@
-/* `files-gpu`: the naive way, as a baseline. Sample by sample: open, read, close into pageable memory, a copy
- * to the device, a kernel, and the wait for it. */
+/* `files-gpu`: the baseline. For each sample: open, read and close into pageable memory, copy to the device,
+ * launch a kernel, wait for it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,24 +13,25 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-#define BATCHES    2                   /* that have room: one is filled while another is consumed */
-#define COPY_BYTES ((uint64_t)4 << 20) /* of a pinned copy to learn the bandwidth */
+#define BATCHES    2                   /* buffers: one is filled while another is consumed */
+#define COPY_BYTES ((uint64_t)4 << 20) /* size of a pinned copy that measures the bandwidth */
 
 struct files_gpu {
     struct delivery delivery;
-    uint8_t *host, *device; /* a sample, a byte more, and its entry of the table behind them */
-    uint64_t table;         /* where the entry is */
+    uint8_t *host, *device; /* a sample, one extra byte, and its table entry */
+    uint64_t table;         /* offset of the table entry */
 };
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
                                uint8_t *bytes)
 {
     const char *name = dataset->files[member->file].name;
-    /* Not blocking: in place of the file may be a pipe by now. */
+    /* O_NONBLOCK: the file may have been replaced by a pipe. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
-    ssize_t count = read(fd, bytes, member->size + 1); /* one more: its end is where it should be */
+    ssize_t count =
+        read(fd, bytes, member->size + 1); /* one byte more than expected, to detect a file that grew */
     int failure = count < 0 ? errno : 0;
     close(fd);
     if (failure)
@@ -52,13 +53,13 @@ static enum status read_sample(struct files_gpu *files, uint32_t number)
     return STATUS_OK;
 }
 
-/* Copies what was read, converts it, and waits. */
+/* Copies a sample to the device, converts it, and waits. */
 static enum status bring(struct files_gpu *files, struct output_queue *queue, uint32_t number, uint32_t slot)
 {
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
     struct unpack job = queue_job(queue);
     *entry = {0, number, slot};
-    /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
+    /* In the kernel's stream, because cudaMemcpy() may return while the last bytes are in flight. */
     {
         RANGE(COPY);
         CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry,

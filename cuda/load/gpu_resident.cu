@@ -1,6 +1,6 @@
-/* `gpu-resident`: the whole set in device memory, read once before any timing. An epoch sorts the samples by
- * random keys, and a kernel gathers and converts some batches at a time in that order: no byte crosses the
- * bus. */
+/* `gpu-resident`: the whole set is in device memory, read once before any timing. Each epoch sorts the
+ * samples by random keys. A kernel gathers and converts several batches at a time in that order. No data
+ * crosses the bus. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,19 +13,19 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-/* Of tensors a launch makes: its beginning and its end are lost time, some 5 us. */
+/* Tensor bytes per launch. The start and end of a launch cost about 5 us. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
-#define LAUNCHES     2                    /* that have room of their own */
-#define STAGE_BYTES  ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
-#define COPY_BYTES   ((uint64_t)1 << 30)  /* of a copy to learn the bandwidth */
+#define LAUNCHES     2                    /* launches that have their own slots */
+#define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */
+#define COPY_BYTES   ((uint64_t)1 << 30)  /* size of a copy that measures the bandwidth */
 #define KEY_THREADS  256
 
 struct resident {
     struct delivery delivery;
-    uint8_t *bytes; /* all samples, one behind the other */
+    uint8_t *bytes; /* all samples, consecutive */
     uint64_t *keys[2];
-    uint32_t *order[2]; /* numbers as they are, and sorted by keys */
-    void *scratch;      /* the sort's */
+    uint32_t *order[2]; /* sample numbers: in order, and sorted by key */
+    void *scratch;      /* scratch memory of the sort */
     size_t scratch_bytes;
     cudaGraphExec_t sorting;
     uint32_t launch_slots;
@@ -50,7 +50,7 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
         static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
-/* The sort as a graph: launched one by one, its kernels take longer to launch than to run. */
+/* Records the sort as a graph, because its kernels take longer to launch one by one than to run. */
 static enum status record_sort(struct resident *resident)
 {
     cudaStream_t stream = resident->delivery.queues[0].stream;
@@ -66,7 +66,7 @@ static enum status record_sort(struct resident *resident)
     return cuda_status(error, "recording the sort", __FILE__, __LINE__);
 }
 
-/* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
+/* The sort is stable: equal keys stay in order of sample number, as in order_make(). */
 static enum status make_order(struct resident *resident, const struct output_queue *queue)
 {
     const struct load *load = resident->delivery.load;
@@ -80,7 +80,7 @@ static enum status make_order(struct resident *resident, const struct output_que
 
 /* ---- An epoch ---- */
 
-/* The host's twin of the order, where the host must know which sample is where. */
+/* Copies the order to the host when the host must know which sample is in which slot. */
 static enum status know_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
                               uint32_t count)
 {
@@ -90,7 +90,7 @@ static enum status know_order(struct resident *resident, struct output_queue *qu
     return STATUS_OK;
 }
 
-/* Gathers turns [turn, turn + count), which stand in a row of slots, and delivers their batches. */
+/* Gathers the samples of indices [turn, turn + count) into consecutive slots, and delivers their batches. */
 static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
                           uint32_t turn, uint32_t count)
 {
@@ -130,7 +130,7 @@ static enum status resident_read(struct output_queue *queue)
     return queue_each_epoch(queue, resident_epoch);
 }
 
-/* ---- Bringing the set in ---- */
+/* ---- Loading the set ---- */
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member, int fd,
                                uint8_t *bytes)
@@ -142,14 +142,14 @@ static enum status read_member(const struct dataset *dataset, const struct datas
         if (count <= 0)
             return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
                               dataset->files[member->file].name, (unsigned long long)(member->offset + got),
-                              count < 0 ? strerror(errno) : "the file ends inside of a member");
+                              count < 0 ? strerror(errno) : "the file ends inside a member");
         got += (uint64_t)count;
     }
     return STATUS_OK;
 }
 
-/* Samples stand one behind the other, each as load/arrays.h packs it: from here on its offsets count from the
- * first byte of the set, so that a number is all that a kernel needs. Returns the bytes of the set. */
+/* Places samples consecutively, each packed as in load/arrays.h. Offsets then count from the first byte of
+ * the set, so a kernel needs only the sample's number. Returns the size of the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {
     uint64_t set_bytes = 0;
@@ -164,8 +164,8 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
     return set_bytes;
 }
 
-/* The members of a sample; `bytes` is for that number `first` of the set. `*fd` is open on `*file`, and stays
- * so. */
+/* Reads the members of a sample. `bytes` corresponds to byte `first` of the set. Keeps the last file open in
+ * `*fd` and its number in `*file`. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
                                uint8_t *bytes, uint64_t first)
 {
@@ -186,7 +186,7 @@ static enum status read_sample(const struct resident *resident, uint32_t number,
     return STATUS_OK;
 }
 
-/* Reads the set by way of `stage`, of `stage_bytes`, into resident->bytes. */
+/* Uploads the set to resident->bytes through the buffer `stage` of `stage_bytes`. */
 static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
@@ -219,7 +219,7 @@ static enum status bring_in(struct resident *resident, uint64_t set_bytes)
     uint8_t *stage;
     CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
-    memset(stage, 0, stage_bytes); /* what is between samples is copied, and never used */
+    memset(stage, 0, stage_bytes); /* the gaps between samples are copied but never used */
     enum status status = fill(resident, stage, stage_bytes);
     (void)cudaFreeHost(stage);
     return status;
@@ -265,16 +265,16 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint32_t count = load->dataset->sample_count;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
     CUDA_TRY(cudaSetDevice(delivery->device));
-    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* says what it needs */
+    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* returns the scratch size */
     uint64_t set_bytes = lay_out(&delivery->arrays, count);
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
     batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
-    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, as below */
+    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, allocated below */
                           count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
     TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
                           "the set and its batches need",
-                          "take a smaller set, or shards-gpu, which reads it every epoch"));
+                          "use a smaller set, or shards-gpu, which reads it in every epoch"));
     TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
     TRY(bring_in(resident, set_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
@@ -305,7 +305,7 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     (void)time;
     struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
     TRY(delivery_run(delivery, number, resident_read));
-    const struct checksum *checksum = &delivery->result.checksum; /* what was read, and what was written */
+    const struct checksum *checksum = &delivery->result.checksum; /* bytes read plus bytes written */
     delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
 }
@@ -316,8 +316,8 @@ static enum status resident_fetch(void *state, void *result)
                           static_cast<struct load_result *>(result));
 }
 
-/* Which sample is in which slot the host finds out only here: the last epoch's order is still on the device.
- */
+/* The host learns only here which sample is in which slot. The order of the last epoch is still on the
+ * device. */
 static enum status resident_look(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
@@ -334,7 +334,7 @@ static enum status resident_look(void *state, uint64_t *wrong)
     return delivery_look(delivery, wrong);
 }
 
-/* A copy from device memory to device memory: bytes read and bytes written, as moved_bytes is. */
+/* Measures a copy within device memory. Counts bytes read plus bytes written, like moved_bytes. */
 static enum status resident_copy(void *state, double *bytes_per_s)
 {
     const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;

@@ -15,7 +15,7 @@
 #include "core/timer.h"
 #include "machine/env.h"
 
-#define PIECE_ALIGNMENT 512 /* of pieces in a buffer: the members of tars keep their alignment */
+#define PIECE_ALIGNMENT 512 /* of pieces in a buffer; preserves the alignment of tar members */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
 #define COPY_MAX_BYTES  ((uint64_t)4 << 30)
 
@@ -26,24 +26,24 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* ---- Planning a chunk ---- */
 
-/* Asks the kernel for the shards of the segments to come. */
+/* Asks the kernel to read ahead the shards of the next segments. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* it is there; or it must not come by way of the page cache */
+        return; /* already resident, or must not go through the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
         if (fd < 0)
-            continue; /* said when it is read */
+            continue; /* reported when it is read */
         posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
         close(fd);
     }
 }
 
-/* One user less. */
+/* Drops one user; the last one closes the shard. */
 static void leave(struct ring_worker *worker, struct opened *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
@@ -53,7 +53,7 @@ static void leave(struct ring_worker *worker, struct opened *opened)
     free(opened);
 }
 
-/* Opens the shard of the segment that begins. */
+/* Opens the shard of a new segment. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
@@ -78,7 +78,8 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     return share->queue->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
-/* As many samples of the segment as fit behind what the chunk has: a piece. None where there is no room. */
+/* Fits as many samples of the segment as possible into the rest of the chunk, as one piece. The piece is
+ * empty if there is no room. */
 static void fit_piece(const struct ring *ring, const struct ring_share *share, const struct chunk *chunk,
                       struct piece *piece)
 {
@@ -106,7 +107,7 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
     piece->bytes = piece->count ? end - begin : 0;
 }
 
-/* The share goes on behind the piece, which is the chunk's. */
+/* Adds the piece to the chunk and advances the share past it. */
 static void take_piece(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk,
                        struct piece *piece)
 {
@@ -128,7 +129,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within = 0;
 }
 
-/* The next chunk: samples as they come, up to a buffer full and never beyond a span. */
+/* Plans the next chunk: samples in sequence, until the buffer is full or the span ends. */
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
@@ -147,7 +148,7 @@ static enum status plan_chunk(struct ring_worker *worker, struct ring_share *sha
     return STATUS_OK;
 }
 
-/* ---- Whose chunk ---- */
+/* ---- Choosing a chunk ---- */
 
 static bool is_at_end(const struct ring_share *share)
 {
@@ -159,8 +160,8 @@ static bool is_over(const struct ring_share *share)
     return share->epochs == share->queue->delivery->load->epochs && is_at_end(share);
 }
 
-/* The share whose next samples are wanted first, of those that a worker may go on with now. `*over`: nothing
- * is left of any. */
+/* Returns the share whose next samples are needed first, among those that this worker may continue now. Sets
+ * `*over` if no share has samples left. */
 static struct ring_share *most_urgent(const struct ring_worker *worker, bool *over)
 {
     const struct delivery *delivery = &worker->ring->delivery;
@@ -206,14 +207,15 @@ static void begin_epoch(struct ring_share *share)
     share->epochs++;
 }
 
-/* Whether the next chunk may be written: it ends with its span at the latest. */
+/* Whether the slots of the next chunk may be written. A chunk never extends past the end of its span. */
 static bool has_room(const struct ring *ring, const struct ring_share *share)
 {
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Claims the share that the worker's next chunk comes from, once its slots may be written. NULL where nothing
- * is left; or before a wait, where the worker has chunks that others may wait for. */
+/* Claims the share of the worker's next chunk, once its slots may be written. Returns NULL if nothing is
+ * left. Also returns NULL instead of waiting if the worker still has chunks to complete, because others may
+ * wait for them. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
     struct delivery *delivery = &worker->ring->delivery;
@@ -228,8 +230,8 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
         if (!fits && !(share && queue_handed(share->queue))) {
-            /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it.
-             */
+            /* This happens only with a consumer, so the lock is held. Without one, a worker is alone on its
+             * share and has room. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;
@@ -272,10 +274,10 @@ static enum status piece_fault(const struct output_queue *queue, const struct pi
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
                       dataset->samples[sample].key,
-                      piece->error ? strerror(piece->error) : "the file ends inside of it");
+                      piece->error ? strerror(piece->error) : "the file ends inside this sample");
 }
 
-/* Adds the samples of a piece to the table, but those that did not come. */
+/* Adds the samples of a piece to the table, except those that were not read. */
 static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
@@ -293,7 +295,7 @@ static enum status tabulate(struct output_queue *queue, const struct piece *piec
     return STATUS_OK;
 }
 
-/* Brings the chunk to the device, and has it unpacked there. */
+/* Copies the chunk to the device and launches the kernel that unpacks it. */
 static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
 {
     const struct ring *ring = worker->ring;
@@ -319,7 +321,7 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     return STATUS_OK;
 }
 
-/* The chunk's samples are on their way: batches that are whole with them are delivered. */
+/* Records that the chunk's samples are in the stream, and delivers the batches that are now complete. */
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;
@@ -333,7 +335,7 @@ static enum status deliver(struct chunk *chunk)
     return STATUS_OK;
 }
 
-/* The oldest chunk that was started. */
+/* Completes the oldest chunk that was started. */
 static enum status complete(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers), count = 0;
@@ -344,7 +346,7 @@ static enum status complete(struct ring_worker *worker)
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
         TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
         leave(worker, chunk->pieces[p].opened);
-        chunk->pieces[p].opened = NULL; /* once: whoever fails behind this comes by again */
+        chunk->pieces[p].opened = NULL; /* only once: after a failure, abandon() visits this chunk again */
     }
     worker->completed++;
     if (count > 0)
@@ -354,8 +356,8 @@ static enum status complete(struct ring_worker *worker)
 
 /* ---- Reading ---- */
 
-/* The host waits until the buffer that has been free for longest is unpacked, not only copied: then copies
- * wait for nothing and follow each other without a gap. */
+/* Waits on the host until the oldest buffer is unpacked, not only copied. Then no copy has to wait, and
+ * copies follow each other without a gap. */
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -365,7 +367,7 @@ static enum status await_buffer(struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Plans the next chunk of the share, which is claimed until then, and starts to read it. */
+/* Plans the next chunk of the share, releases the claim, and starts reading the chunk. */
 static enum status start(struct ring_worker *worker, struct ring_share *share)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -399,7 +401,7 @@ static enum status read_all(struct ring_worker *worker)
     }
 }
 
-/* After a failure: no read may be under way, and no file open. */
+/* After a failure: waits for reads in flight and closes files. */
 static void abandon(struct ring_worker *worker)
 {
     for (; worker->completed < worker->started; worker->completed++) {
@@ -411,7 +413,7 @@ static void abandon(struct ring_worker *worker)
     }
 }
 
-/* Others may still read of the worker's share when nothing is left to begin. */
+/* Waits until other workers have finished reading from this worker's share. */
 static enum status end_share(struct ring_worker *worker, struct ring_share *share)
 {
     struct delivery *delivery = &worker->ring->delivery;
@@ -442,7 +444,7 @@ enum status ring_run(struct ring *ring, uint64_t number)
     for (uint32_t w = 0; w < ring->delivery.workers; w++)
         ring->shares[w] = {.queue = &ring->delivery.queues[w]};
     enum status status = delivery_run(&ring->delivery, number, ring_read);
-    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure leaves some open */
+    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure may leave shards open */
         leave(&ring->workers[w], ring->shares[w].opened);
     return status;
 }
@@ -470,7 +472,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Buffers of a chunk each, or of the largest sample; their tables hold as many samples as fit. */
+/* Sizes buffers for one chunk, or for the largest sample. The table has room for as many samples as fit. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
@@ -572,7 +574,7 @@ enum status ring_copy(void *state, double *bytes_per_s)
     try {
         for (uint32_t w = 1; w < workers; w++)
             threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
-    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
         started = false;
     }
     errors[0] = copy_share(&ring->workers[0], bytes / workers);

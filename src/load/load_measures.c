@@ -210,7 +210,7 @@ enum status load_check_total(const void *input, const struct measures *total)
     const struct dataset *dataset = load->dataset;
     const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "tally");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
-        return STATUS_OK; /* unknown which samples other ranks lost, so there is nothing to compare */
+        return STATUS_OK; /* it is unknown which samples were lost, so there is nothing to compare */
     uint64_t sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         sum += dataset->samples[i].edges;
