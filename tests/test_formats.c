@@ -1,4 +1,4 @@
-/* .npy headers, IDX, CIFAR-10, our index, that of wids, and PNG in memory. */
+/* Formats: .npy headers, IDX, CIFAR-10, our index, the wids index, and PNG in memory. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -87,7 +87,8 @@ Test(npy, what_is_refused)
     expect_text("exceeds");
 }
 
-/* A header that is as long as the file is the longest; what would make it whole lies one byte beyond. */
+/* A header may end exactly at the end of the file. The byte that would complete a longer one is just past the
+ * end. */
 Test(npy, a_header_ends_where_the_file_does)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
@@ -95,7 +96,7 @@ Test(npy, a_header_ends_where_the_file_does)
     for (int version = 1; version <= 2; version++)
         for (size_t more = 0; more <= 6; more++) {
             size_t begin = version == 1 ? 10 : 12, size = begin + length - more;
-            uint8_t *bytes = calloc(1, begin + length); /* the rest is there, and is not the file's */
+            uint8_t *bytes = calloc(1, begin + length); /* the rest is in memory but not part of the file */
             struct npy_header header;
             memcpy(bytes, "\x93NUMPY", 6);
             bytes[6] = (uint8_t)version;
@@ -159,7 +160,7 @@ Test(idx, gzipped_and_cut)
 #endif
 
 #ifdef HAVE_ZLIB
-/* Packs bytes as one gzip member; returns its size. */
+/* Packs bytes as one gzip member. Returns its size. */
 static size_t pack(const void *bytes, size_t size, uint8_t *packed, size_t room)
 {
     z_stream stream = {.next_in = (Bytef *)(uintptr_t)bytes,
@@ -181,7 +182,7 @@ static enum status take(const uint8_t *packed, size_t size, struct idx *idx)
 
 static const char labels_idx[] = "\0\0\x08\1\0\0\0\3\5\6\7";
 
-/* gzip files may be joined with cat: their contents are too. */
+/* Concatenated gzip files unpack to concatenated contents. */
 Test(idx, gzip_of_several_members)
 {
     uint8_t packed[512];
@@ -215,8 +216,8 @@ Test(idx, gzip_with_more_than_its_header_says)
     }
 }
 
-/* What is no IDX file is seen at its beginning: not a byte more of a file that unpacks to 256 MiB is looked
- * at. A header that promises too much costs no memory for it. */
+/* Non-IDX content is detected from the first bytes; the rest of a file that unpacks to 256 MiB is not
+ * unpacked. A header that promises too much does not cause a large allocation. */
 Test(idx, gzip_bombs_are_not_unpacked)
 {
     static const struct {
@@ -236,7 +237,7 @@ Test(idx, gzip_bombs_are_not_unpacked)
         size_t size = pack(plain, sizeof plain, packed, sizeof packed);
         memset(plain, 0, bombs[i].size);
         size_t zeros = pack(plain, sizeof plain, packed + size, sizeof packed - size);
-        for (int m = 1; m < 255; m++, size += zeros) /* members of 1 MiB of zeros each */
+        for (int m = 1; m < 255; m++, size += zeros) /* each member unpacks to 1 MiB of zeros */
             memcpy(packed + size + zeros, packed + size, zeros);
         cr_assert_eq(take(packed, size + zeros, &idx), STATUS_FAILED);
         expect_text(bombs[i].words);
@@ -291,7 +292,7 @@ Test(counter, values_are_a_pure_function)
 #ifdef HAVE_XXHASH
 static const struct index_member two_members[] = {{"cls", 512, 1, 0x0123456789abcdef}, {"png", 1536, 100, 5}};
 
-/* Two shards with a sample each. */
+/* Two shards with one sample each. */
 static char *index_text(size_t *size)
 {
     struct index_text text;
@@ -374,22 +375,22 @@ Test(index, bad_lines_are_named)
     expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
     expect_bad_lines("sample\tk\n", "before the first place line");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
-    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends behind x");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends after x");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",
                      "member");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
     expect_bad_lines("other\tx\n", "not a known kind of line");
     expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
                      "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
-                     "line 4: x: offset 512: the member before ends at 1537, which leaves no room");
+                     "line 4: x: offset 512: the previous member ends at 1537, which leaves no room");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t512\t600\t0123456789abcdef\tpng\t1536\t1\t"
                      "0123456789abcdef\n",
                      "line 3: x: offset 1536: the member before ends at 1112");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
 }
 
-/* Neither our index nor DALI's has quotes: a name that would be read as several fields or lines is refused.
- */
+/* Neither our index nor DALI's has quotes, so a name that would be parsed as several fields or lines is
+ * refused. */
 Test(index, names_that_no_line_can_hold_are_refused)
 {
     static const char *const names[] = {"", "a b", "a\tb", "a\nb", "a\rb", "\x1b[2J", "a\x7f"};
@@ -494,23 +495,23 @@ Test(png, there_and_back)
 }
 
 #ifdef HAVE_ZLIB
-/* A header that tells of more pixels than a file of so few bytes can hold: no room is made for them. */
+/* A header that claims more pixels than the file can hold must not cause an allocation. */
 Test(png, sizes_that_make_no_sense_are_refused)
 {
     static const uint8_t pixel[1] = {7};
     static const struct {
         uint8_t width[4], height[4];
         const char *words;
-    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels is"},
-                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels is"},
-                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels is more than its bytes can hold"}};
+    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels has more"},
+                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels has more"},
+                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels has more than its bytes can hold"}};
     const struct png_shape shape = {1, 1, 1};
     struct png_shape found;
     void *bytes;
     size_t size;
     cr_assert_eq(png_encode(pixel, &shape, &bytes, &size), STATUS_OK);
     for (size_t i = 0; i < COUNT_OF(headers); i++) {
-        uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR", and its 13 bytes */
+        uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR" and its 13 bytes */
         memcpy(header + 4, headers[i].width, 4);
         memcpy(header + 8, headers[i].height, 4);
         unsigned long sum = crc32(0, header, 17);

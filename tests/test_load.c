@@ -1,4 +1,4 @@
-/* The workload `load`: orders, checksums, latencies, and what every variant makes of whole data. */
+/* The workload `load` on intact data: orders, checksums, latencies, and the results of every variant. */
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
@@ -235,7 +235,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
 
 /* ---- Consumed batches ---- */
 
-/* A consumer that adds up what it is given, by any thread. */
+/* A consumer that adds up the batches it receives, from any thread. */
 struct counting {
     struct consumer consumer;
     uint64_t steps, bytes, sum, fails_at;
@@ -256,7 +256,7 @@ static enum status count_batch(struct consumer *consumer, const struct batch *ba
 
 static const struct consumer_type counting_type = {.take_host = count_batch};
 
-/* Runs an epoch of the variant with that consumer; false where it cannot run here. */
+/* Runs one epoch of the variant with that consumer. False if the variant cannot run here. */
 static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
 {
     struct job job;
@@ -314,7 +314,7 @@ Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = 
 }
 
 #ifdef HAVE_PNG
-/* Notes which pictures of make_pictures() came: each is 45 equal bytes, three times its number. */
+/* Records which images of make_pictures() arrived. Image n is 45 bytes of the value 3 n. */
 struct viewing {
     struct consumer consumer;
     int seen[20], steps, spoilt;
@@ -360,7 +360,7 @@ static void expect_pictures_in_batches(const char *name)
     close_job(&job);
 }
 
-/* Whole batches of decoded images, without the one that does not decode. */
+/* Batches of decoded images omit the sample that cannot be decoded. */
 Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini = remove_folder)
 {
     make_pictures(true);
@@ -369,7 +369,7 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
     remove_folder();
     make_folder();
     make_pictures(false);
-    /* An array that decodes, in the sample whose picture does not: it must not stay in the batch. */
+    /* The sample with the broken image also holds a valid array. It must not stay in the batch. */
     char array[NPY_HEADER_MAX + 45];
     size_t header = npy_header_make(array, "|u1", "5, 9");
     memset(array + header, 21, 45);
@@ -380,21 +380,21 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
 }
 #endif
 
-/* Memory that may not be locked is read into all the same. */
+/* shards-uring also works if its buffers cannot be locked. */
 Test(load, shards_uring_needs_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
     const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
     make_shards(101);
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     bool root = geteuid() == 0;
-    if (root) /* it may lock what it likes */
+    if (root) /* root has no limit on locked memory */
         cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
     expect_exactly_once("shards-uring", "--cache any --depth 8 --block 1024");
     if (root)
         cr_assert_eq(seteuid(0), 0);
 }
 
-/* ---- What rows say ---- */
+/* ---- Columns ---- */
 
 Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder, .fini = remove_folder)
 {
@@ -408,7 +408,7 @@ Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder
     cr_expect_neq(*text, '\0');
 }
 
-/* A number of a row, between bounds. */
+/* Returns the number in a column and checks its bounds. */
 static double expect_between(const char *variant, const char *line, const char *column, double least,
                              double most)
 {
@@ -450,7 +450,7 @@ Test(load, rows_hold_sane_measures, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* The test's folder anew where it is not in memory: beside the program, as /tmp may be. */
+/* Recreates the test's folder next to the program, because /tmp may be in memory. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();
@@ -476,7 +476,7 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
             continue;
         expect_between(shard_variants[v], line, "resident_before", 0, 0.01);
         measured(shard_variants[v], line, "device_bytes", text);
-        if (*text) /* the kernel tells */
+        if (*text) /* the kernel reports it */
             cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
     }
 }
@@ -496,9 +496,8 @@ Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_f
     close_job(&job);
 }
 
-/* What the last run left in the buffers is compared byte by byte: its checksum knows the ends of samples
- * alone.
- */
+/* The samples left in the buffers are compared byte by byte, because the checksum of timed runs covers only
+ * the edges. */
 Test(load, a_torn_sample_in_a_buffer_is_wrong, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);

@@ -1,4 +1,4 @@
-/* What every variant of `load` makes of data that are broken, or break while they are read. */
+/* Every variant of `load` on data that is broken, or breaks during a run. */
 #include "load_support.h"
 
 TestSuite(load_faults, .timeout = 60);
@@ -8,7 +8,8 @@ Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folde
     make_shards(101);
     cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
     expect_refused("x-000001.tar: offset ");
-    expect_skipped(101 - 25 + whole_before(25, 20000), ""); /* how many were behind, nobody knows */
+    expect_skipped(101 - 25 + whole_before(25, 20000),
+                   ""); /* the number of lost samples after the break is unknown */
 }
 
 Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini = remove_folder)
@@ -34,7 +35,7 @@ Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = mak
     fclose(fopen(in_folder("1.bin"), "w"));
     expect_refused("contain no data");
     cr_assert_eq(symlink(".", in_folder("again")), 0);
-    expect_refused("again/ leads back to a folder that it is in");
+    expect_refused("again/ links back to one of its parent folders");
     cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);
     expect_refused("is incomplete: its --prepare");
     remove_folder();
@@ -42,11 +43,12 @@ Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = mak
     make_folder();
 }
 
-/* After it was opened: each variant ends with one line, and with --on-error skip goes on, counts, and works
- * on less. A run that lost another number of samples than those before it is refused. */
+/* A fault after the data set was opened. Each variant ends with a one-line error; with --on-error skip it
+ * continues, counts the lost samples and excludes them from the work. A run that loses other samples than
+ * earlier runs is refused. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 2; skip++) { /* 2: between two runs */
+    for (int skip = 0; skip <= 2; skip++) { /* 2: the fault occurs between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -90,7 +92,7 @@ Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = mak
      .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
-         v++) { /* a mapping only tells which sample it cannot read */
+         v++) { /* a mapping shows only which sample cannot be read */
         bool maps =
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
@@ -183,7 +185,7 @@ Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini
     close_job(&job);
 }
 
-/* Makes a shard or a file go: its name leads elsewhere. */
+/* Removes a shard or file: its name then points nowhere, or to a pipe. */
 static void take_away(const char *name, bool pipe_instead)
 {
     char moved[2 * PATH_MAX];
@@ -196,11 +198,11 @@ static void bring_back(const char *name)
 {
     char moved[2 * PATH_MAX];
     snprintf(moved, sizeof moved, "%s", in_folder("moved"));
-    cr_assert_eq(rename(moved, in_folder(name)), 0); /* over a pipe too */
+    cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
-/* A shard that goes before a run: without skip an error, with it the loss of its samples, in every run, and
- * the row is measured. */
+/* A shard disappears before a run. Without skip this is an error. With skip its samples are lost in every
+ * run, and the row is still measured. */
 static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
 {
     for (int skip = 0; skip <= 1; skip++) {
@@ -251,7 +253,7 @@ Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init =
     expect_loss_of_a_shard("shards-uring", "warm", true);
 }
 
-/* What has shrunk for good is not copied to learn the bandwidth of copies, which would be a SIGBUS. */
+/* A truncated shard is excluded when copy bandwidth is measured; copying it would raise SIGBUS. */
 Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -272,10 +274,10 @@ Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folde
     }
 }
 
-/* A pipe that some process holds for writing would be read without end. */
+/* Reading a pipe that another process holds open for writing would never end. */
 Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, .fini = remove_folder)
 {
-    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second is empty */
+    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second file is empty */
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         for (int skip = 0; skip <= 1; skip++)
@@ -308,8 +310,8 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
                 }
 }
 
-/* The last member of a shard is empty and its header alone in the last block: that block is
- * to be taken too. */
+/* The last member of a shard is empty, and its header is alone in the last block. That block must be read
+ * too. */
 Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
@@ -345,7 +347,8 @@ Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folde
 }
 
 #ifdef HAVE_PNG
-/* On `ranks` ranks the broken one comes to another in every epoch: all of them lose it together. */
+/* With several ranks, a different rank reads the broken sample in every epoch. Together they must always lose
+ * it. */
 static void expect_a_picture_lost(const char *name, uint64_t ranks)
 {
     uint64_t skipped[4] = {0};
@@ -414,7 +417,7 @@ Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = mak
 }
 #endif
 
-/* A variant that delivers wrong bytes is caught by the run itself. */
+/* Each run detects a variant that delivers wrong bytes. */
 Test(load_faults, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
 {
     struct job job;

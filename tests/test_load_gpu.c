@@ -1,5 +1,5 @@
-/* What the GPU variants of load rest on, as far as the CPU can tell: hashes, conversions, labels, arrays,
- * keyed orders, and what is refused before a device is asked for. */
+/* CPU tests of the basis of the GPU load variants: hashes, conversions, labels, arrays, keyed orders, and
+ * option combinations refused before a device is used. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -182,7 +182,7 @@ static void put(const char *name, const void *bytes, size_t size)
     fclose(stream);
 }
 
-/* An array of `values` values of a type; its file is `more` bytes longer than its header says. */
+/* Writes an array of `values` values. The file is `more` bytes longer than its header specifies. */
 static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
 {
     char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
@@ -277,7 +277,7 @@ static enum status open_with(const char *line, struct options *options, void **p
     return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
 }
 
-/* Whether a variant of these traits takes the line, and what it says where it does not. */
+/* Checks whether a variant with these traits accepts the command line, and the error message if not. */
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
 {
     const struct workload *workload = workload_find("load");
@@ -332,7 +332,7 @@ Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_fo
     free(parameters);
 }
 
-/* The roofline: 3 epochs of 100 samples, less two that could not be read. */
+/* Work of 3 epochs of 100 samples, minus two that could not be read. */
 static struct work loading(const struct load_traits *traits)
 {
     const struct dataset dataset = {.sample_count = 100, .bytes = 5000};

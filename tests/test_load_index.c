@@ -1,4 +1,4 @@
-/* What `load` makes of an index: lost samples, flipped bits, names and lists that do not fit. */
+/* How `load` uses an index: lost samples, flipped bits, mismatching names and lists. */
 #include "data/dataset_open.h"
 #include "load_support.h"
 
@@ -64,7 +64,7 @@ Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini
     close_job(&job);
 }
 
-/* Another key in the header of the sample at `offset`, which is where its data begin. */
+/* Writes another name into the header of the sample whose data begins at `offset`. */
 static void rename_member(const char *shard, uint64_t offset, const char *name)
 {
     uint8_t before[TAR_BLOCK_BYTES], header[TAR_BLOCK_BYTES];
@@ -77,7 +77,7 @@ static void rename_member(const char *shard, uint64_t offset, const char *name)
     close(fd);
 }
 
-/* With --verify all variants fail alike, and with skip all leave the same samples out. */
+/* With --verify all variants must fail with this message; with skip all must skip the same samples. */
 static void expect_headers_compared(const char *words)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -125,11 +125,11 @@ Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make
     expect_headers_compared(words);
     rename_member(shard, member.offset, "000020.png");
     expect_headers_compared("the header names '000020.png'");
-    rename_member(shard, member.offset, "README"); /* of no sample */
+    rename_member(shard, member.offset, "README"); /* a name that belongs to no sample */
     expect_headers_compared("the header names 'README'");
     rename_member(shard, member.offset, "000020.npy");
     overwrite(shard, (long)member.offset - TAR_BLOCK_BYTES, "9", 1);
-    snprintf(words, sizeof words, "%s: offset %llu: the header's checksum is wrong", shard,
+    snprintf(words, sizeof words, "%s: offset %llu: wrong header checksum", shard,
              (unsigned long long)member.offset - TAR_BLOCK_BYTES);
     expect_headers_compared(words);
 }
@@ -154,7 +154,7 @@ Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_fol
     cr_assert_eq(chmod(folder, 0700), 0);
 }
 
-/* Lines of samples that were swapped, and the index signed anew: it must be refused, as readers would go
+/* Swaps two sample lines and signs the index again. It must be refused, because readers would have to seek
  * back. */
 Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .fini = remove_folder)
 {
@@ -182,7 +182,7 @@ Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .f
 }
 
 #ifdef HAVE_JANSSON
-/* A list of wids for the shards of make_shards(), each with a number of samples and a size. */
+/* Writes a wids index for the shards of make_shards(), with given sample counts and sizes. */
 static void write_wids(const char *first, const char *more)
 {
     FILE *stream = fopen(in_folder("x.wids.json"), "w");
@@ -221,7 +221,7 @@ Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .
     make_shards(101);
     write_wids("x-000000.tar", ", \"filesize\": 1000");
     expect_refused("x-000000.tar: the shard has ");
-    expect_skipped(101, "0"); /* all samples are there */
+    expect_skipped(101, "0"); /* no sample is missing */
     write_wids("../x-000000.tar", "");
     expect_refused("x.wids.json: '../x-000000.tar' leads out of the folder");
     write_wids("https://example.org/x.tar", "");
@@ -252,8 +252,8 @@ Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, 
     expect_skipped(100, "1");
 }
 
-/* Names that lead nowhere, and pipes among shards: skip goes on, and says that it does not know how many were
- * lost. */
+/* Dangling names, and pipes among shards: with skip the run continues and reports that the number of lost
+ * samples is unknown. */
 Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
@@ -287,5 +287,5 @@ Test(load_index, an_extension_twice_in_a_sample_is_named, .init = make_folder, .
     fwrite(zeros, 1, sizeof zeros, stream);
     fclose(stream);
     expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
-    expect_skipped(8, "1"); /* the rest can be read */
+    expect_skipped(8, "1"); /* the others can be read */
 }

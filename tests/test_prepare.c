@@ -1,4 +1,5 @@
-/* fdsl-bench --prepare from outside: what it writes, that it writes the same again, and what it refuses. */
+/* Runs fdsl-bench --prepare as a program: what it writes, that repeated runs write the same bytes, and what
+ * it refuses. */
 #include "shell.h"
 
 #include <fcntl.h>
@@ -49,9 +50,9 @@ static void read_index(const char *name, struct index *index)
 
 #define SMALL "--samples 25 --shards 3 --sample-shape 3,5"
 
-/* ---- What is written ---- */
+/* ---- Output ---- */
 
-/* The parser, the index and the counter agree about every byte. */
+/* The tar parser, the index and the counter must agree on every byte. */
 Test(prepare, shards_hold_what_the_index_says)
 {
     static struct tar_parser parser;
@@ -87,7 +88,7 @@ Test(prepare, shards_hold_what_the_index_says)
     index_free(&index);
 }
 
-/* Hashes do not depend on the layout. */
+/* Hashes are independent of the layout. */
 Test(prepare, files_and_shards_hold_the_same)
 {
     struct index files, shards;
@@ -115,7 +116,7 @@ Test(prepare, the_same_bytes_again)
               " --seed 1; cmp -s a/counter-000000.tar c/counter-000000.tar; test $? = 1");
 }
 
-/* DALI's index, the list of wids and the tar itself, as Python reads them. */
+/* Python reads DALI's index, the wids index and the tar files. */
 Test(prepare, python_agrees)
 {
     if (run("python3 -c 'import tarfile, hashlib, json'") != 0)
@@ -159,7 +160,7 @@ Test(prepare, python_agrees)
 }
 
 #ifdef HAVE_ARCHIVE
-/* Name, place of the data and size of every member, as libarchive sees them and as the index tells. */
+/* Compares name, data offset and size of every member between libarchive and the index. */
 Test(prepare, libarchive_agrees)
 {
     struct index index;
@@ -187,7 +188,7 @@ Test(prepare, libarchive_agrees)
 }
 #endif
 
-/* With pyarrow a table of all samples, without it one line and exit status 4. */
+/* With pyarrow, writes a table of all samples; without, exits with status 4 and one line. */
 Test(prepare, parquet)
 {
     if (run("python3 -c 1") != 0)
@@ -216,7 +217,7 @@ Test(prepare, synth_images_and_labels)
     EXPECT(0, "tar xOf a/synth-000000.tar 000004.cls");
     cr_assert_str_eq(out, "1");
 
-    /* The same pixels as run 0's pictures, and as an array. */
+    /* The pixels are those of run 0's images, also as an array. */
     EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
               "--min-time 0");
     EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
@@ -234,7 +235,7 @@ Test(prepare, synth_images_and_labels)
     free(raw);
 }
 
-/* Neither variant, nor batch, nor threads make a difference. */
+/* The bytes do not depend on variant, batch size or thread count. */
 Test(prepare, synth_bytes_are_those_of_any_variant)
 {
     EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7 --threads 1 && $P --prepare b " SYNTH
@@ -290,7 +291,7 @@ Test(prepare, idx)
     cr_assert_eq(out[strlen(out) - 1], '7');
     expect_picture("a/000/000001.png", "efgh", 4);
 
-    /* Other bytes under the same name are another dataset. */
+    /* A file with the same name but other content is another dataset. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
     expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --layout files", "other options (inputs=");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
@@ -320,20 +321,20 @@ Test(prepare, cifar)
     expect_picture("a/000/000001.png", pixels, sizeof pixels);
     EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
     write_file("cut", records, 100);
-    expect_refusal(1, "b --from cifar --source one,cut", "cut: no binary CIFAR-10");
+    expect_refusal(1, "b --from cifar --source one,cut", "cut: not a binary CIFAR-10");
     expect_refusal(2, "b --from cifar --source one,", "--source 'one,': a name between commas is empty");
     expect_refusal(2, "b --from cifar --source ,one", "a name between commas is empty");
     expect_refusal(2, "b --from cifar --source one,,one", "a name between commas is empty");
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
     EXPECT(0, "mkfifo pipe");
-    expect_refusal(1, "b --from cifar --source pipe", "pipe: is no regular file"); /* and does not wait */
+    expect_refusal(1, "b --from cifar --source pipe", "pipe: is no regular file"); /* and does not block */
 }
 #endif
 
-/* ---- Going on ---- */
+/* ---- Resuming ---- */
 
-/* Killed again and again with SIGKILL, all ranks at once, each time when some more places are finished and
- * half of them are not; then left alone: what was finished stays, and the bytes are those of one run. */
+/* Kills all ranks with SIGKILL repeatedly, each time after more units are finished but at most half of them,
+ * then runs to completion. Finished units must be kept, and the result must equal that of a single run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {
@@ -356,7 +357,7 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
     }
     EXPECT(0, "%s $P --prepare a %s", launcher, options);
     char words[64];
-    snprintf(words, sizeof words, "(%d of them %s there)", kept, kept == 1 ? "was" : "were");
+    snprintf(words, sizeof words, "(%d of them %s already finished)", kept, kept == 1 ? "was" : "were");
     cr_assert_not_null(strstr(out, words), "%s lacks %s", out, words);
     EXPECT(0, "diff -r whole a && test \"$(stat -c %%i a/%s)\" = %s", first_place, inode);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name .prepare)\"");
@@ -383,14 +384,14 @@ Test(prepare, killed_synth_goes_on)
 #endif
 
 #ifdef HAVE_MPI
-/* The settings start mpirun anywhere, and have the sanitizers leave out what MPI keeps for good (test_mpi.c
- * looks for our own leaks). */
+/* Settings that let mpirun start anywhere, and make the leak sanitizer ignore MPI's permanent allocations
+ * (test_mpi.c checks our own leaks). */
 static const char ranks_settings[] =
     "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
     "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
     "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo";
 
-/* Places are shared out among ranks; what they write does not show it. */
+/* The bytes do not depend on the number of ranks. */
 Test(prepare, ranks_write_the_same_bytes)
 {
     char ranks[1024];
@@ -416,18 +417,18 @@ Test(prepare, killed_ranks_go_on)
 }
 #endif
 
-/* A complete dataset that lost a file, or has one of another size, is made whole. */
+/* A complete dataset that lost a file, or has one of the wrong size, is repaired. */
 Test(prepare, what_is_lost_is_made_again)
 {
     EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
     EXPECT(0, "$P --prepare a " SMALL);
-    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
-    cr_assert_not_null(strstr(out, "(2 of them were there)"), "%s", out);
+    cr_assert_not_null(strstr(out, "1 of 3 shards have missing files"), "%s", out);
+    cr_assert_not_null(strstr(out, "(2 of them were already finished)"), "%s", out);
     EXPECT(0, "diff -r whole a && truncate -s 100 a/counter-000002.tar && rm a/counter-000000.idx");
     EXPECT(0, "$P --prepare a " SMALL " && diff -r whole a");
     EXPECT(0, "truncate -s -3 a/counter-000001.idx");
     EXPECT(0, "$P --prepare a " SMALL);
-    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
+    cr_assert_not_null(strstr(out, "1 of 3 shards have missing files"), "%s", out);
     EXPECT(0, "diff -r whole a");
     static const char *const broken[] = {"rm a/samples.csv", "truncate -s -1 a/samples.csv",
 #ifdef HAVE_JANSSON
@@ -437,7 +438,7 @@ Test(prepare, what_is_lost_is_made_again)
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
         cr_assert_not_null(strstr(out, "is missing or cut; writing it again"), "%s: %s", broken[i], out);
-        cr_assert_not_null(strstr(out, "(3 of them were there)"), "%s", out);
+        cr_assert_not_null(strstr(out, "(3 of them were already finished)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }
     EXPECT(0,
@@ -452,7 +453,7 @@ Test(prepare, archives_read_as_files_are_warned_about)
     EXPECT(0,
            "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
            "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
-    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard and is read as a file"), "%s", out);
+    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard but is read as a file"), "%s", out);
     EXPECT(0, "$P --prepare files --layout files --samples 3 && "
               "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
     cr_assert_null(strstr(out, "looks like"), "%s", out);
@@ -496,19 +497,20 @@ Test(prepare, two_at_a_time_are_refused)
 Test(prepare, a_folder_without_permission)
 {
     const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
-    EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write anywhere */
+    EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write everywhere */
     EXPECT(2, "%s ./program --prepare a " SMALL, other);
     cr_assert_not_null(strstr(out, "cannot write into folder 'a'"), "%s", out);
 }
 
-/* A write that fails, as on a full disk, leaves no piece of a file, and what was finished. */
+/* A failed write, as on a full disk, leaves no partial file and keeps finished units. */
 Test(prepare, a_failed_write_leaves_what_is_whole)
 {
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";
     EXPECT(0, "$P --prepare whole %s", options);
-    EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* blocks of 512 or 1024 bytes */
-    cr_assert_not_null(strstr(out, "counter-000000.tar (finished parts are kept; repeat the command to continue): "),
-                       "%s", out);
+    EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* the unit of ulimit is 512 or 1024 bytes */
+    cr_assert_not_null(
+        strstr(out, "counter-000000.tar (finished parts are kept; repeat the command to continue): "), "%s",
+        out);
     cr_assert_not_null(strstr(out, "cannot be written: File too large"), "%s", out);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name '*.tar')\"");
     EXPECT(0, "$P --prepare a %s && diff -r whole a", options);

@@ -190,9 +190,9 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* cut at 64 digits it would be a 0 */
-    expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
-    expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
