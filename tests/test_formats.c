@@ -317,7 +317,7 @@ Test(index, is_read_as_it_was_written)
     cr_assert_eq(index_parse(text, size, &index), STATUS_OK, "%s", status_text());
     cr_assert(index.layout == INDEX_SHARDS && index.unit_count == 2 && index.sample_count == 2 &&
               index.member_count == 4);
-    cr_assert_str_eq(index.made, "some options");
+    cr_assert_str_eq(index.provenance, "some options");
     cr_assert_str_eq(index.units[1].name, "x-000001.tar");
     cr_assert_str_eq(index.units[1].md5, "");
     cr_assert(index.units[1].first == 1 && index.units[1].count == 1 && index.units[1].bytes == 4096);
@@ -385,7 +385,7 @@ Test(index, bad_lines_are_named)
                      "line 4: x: offset 512: the previous member ends at 1537, which leaves no room");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t512\t600\t0123456789abcdef\tpng\t1536\t1\t"
                      "0123456789abcdef\n",
-                     "line 3: x: offset 1536: the member before ends at 1112");
+                     "line 3: x: offset 1536: the previous member ends at 1112");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
 }
 

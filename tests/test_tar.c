@@ -223,7 +223,7 @@ Test(tar, faults_name_their_offset)
     expect_refusal("offset 0: the shard is empty");
     small_shard();
     memset(shard + 1024, 0, TAR_BLOCK_BYTES);
-    expect_refusal("offset 1024: a single block of zeros");
+    expect_refusal("offset 1024: data after a single block of zeros");
     memset(shard, 'x', shard_size);
     expect_refusal("offset 0: no tar header");
     small_shard();

@@ -127,8 +127,11 @@ static void files_teardown(void *state)
     free(state);
 }
 
-static const struct load_traits traits = {
-    .files = true, .calls = true, .timed = "order+open+read+close", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.files = true,
+                                          .calls = true,
+                                          .timed = "order+open+read+close",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_files = {
     .platform = "cpu",

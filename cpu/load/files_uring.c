@@ -28,10 +28,10 @@ struct files_uring {
     struct chain *chains; /* `depth` chains */
     uint32_t *idle;       /* stack of free chains */
     uint32_t idle_count;
-    uint16_t *pending;     /* per slot: members not read yet */
-    uint32_t turn, member; /* the next file to submit */
-    uint64_t offset;       /* offset of the member in its slot */
-    uint32_t window;       /* slots, in whole batches */
+    uint16_t *pending;           /* per slot: members not read yet */
+    uint32_t next_index, member; /* the next file to submit */
+    uint64_t offset;             /* offset of the member in its slot */
+    uint32_t slots;              /* slots, in whole batches */
 };
 
 /* ---- Submission ---- */
@@ -57,11 +57,9 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     io_uring_prep_read(calls[READ], (int)index, bytes, (unsigned)member->size + 1, 0);
     io_uring_prep_close_direct(calls[CLOSE], index);
     calls[OPEN]->flags |= IOSQE_IO_LINK;
-    calls[ADVISE]->flags |=
-        IOSQE_FIXED_FILE |
-        IOSQE_IO_LINK; /* if the chain breaks here, the next open into this table entry closes the file */
-    calls[READ]->flags |= IOSQE_FIXED_FILE |
-                          IOSQE_IO_HARDLINK; /* hard link: closes the file whether or not the read succeeds */
+    /* If the chain breaks at ADVISE, the next open into this table entry closes the file. */
+    calls[ADVISE]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK;
+    calls[READ]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* close even if the read fails */
     for (int call = 0; call < CALLS; call++)
         io_uring_sqe_set_data64(calls[call], (uint64_t)index * CALLS + (uint64_t)call);
     return STATUS_OK;
@@ -72,9 +70,9 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
 static enum status submit(struct worker *worker, struct files_uring *uring)
 {
     const struct dataset *dataset = worker->load->dataset;
-    while (uring->idle_count && uring->turn < worker->order.count &&
-           uring->turn < worker->delivered + uring->window) {
-        uint32_t slot = uring->turn % uring->window, number = worker->order.samples[uring->turn];
+    while (uring->idle_count && uring->next_index < worker->order.count &&
+           uring->next_index < worker->delivered + uring->slots) {
+        uint32_t slot = uring->next_index % uring->slots, number = worker->order.samples[uring->next_index];
         const struct dataset_sample *sample = &dataset->samples[number];
         if (uring->member == 0) {
             worker->held[slot] = number;
@@ -85,7 +83,7 @@ static enum status submit(struct worker *worker, struct files_uring *uring)
         uring->offset += dataset->members[sample->member + uring->member].size;
         if (++uring->member == sample->members) {
             uring->member = 0;
-            uring->turn++;
+            uring->next_index++;
         }
     }
     return STATUS_OK;
@@ -139,10 +137,10 @@ static enum status reap(struct worker *worker, struct files_uring *uring)
 static enum status deliver(struct worker *worker, const struct files_uring *uring)
 {
     uint32_t batch = worker->load->batch, count = worker->order.count;
-    while (worker->delivered < uring->turn) {
+    while (worker->delivered < uring->next_index) {
         uint32_t left = count - worker->delivered, size = left < batch ? left : batch;
-        uint32_t slot = worker->delivered % uring->window;
-        if (uring->turn - worker->delivered < size)
+        uint32_t slot = worker->delivered % uring->slots;
+        if (uring->next_index - worker->delivered < size)
             return STATUS_OK;
         for (uint32_t i = slot; i < slot + size; i++)
             if (uring->pending[i])
@@ -168,7 +166,7 @@ static enum status files_uring_epoch(struct worker *worker)
 {
     struct files_uring *uring = (struct files_uring *)worker->reader;
     uint32_t depth = worker->load->depth;
-    uring->turn = uring->member = 0;
+    uring->next_index = uring->member = 0;
     enum status status = read_all(worker, uring);
     if (status == STATUS_OK)
         return STATUS_OK;
@@ -207,7 +205,7 @@ static enum status open_ring(struct files_uring *uring, const struct load *load)
 {
     uring->chains = calloc(load->depth, sizeof *uring->chains);
     uring->idle = calloc(load->depth, sizeof *uring->idle);
-    uring->pending = calloc(uring->window, sizeof *uring->pending);
+    uring->pending = calloc(uring->slots, sizeof *uring->pending);
     if (!uring->chains || !uring->idle || !uring->pending)
         return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --depth", load->depth);
     for (uint32_t i = 0; i < load->depth; i++)
@@ -233,8 +231,8 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
     /* Slots for `depth` files in flight, plus one batch that is being delivered. */
-    uring->window = (load->depth / load->batch + 2) * load->batch;
-    enum status status = reader_open(&uring->reader, load, 1, uring->window);
+    uring->slots = (load->depth / load->batch + 2) * load->batch;
+    enum status status = reader_open(&uring->reader, load, 1, uring->slots);
     if (status == STATUS_OK)
         status = open_ring(uring, load);
     if (status != STATUS_OK)
@@ -250,8 +248,10 @@ static enum status files_uring_run(void *state, uint64_t number, struct run_time
     return reader_run(state, number, files_uring_epoch);
 }
 
-static const struct load_traits traits = {
-    .files = true, .timed = "order+open+advise+read+close", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.files = true,
+                                          .timed = "order+open+advise+read+close",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_files_uring = {
     .platform = "cpu",

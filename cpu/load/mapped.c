@@ -78,13 +78,13 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
-/* Requests the segments that start within `prefetch` segments after index `turn`. Updates `*asked` and
+/* Requests the segments that start within `prefetch` segments after index `index`. Updates `*asked` and
  * `*entered` (the index where the next segment begins). */
-static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t index,
                        uint32_t *asked, uint32_t *current, uint32_t *entered)
 {
     const struct order *order = &worker->order;
-    while (*current < order->segment_count && turn >= *entered)
+    while (*current < order->segment_count && index >= *entered)
         *entered += order->segments[(*current)++].count;
     while (*asked < order->segment_count && *asked < *current + worker->load->prefetch)
         ask_for(mapped, &order->segments[(*asked)++]);
@@ -112,13 +112,13 @@ struct next {
     size_t bytes;
 };
 
-static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn)
+static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index)
 {
     const struct dataset *dataset = worker->load->dataset;
     struct next none = {NULL, 0};
-    if (turn + 1 >= worker->order.count)
+    if (index + 1 >= worker->order.count)
         return none;
-    uint32_t number = worker->order.samples[turn], following = worker->order.samples[turn + 1];
+    uint32_t number = worker->order.samples[index], following = worker->order.samples[index + 1];
     const struct dataset_member *member = &dataset->members[dataset->samples[following].member];
     const uint8_t *shard = mapped->shards[member->file];
     if (!shard || (following == number + 1 && member->size > PIECE_BYTES))
@@ -146,12 +146,12 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
     return next->data || guard_copy(slot, data, bytes);
 }
 
-static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index,
                                uint8_t *slot, const uint8_t **end)
 {
     const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[turn]];
-    struct next next = next_sample(worker, mapped, turn);
+    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[index]];
+    struct next next = next_sample(worker, mapped, index);
     for (uint32_t m = 0; m < sample->members; m++) {
         const struct dataset_member *member = &dataset->members[sample->member + m];
         const uint8_t *shard = mapped->shards[member->file];
@@ -178,11 +178,11 @@ static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t co
     const struct mapped *mapped = (const struct mapped *)worker->reader;
     RANGE(COPY);
     for (uint32_t slot = 0; slot < count; slot++) {
-        uint32_t turn = first + slot, number = worker->order.samples[turn];
-        if (worker->load->cache != LOAD_WARM && turn >= at->entered)
-            read_ahead(worker, mapped, turn, &at->asked, &at->current, &at->entered);
+        uint32_t index = first + slot, number = worker->order.samples[index];
+        if (worker->load->cache != LOAD_WARM && index >= at->entered)
+            read_ahead(worker, mapped, index, &at->asked, &at->current, &at->entered);
         enum status status =
-            copy_sample(worker, mapped, turn, worker->slots + slot * worker->reader->stride, &at->end);
+            copy_sample(worker, mapped, index, worker->slots + slot * worker->reader->stride, &at->end);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));
@@ -267,7 +267,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+copy",
                                           .timed_unless_warm = "order+open+map+copy",
                                           .copy = reader_copy,
-                                          .look = reader_look};
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards_mmap = {
     .platform = "cpu",

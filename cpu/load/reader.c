@@ -315,7 +315,7 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
                  dataset->samples[number].bytes);
 }
 
-enum status reader_look(void *state, uint64_t *wrong)
+enum status reader_verify_slots(void *state, uint64_t *wrong)
 {
     const struct reader *reader = state;
     const struct dataset *dataset = reader->load->dataset;

@@ -80,8 +80,8 @@ enum status reader_fetch(void *state, void *result);
  * mapped from the page cache, or for files plain memory of the same size. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
-/* look() of the variants' traits: checks the samples in all slots. */
-enum status reader_look(void *state, uint64_t *wrong);
+/* verify_slots() of the variants' traits: checks the samples in all slots. */
+enum status reader_verify_slots(void *state, uint64_t *wrong);
 
 /* Delivers a complete batch: `count` samples in consecutive slots from `slot` on. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);

@@ -369,8 +369,10 @@ static enum status uring_run(void *state, uint64_t number, struct run_time *time
     return reader_run(state, number, uring_epoch);
 }
 
-static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.shards = true,
+                                          .timed = "order+open+read+copy",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards_uring = {
     .platform = "cpu",

@@ -261,8 +261,10 @@ static enum status stream_run(void *state, uint64_t number, struct run_time *tim
     return reader_run(state, number, stream_epoch);
 }
 
-static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+parse+copy", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.shards = true,
+                                          .timed = "order+open+read+parse+copy",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards = {
     .platform = "cpu",

@@ -1,6 +1,6 @@
 /* The hashes of data/checksum.h for bytes on the device. The same source runs on the host for tests. */
-#ifndef FDSL_CUDA_LOAD_TALLY_CUH
-#define FDSL_CUDA_LOAD_TALLY_CUH
+#ifndef FDSL_CUDA_LOAD_CHECKSUM_CUH
+#define FDSL_CUDA_LOAD_CHECKSUM_CUH
 
 #include "data/checksum.h"
 #include "load/xxh3.cuh"

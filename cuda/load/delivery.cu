@@ -179,11 +179,11 @@ static void give_up(struct delivery *delivery)
     delivery->changed.notify_all();
 }
 
-enum status queue_go_on(struct output_queue *queue)
+enum status queue_check_failed(struct output_queue *queue)
 {
     if (!queue->delivery->failed)
         return STATUS_OK;
-    queue->told_off = true;
+    queue->stopped = true;
     return status_set(STATUS_FAILED, "another reader failed");
 }
 
@@ -196,7 +196,7 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     std::unique_lock<std::mutex> guard(delivery->lock);
     delivery->changed.wait(guard, [&] { return buffer->handed || delivery->failed; });
     *ended = delivery->steps - buffer->step > CONSUMER_STEPS_AHEAD;
-    return buffer->handed ? STATUS_OK : queue_go_on(queue);
+    return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
 /* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only then: it must
@@ -277,12 +277,12 @@ enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t co
 
 uint64_t delivery_span(const struct load *load, uint64_t target)
 {
-    uint64_t buffer = load->shuffle_buffer > 1 ? load->shuffle_buffer : 1,
+    uint64_t shuffle = load->shuffle_buffer > 1 ? load->shuffle_buffer : 1,
              samples = load->dataset->sample_count;
-    uint64_t span = buffer == 1        ? 4 * target
-                    : buffer >= target ? buffer
-                                       : (target + buffer - 1) / buffer * buffer;
-    return span < samples || buffer > 1 ? span : samples;
+    uint64_t span = shuffle == 1        ? 4 * target
+                    : shuffle >= target ? shuffle
+                                        : (target + shuffle - 1) / shuffle * shuffle;
+    return span < samples || shuffle > 1 ? span : samples;
 }
 
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
@@ -352,12 +352,12 @@ void queue_next_epoch(struct output_queue *queue)
     queue->first = (uint32_t)(queue->base % queue->delivery->buffers) * queue->delivery->load->batch;
 }
 
-bool queue_make_room(struct output_queue *queue, uint64_t turns)
+bool queue_make_room(struct output_queue *queue, uint64_t end)
 {
     const struct delivery *delivery = queue->delivery;
     uint32_t batch = delivery->load->batch;
-    turns = queue->base * batch + (turns < queue->order.count ? turns : queue->order.count);
-    while (is_wanted(delivery) && turns > (queue->freed + delivery->buffers) * batch) {
+    end = queue->base * batch + (end < queue->order.count ? end : queue->order.count);
+    while (is_wanted(delivery) && end > (queue->freed + delivery->buffers) * batch) {
         struct batch_buffer *buffer = &queue->buffers[queue->freed % delivery->buffers];
         if (delivery->load->control->whole || !queue_handed(queue))
             return false;
@@ -458,7 +458,7 @@ static enum status stop_after_failure(struct delivery *delivery)
     (void)cudaDeviceSynchronize();
     for (uint32_t w = 0; w < delivery->workers; w++) {
         struct output_queue *queue = &delivery->queues[w];
-        if (queue->status != STATUS_OK && (!first || (first->told_off && !queue->told_off)))
+        if (queue->status != STATUS_OK && (!first || (first->stopped && !queue->stopped)))
             first = queue;
         for (uint32_t b = 0; b < delivery->buffers; b++)
             queue->buffers[b].waiting = false;
@@ -475,7 +475,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     for (uint32_t b = 0; b < queue->delivery->buffers; b++)
         queue->buffers[b].filled = 0;
     queue->losses = {};
-    queue->told_off = false;
+    queue->stopped = false;
     queue->failure[0] = '\0';
 }
 

@@ -60,7 +60,7 @@ struct output_queue {
 
     struct losses losses; /* samples of the run that could not be read */
     enum status status;
-    bool told_off;      /* failed only because another worker failed */
+    bool stopped;       /* failed only because another worker failed */
     char failure[1024]; /* error message, if the run failed */
 
     /* For --verify */
@@ -123,7 +123,7 @@ enum status delivery_fetch(struct delivery *delivery, struct load_result *result
 struct unpack queue_job(const struct output_queue *queue);
 
 /* STATUS_FAILED if another worker has failed. Called before each chunk, so that all workers stop soon. */
-enum status queue_go_on(struct output_queue *queue);
+enum status queue_check_failed(struct output_queue *queue);
 
 /* Call before writing to slots or to `held`. Makes the stream wait for the step that consumes the old batch.
  * With --verify the host waits, and checks that the batch is unchanged since its delivery. */
@@ -136,9 +136,9 @@ enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t co
  * labels and hashes sample by sample. Counts correct samples in the load's `seen`. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* look() of the variants' traits: checks values and labels in the slots of all workers, or in a few thousand
- * slots per worker if there are more. */
-enum status delivery_look(struct delivery *delivery, uint64_t *wrong);
+/* verify_slots() of the variants' traits: checks values and labels in the slots of all workers, or in a few
+ * thousand slots per worker if there are more. */
+enum status delivery_verify_slots(struct delivery *delivery, uint64_t *wrong);
 
 /* Takes the lock if there is a consumer. Without one, no worker touches another's state. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
@@ -167,10 +167,10 @@ enum status queue_advance(struct output_queue *queue);
 /* Ends an epoch whose batches are all delivered. The next epoch continues with the following buffers. */
 void queue_next_epoch(struct output_queue *queue);
 
-/* queue_make_room() returns whether the slots of all undelivered indices below `turns` may be written. If
+/* queue_make_room() returns whether the slots of all undelivered indices below `end` may be written. If
  * not, and queue_handed() returns that the consumer has the oldest batch, call queue_free(): it waits for
  * that step and frees its slots. Call queue_free() without the lock, from one thread at a time. */
-bool queue_make_room(struct output_queue *queue, uint64_t turns);
+bool queue_make_room(struct output_queue *queue, uint64_t end);
 bool queue_handed(const struct output_queue *queue);
 enum status queue_free(struct output_queue *queue);
 

@@ -74,7 +74,7 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 
 #define LOOKED_AT 4096 /* maximum slots per worker; each takes about 50 us */
 
-enum status delivery_look(struct delivery *delivery, uint64_t *wrong)
+enum status delivery_verify_slots(struct delivery *delivery, uint64_t *wrong)
 {
     uint32_t step = (delivery->slots + LOOKED_AT - 1) / LOOKED_AT;
     *wrong = 0;

@@ -54,7 +54,8 @@ static enum status read_sample(struct files_gpu *files, uint32_t number)
 }
 
 /* Copies a sample to the device, converts it, and waits. */
-static enum status bring(struct files_gpu *files, struct output_queue *queue, uint32_t number, uint32_t slot)
+static enum status transfer(struct files_gpu *files, struct output_queue *queue, uint32_t number,
+                            uint32_t slot)
 {
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
     struct unpack job = queue_job(queue);
@@ -80,13 +81,13 @@ static enum status files_gpu_epoch(struct output_queue *queue)
     const struct load *load = files->delivery.load;
     order_make(&files->delivery.verifier.plan, queue->epoch, load->rank, &queue->order);
     uint32_t count = queue->order.count, batch = load->batch;
-    for (uint32_t turn = 0; turn < count; turn++) {
-        uint32_t slot = turn % files->delivery.slots, number = queue->order.samples[turn];
+    for (uint32_t index = 0; index < count; index++) {
+        uint32_t slot = index % files->delivery.slots, number = queue->order.samples[index];
         TRY(queue_reserve(queue, slot));
         enum status status = read_sample(files, number);
         queue->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
-        TRY(status == STATUS_OK ? bring(files, queue, number, slot) : queue_lose(queue, number, status));
-        if (turn % batch == batch - 1 || turn == count - 1)
+        TRY(status == STATUS_OK ? transfer(files, queue, number, slot) : queue_lose(queue, number, status));
+        if (index % batch == batch - 1 || index == count - 1)
             TRY(queue_deliver(queue, slot / batch * batch, slot % batch + 1));
     }
     return STATUS_OK;
@@ -159,9 +160,9 @@ static enum status files_gpu_fetch(void *state, void *result)
                           static_cast<struct load_result *>(result));
 }
 
-static enum status files_gpu_look(void *state, uint64_t *wrong)
+static enum status files_gpu_verify_slots(void *state, uint64_t *wrong)
 {
-    return delivery_look(&static_cast<struct files_gpu *>(state)->delivery, wrong);
+    return delivery_verify_slots(&static_cast<struct files_gpu *>(state)->delivery, wrong);
 }
 
 static enum status files_gpu_copy(void *state, double *bytes_per_s)
@@ -181,7 +182,7 @@ static const struct load_traits traits = {.shards = false,
                                           .timed = "order+open+read+close+transfer+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = files_gpu_copy,
-                                          .look = files_gpu_look};
+                                          .verify_slots = files_gpu_verify_slots};
 
 extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
                                                      .threaded = false,

@@ -291,9 +291,9 @@ static enum status gds_copy(void *state, double *bytes_per_s)
     return ring_copy(&static_cast<struct gds *>(state)->ring, bytes_per_s);
 }
 
-static enum status gds_look(void *state, uint64_t *wrong)
+static enum status gds_verify_slots(void *state, uint64_t *wrong)
 {
-    return ring_look(&static_cast<struct gds *>(state)->ring, wrong);
+    return ring_verify_slots(&static_cast<struct gds *>(state)->ring, wrong);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -307,7 +307,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+open+read+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = gds_copy,
-                                          .look = gds_look};
+                                          .verify_slots = gds_verify_slots};
 
 extern "C" const struct variant variant_gds = {.platform = "cuda",
                                                .threaded = true,

@@ -81,8 +81,8 @@ static enum status make_order(struct resident *resident, const struct output_que
 /* ---- An epoch ---- */
 
 /* Copies the order to the host when the host must know which sample is in which slot. */
-static enum status know_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
-                              uint32_t count)
+static enum status fetch_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
+                               uint32_t count)
 {
     CUDA_TRY(cudaMemcpyAsync(queue->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
                              cudaMemcpyDeviceToHost, queue->stream));
@@ -90,22 +90,23 @@ static enum status know_order(struct resident *resident, struct output_queue *qu
     return STATUS_OK;
 }
 
-/* Gathers the samples of indices [turn, turn + count) into consecutive slots, and delivers their batches. */
+/* Gathers the samples of indices [index, index + count) into consecutive slots, and delivers their batches.
+ */
 static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
-                          uint32_t turn, uint32_t count)
+                          uint32_t index, uint32_t count)
 {
     const struct load *load = resident->delivery.load;
-    uint32_t slot = turn % resident->delivery.slots;
+    uint32_t slot = index % resident->delivery.slots;
     struct unpack job = queue_job(queue);
     job.bytes = resident->bytes;
-    job.order = resident->order[1] + begin + turn;
+    job.order = resident->order[1] + begin + index;
     job.slot = slot;
     job.count = count;
     for (uint32_t i = 0; i < count; i += load->batch)
         TRY(queue_reserve(queue, slot + i));
     TRY(unpack_launch(&job, queue->stream));
     for (uint32_t i = 0; load->control->whole && i < count; i++)
-        queue->held[slot + i] = queue->order.samples[turn + i];
+        queue->held[slot + i] = queue->order.samples[index + i];
     for (uint32_t i = 0; i < count; i += load->batch)
         TRY(queue_deliver(queue, slot + i, count - i < load->batch ? count - i : load->batch));
     return STATUS_OK;
@@ -119,9 +120,9 @@ static enum status resident_epoch(struct output_queue *queue)
     order_share(&resident->delivery.verifier.plan, load->rank, &begin, &end);
     TRY(make_order(resident, queue));
     if (load->control->whole)
-        TRY(know_order(resident, queue, begin, end - begin));
-    for (uint32_t turn = 0; turn < end - begin; turn += step)
-        TRY(gather(resident, queue, begin, turn, end - begin - turn < step ? end - begin - turn : step));
+        TRY(fetch_order(resident, queue, begin, end - begin));
+    for (uint32_t index = 0; index < end - begin; index += step)
+        TRY(gather(resident, queue, begin, index, end - begin - index < step ? end - begin - index : step));
     return STATUS_OK;
 }
 
@@ -318,7 +319,7 @@ static enum status resident_fetch(void *state, void *result)
 
 /* The host learns only here which sample is in which slot. The order of the last epoch is still on the
  * device. */
-static enum status resident_look(void *state, uint64_t *wrong)
+static enum status resident_verify_slots(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
     struct delivery *delivery = &resident->delivery;
@@ -326,12 +327,12 @@ static enum status resident_look(void *state, uint64_t *wrong)
     uint32_t begin, end, slots = delivery->slots;
     CUDA_TRY(cudaSetDevice(delivery->device));
     order_share(&delivery->verifier.plan, delivery->load->rank, &begin, &end);
-    TRY(know_order(resident, queue, begin, end - begin));
+    TRY(fetch_order(resident, queue, begin, end - begin));
     for (uint32_t i = 0; i < slots; i++)
         queue->held[i] = DELIVERY_LOST;
-    for (uint32_t turn = end - begin > slots ? end - begin - slots : 0; turn < end - begin; turn++)
-        queue->held[turn % slots] = queue->order.samples[turn];
-    return delivery_look(delivery, wrong);
+    for (uint32_t index = end - begin > slots ? end - begin - slots : 0; index < end - begin; index++)
+        queue->held[index % slots] = queue->order.samples[index];
+    return delivery_verify_slots(delivery, wrong);
 }
 
 /* Measures a copy within device memory. Counts bytes read plus bytes written, like moved_bytes. */
@@ -355,7 +356,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+gather",
                                           .timed_unless_warm = NULL,
                                           .copy = resident_copy,
-                                          .look = resident_look};
+                                          .verify_slots = resident_verify_slots};
 
 extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
                                                         .threaded = false,

@@ -44,7 +44,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
 }
 
 /* Drops one user; the last one closes the shard. */
-static void leave(struct ring_worker *worker, struct opened *opened)
+static void release(struct ring_worker *worker, struct open_shard *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
         return;
@@ -63,7 +63,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     share->broken = status != STATUS_OK;
     if (!share->broken && !piece.handle)
         return STATUS_OK;
-    struct opened *opened = static_cast<struct opened *>(calloc(1, sizeof *opened));
+    struct open_shard *opened = static_cast<struct open_shard *>(calloc(1, sizeof *opened));
     if (!opened) {
         if (piece.handle && worker->ring->type->close)
             worker->ring->type->close(worker, piece.handle);
@@ -123,7 +123,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within += piece->count;
     if (share->within < share->queue->order.segments[share->segment].count)
         return;
-    leave(worker, share->opened);
+    release(worker, share->opened);
     share->opened = NULL;
     share->segment++;
     share->within = 0;
@@ -175,7 +175,7 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
         if (!share->claimed && is_over(share))
             continue;
         *over = false;
-        if (share->claimed || (is_at_end(share) && share->under_way > 0))
+        if (share->claimed || (is_at_end(share) && share->in_flight > 0))
             continue;
         uint64_t turn = queue_batch(share->queue, share->arrival) * delivery->workers + w;
         if (turn >= wanted)
@@ -222,7 +222,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     for (;;) {
         bool over;
-        TRY(queue_go_on(worker->queue));
+        TRY(queue_check_failed(worker->queue));
         struct ring_share *share = most_urgent(worker, &over);
         bool begins = share && is_at_end(share);
         bool fits = share && (begins || has_room(worker->ring, share));
@@ -238,7 +238,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         }
         share->claimed = true;
         if (fits && !begins) {
-            share->under_way++;
+            share->in_flight++;
             *claimed = share;
             return STATUS_OK;
         }
@@ -330,7 +330,7 @@ static enum status deliver(struct chunk *chunk)
     for (uint32_t p = 0; p < chunk->piece_count; p++)
         queue_fill(share->queue, chunk->pieces[p].arrival, chunk->pieces[p].count);
     TRY(queue_advance(share->queue));
-    if (--share->under_way == 0)
+    if (--share->in_flight == 0)
         delivery->changed.notify_all();
     return STATUS_OK;
 }
@@ -345,7 +345,7 @@ static enum status complete(struct ring_worker *worker)
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
         TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
-        leave(worker, chunk->pieces[p].opened);
+        release(worker, chunk->pieces[p].opened);
         chunk->pieces[p].opened = NULL; /* only once: after a failure, abandon() visits this chunk again */
     }
     worker->completed++;
@@ -387,7 +387,7 @@ static enum status read_all(struct ring_worker *worker)
     uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
     for (;;) {
         struct ring_share *share = NULL;
-        TRY(queue_go_on(worker->queue));
+        TRY(queue_check_failed(worker->queue));
         if (worker->started - worker->completed < ahead) {
             TRY(await_buffer(worker));
             TRY(claim(worker, &share));
@@ -409,7 +409,7 @@ static void abandon(struct ring_worker *worker)
         struct chunk *chunk = &worker->chunks[index];
         (void)worker->ring->type->complete(worker, index);
         for (uint32_t p = 0; p < chunk->piece_count; p++)
-            leave(worker, chunk->pieces[p].opened);
+            release(worker, chunk->pieces[p].opened);
     }
 }
 
@@ -420,8 +420,8 @@ static enum status end_share(struct ring_worker *worker, struct ring_share *shar
     if (delivery->load->control->consumer) {
         std::unique_lock<std::mutex> guard(delivery->lock);
         delivery->changed.wait(
-            guard, [&] { return (share->under_way == 0 && !share->claimed) || delivery->failed; });
-        TRY(queue_go_on(worker->queue));
+            guard, [&] { return (share->in_flight == 0 && !share->claimed) || delivery->failed; });
+        TRY(queue_check_failed(worker->queue));
     }
     end_epoch(share);
     return STATUS_OK;
@@ -445,7 +445,7 @@ enum status ring_run(struct ring *ring, uint64_t number)
         ring->shares[w] = {.queue = &ring->delivery.queues[w]};
     enum status status = delivery_run(&ring->delivery, number, ring_read);
     for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure may leave shards open */
-        leave(&ring->workers[w], ring->shares[w].opened);
+        release(&ring->workers[w], ring->shares[w].opened);
     return status;
 }
 
@@ -539,9 +539,9 @@ void ring_close(struct ring *ring)
     delivery_close(&ring->delivery);
 }
 
-enum status ring_look(void *state, uint64_t *wrong)
+enum status ring_verify_slots(void *state, uint64_t *wrong)
 {
-    return delivery_look(&static_cast<struct ring *>(state)->delivery, wrong);
+    return delivery_verify_slots(&static_cast<struct ring *>(state)->delivery, wrong);
 }
 
 /* ---- Copy bandwidth ---- */

@@ -15,7 +15,7 @@
 
 /* An open shard, shared by the pieces that read it, until the last one is read. NULL if there is nothing to
  * close and no error to report. */
-struct opened {
+struct open_shard {
     void *handle;       /* owned by the variant; may be NULL */
     uint32_t users;     /* number of pieces, plus one while the share is inside this shard; atomic */
     char failure[1024]; /* reason, if it could not be opened */
@@ -27,7 +27,7 @@ struct piece {
     uint32_t arrival;             /* arrival number of the first sample */
     uint64_t offset, bytes;       /* range in the shard */
     uint64_t at;                  /* offset in the buffer */
-    struct opened *opened;        /* may be NULL, see there */
+    struct open_shard *opened;    /* may be NULL, see there */
     void *handle;                 /* the variant's handle of the shard */
     bool broken;                  /* the shard could not be opened */
     bool read;                    /* the read was started */
@@ -46,10 +46,10 @@ struct chunk {
 /* Progress of reading a share. Only the worker that has claimed it may change it. */
 struct ring_share {
     struct output_queue *queue;
-    struct opened *opened; /* shard of the current segment */
-    bool broken;           /* this shard could not be opened */
-    uint32_t epochs;       /* epochs started */
-    uint64_t lost;         /* samples lost in earlier epochs */
+    struct open_shard *opened; /* shard of the current segment */
+    bool broken;               /* this shard could not be opened */
+    uint32_t epochs;           /* epochs started */
+    uint64_t lost;             /* samples lost in earlier epochs */
 
     /* Start of the next chunk. */
     uint32_t segment, within, arrival;
@@ -57,7 +57,7 @@ struct ring_share {
 
     /* Protected by delivery_guard(). */
     bool claimed;
-    uint32_t under_way; /* chunks planned but not yet launched */
+    uint32_t in_flight; /* chunks planned but not yet launched */
 };
 
 struct ring_worker;
@@ -112,8 +112,8 @@ enum status ring_run(struct ring *ring, uint64_t number);
  * the same threads. */
 enum status ring_copy(void *state, double *bytes_per_s);
 
-/* look() of the variants' traits. */
-enum status ring_look(void *state, uint64_t *wrong);
+/* verify_slots() of the variants' traits. */
+enum status ring_verify_slots(void *state, uint64_t *wrong);
 
 /* Buffer `index` of a worker. */
 static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)

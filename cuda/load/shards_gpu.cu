@@ -214,9 +214,9 @@ static enum status shards_gpu_copy(void *state, double *bytes_per_s)
     return ring_copy(&static_cast<struct shards_gpu *>(state)->ring, bytes_per_s);
 }
 
-static enum status shards_gpu_look(void *state, uint64_t *wrong)
+static enum status shards_gpu_verify_slots(void *state, uint64_t *wrong)
 {
-    return ring_look(&static_cast<struct shards_gpu *>(state)->ring, wrong);
+    return ring_verify_slots(&static_cast<struct shards_gpu *>(state)->ring, wrong);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -230,7 +230,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+copy+transfer+unpack",
                                           .timed_unless_warm = "order+open+read+transfer+unpack",
                                           .copy = shards_gpu_copy,
-                                          .look = shards_gpu_look};
+                                          .verify_slots = shards_gpu_verify_slots};
 
 extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
                                                       .threaded = true,

@@ -73,15 +73,15 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
     return STATUS_OK;
 }
 
-enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples)
+enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples)
 {
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < DATASET_WARNINGS_MAX)
-        status_warn("skipped%s: %s", samples == DATASET_NOT_KNOWN ? " with everything after it" : "",
+        status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " with everything after it" : "",
                     status_text());
-    dataset->uncounted |= samples == DATASET_NOT_KNOWN;
-    dataset->skipped += samples == DATASET_NOT_KNOWN ? 0 : samples;
+    dataset->uncounted |= samples == DATASET_UNKNOWN;
+    dataset->skipped += samples == DATASET_UNKNOWN ? 0 : samples;
     return STATUS_OK;
 }
 

@@ -60,7 +60,7 @@ static bool leads_back(const struct branch *branch)
 static enum status lose(struct walk *walk, const struct branch *branch, const char *name, int cause)
 {
     status_set(STATUS_FAILED, "%s/%s%s: %s", walk->dataset->path, branch->path, name, strerror(cause));
-    return dataset_leave_out(walk->dataset, STATUS_FAILED, DATASET_NOT_KNOWN);
+    return dataset_skip(walk->dataset, STATUS_FAILED, DATASET_UNKNOWN);
 }
 
 static enum status add_file(struct walk *walk, const char *path)
@@ -103,7 +103,7 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
             closedir(stream);
         else if (fd >= 0)
             close(fd);
-        return branch->above ? dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN) : STATUS_FAILED;
+        return branch->above ? dataset_skip(dataset, STATUS_FAILED, DATASET_UNKNOWN) : STATUS_FAILED;
     }
     branch->device = info.st_dev;
     branch->inode = info.st_ino;

@@ -82,18 +82,18 @@ static bool climbs(const char *path)
 }
 
 /* Opens a shard that the wids index `list` names. */
-static enum status open_told(struct dataset *dataset, const char *list, const struct wids_shard *told)
+static enum status open_listed(struct dataset *dataset, const char *list, const struct wids_shard *listed)
 {
     const char *name = NULL, *md5 = NULL;
-    if (told->url[0] == '/' || strstr(told->url, "://") || climbs(told->url))
+    if (listed->url[0] == '/' || strstr(listed->url, "://") || climbs(listed->url))
         return status_set(
             STATUS_FAILED,
             "%s/%s: '%.200s' leads out of the folder; keep shards in the folder of their wids index",
-            dataset->path, list, told->url);
-    TRY(dataset_keep_name(dataset, told->url, strlen(told->url), &name));
-    if (*told->md5)
-        TRY(dataset_keep_name(dataset, told->md5, strlen(told->md5), &md5));
-    TRY(dataset_scan_shard(dataset, name, told));
+            dataset->path, list, listed->url);
+    TRY(dataset_keep_name(dataset, listed->url, strlen(listed->url), &name));
+    if (*listed->md5)
+        TRY(dataset_keep_name(dataset, listed->md5, strlen(listed->md5), &md5));
+    TRY(dataset_scan_shard(dataset, name, listed));
     dataset->files[dataset->file_count - 1].md5 = md5;
     return STATUS_OK;
 }
@@ -108,7 +108,7 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     if (status == STATUS_OK)
         status = shards_room(dataset, wids.count);
     for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
-        status = open_told(dataset, name, &wids.shards[i]);
+        status = open_listed(dataset, name, &wids.shards[i]);
     if (status == STATUS_OK)
         dataset->shard_first[dataset->file_count] = dataset->sample_count;
     wids_free(&wids);
@@ -248,7 +248,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 /* ---- Checking the samples ---- */
 
 /* Reads every sample, either its edges or every byte, and compacts the list over skipped samples. */
-static enum status look_at_all(struct dataset *dataset, bool whole)
+static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0;
@@ -268,7 +268,7 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
             continue;
         }
         if (status != STATUS_OK) {
-            status = dataset_leave_out(dataset, status, 1);
+            status = dataset_skip(dataset, status, 1);
             continue;
         }
         dataset->bytes += sample->bytes;
@@ -336,7 +336,7 @@ enum status dataset_hash(struct dataset *dataset)
     if (dataset->hashed)
         return STATUS_OK;
     TRY(check_sums(dataset));
-    return look_at_all(dataset, true);
+    return read_all_samples(dataset, true);
 }
 
 /* ---- Opening ---- */
@@ -392,7 +392,7 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     if (dataset->directory < 0)
         return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
     TRY(list_samples(dataset));
-    TRY(look_at_all(dataset, skip && dataset->indexed));
+    TRY(read_all_samples(dataset, skip && dataset->indexed));
     if (dataset->faults > DATASET_WARNINGS_MAX)
         status_warn("%s: %llu more faults like these; %llu samples skipped%s", path,
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),

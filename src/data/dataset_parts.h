@@ -12,7 +12,7 @@
 #include "data/index.h"
 
 #define DATASET_WARNINGS_MAX 8          /* faults reported one by one; further ones are only counted */
-#define DATASET_NOT_KNOWN    UINT64_MAX /* an unknown number of samples was lost */
+#define DATASET_UNKNOWN      UINT64_MAX /* an unknown number of samples was lost */
 
 /* ---- dataset.c ---- */
 
@@ -30,9 +30,9 @@ enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member);
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
-/* Handles the failure just recorded: skips `samples` samples (DATASET_NOT_KNOWN if unknown) with a warning,
+/* Handles the failure just recorded: skips `samples` samples (DATASET_UNKNOWN if unknown) with a warning,
  * or returns the failure. */
-enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples);
+enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */
 
@@ -48,8 +48,8 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
 
 /* ---- dataset_scan.c ---- */
 
-/* Adds the samples of one shard. `told` is its entry in a wids index, or NULL. If the shard is broken, keeps
- * the samples before the break. */
-enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told);
+/* Adds the samples of one shard. `listed` is its entry in a wids index, or NULL. If the shard is broken,
+ * keeps the samples before the break. */
+enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
 
 #endif

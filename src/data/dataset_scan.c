@@ -115,18 +115,18 @@ static enum status scan_file(struct scan *scan, uint32_t file)
 }
 
 /* Compares a completely read shard with its entry in the wids index. */
-static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
+static enum status check_listed(const struct wids_shard *listed, uint64_t samples, uint64_t bytes)
 {
-    if (samples != told->samples)
+    if (samples != listed->samples)
         return status_set(STATUS_FAILED, "the shard holds %llu samples but its wids index says %llu",
-                          (unsigned long long)samples, (unsigned long long)told->samples);
-    if (told->bytes && bytes != told->bytes)
+                          (unsigned long long)samples, (unsigned long long)listed->samples);
+    if (listed->bytes && bytes != listed->bytes)
         return status_set(STATUS_FAILED, "the shard has %llu bytes but its wids index says %llu",
-                          (unsigned long long)bytes, (unsigned long long)told->bytes);
+                          (unsigned long long)bytes, (unsigned long long)listed->bytes);
     return STATUS_OK;
 }
 
-enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told)
+enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed)
 {
     TRY(dataset_add_file(dataset, name, 0));
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
@@ -138,8 +138,8 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     scan->fd = dataset_file_open(dataset, file, 0);
     enum status status = scan->fd < 0 ? STATUS_FAILED : scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
-    if (status == STATUS_OK && told)
-        status = check_told(told, found, dataset->files[file].bytes);
+    if (status == STATUS_OK && listed)
+        status = check_listed(listed, found, dataset->files[file].bytes);
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
     if (scan->fd >= 0)
@@ -148,6 +148,6 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     free(scan);
     if (status == STATUS_OK)
         return STATUS_OK;
-    uint64_t left = told && told->samples > found ? told->samples - found : 0;
-    return dataset_leave_out(dataset, status, told ? left : DATASET_NOT_KNOWN);
+    uint64_t left = listed && listed->samples > found ? listed->samples - found : 0;
+    return dataset_skip(dataset, status, listed ? left : DATASET_UNKNOWN);
 }

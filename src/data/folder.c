@@ -135,7 +135,7 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
     TRY(folder_part_path(folder, unit, path));
     TRY(index_read(path, part));
     if (part->unit_count == 1 && part->layout == folder->layout && strcmp(part->units[0].name, name) == 0 &&
-        strcmp(part->made, folder->made) == 0)
+        strcmp(part->provenance, folder->provenance) == 0)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "%s: unit %" PRIu64
@@ -157,7 +157,7 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
  * first word that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
-    const char *ours = folder->made;
+    const char *ours = folder->provenance;
     size_t word = 0;
     for (size_t i = 0; ours[i] && ours[i] == theirs[i]; i++)
         if (ours[i] == ' ')
@@ -236,11 +236,11 @@ static enum status begin(const struct folder *folder)
     TRY(inside(folder, work, WORK));
     TRY(inside(folder, spec, WORK "/spec"));
     TRY(make_folder(work));
-    return file_write_atomic(spec, folder->made, strlen(folder->made));
+    return file_write_atomic(spec, folder->provenance, strlen(folder->provenance));
 }
 
 /* Continues an incomplete dataset, or starts a new one. */
-static enum status go_on(const struct folder *folder)
+static enum status resume(const struct folder *folder)
 {
     char spec[PATH_MAX], work[PATH_MAX], *theirs;
     size_t size;
@@ -249,7 +249,7 @@ static enum status go_on(const struct folder *folder)
     if (access(spec, F_OK) != 0)
         return begin(folder);
     TRY(file_read(spec, &theirs, &size));
-    enum status status = strcmp(theirs, folder->made) == 0 ? STATUS_OK : refuse_options(folder, theirs);
+    enum status status = strcmp(theirs, folder->provenance) == 0 ? STATUS_OK : refuse_options(folder, theirs);
     free(theirs);
     if (status != STATUS_OK)
         return status;
@@ -274,7 +274,7 @@ static enum status reopen(const struct folder *folder, const struct index *index
             TRY(index_save(part, index, i, 1));
             kept++;
         }
-    TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
+    TRY(file_write_atomic(spec, folder->provenance, strlen(folder->provenance)));
     if (index->unit_count == 0)
         status_warn("%s was cut or changed: preparing everything again", path);
     else if (kept < index->unit_count)
@@ -311,7 +311,7 @@ static enum status replace_index(const struct folder *folder, const char *path)
     size_t size;
     struct index_text ours;
     const struct index none = {0};
-    TRY(index_text_begin(&ours, folder->layout, folder->made));
+    TRY(index_text_begin(&ours, folder->layout, folder->provenance));
     fflush(ours.stream);
     enum status status = file_read(path, &theirs, &size);
     bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
@@ -335,8 +335,8 @@ static enum status look_at_index(const struct folder *folder)
         index_free(&index);
         return replace_index(folder, path);
     }
-    if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
-        status = refuse_options(folder, index.made);
+    if (status == STATUS_OK && strcmp(index.provenance, folder->provenance) != 0)
+        status = refuse_options(folder, index.provenance);
     bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
     for (uint64_t i = 0; status == STATUS_OK && i < index.unit_count; i++)
         complete &= is_whole(folder, &index, i);
@@ -367,7 +367,7 @@ enum status folder_claim(struct folder *folder)
 {
     TRY(make_folders(folder->path));
     TRY(lock_folder(folder));
-    TRY(folder_complete(folder) ? look_at_index(folder) : go_on(folder));
+    TRY(folder_complete(folder) ? look_at_index(folder) : resume(folder));
     folder->part_count = count_parts(folder);
     return STATUS_OK;
 }
@@ -388,7 +388,7 @@ enum status folder_gather(const struct folder *folder, struct index *index)
 {
     struct index_text text;
     *index = (struct index){0};
-    TRY(index_text_begin(&text, folder->layout, folder->made));
+    TRY(index_text_begin(&text, folder->layout, folder->provenance));
     enum status status = STATUS_OK;
     for (uint64_t i = 0; i < folder->unit_count && status == STATUS_OK; i++)
         status = add_part(folder, i, &text);

@@ -16,8 +16,8 @@
 
 struct folder {
     const char *path;
-    const char *name; /* of the dataset */
-    const char *made; /* options that determine the dataset, in one line */
+    const char *name;       /* of the dataset */
+    const char *provenance; /* options that determine the dataset, in one line */
     enum index_layout layout;
     uint64_t unit_count;
     int lock;            /* lock on the folder, held by rank 0; -1 on other ranks */

@@ -66,13 +66,13 @@ static enum status sign(const char *text, size_t size, char line[128])
 
 #define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for an index")
 
-enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made)
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance)
 {
     *text = (struct index_text){0};
     text->stream = open_memstream(&text->text, &text->size);
     if (!text->stream)
         return OUT_OF_MEMORY;
-    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], made);
+    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], provenance);
     return STATUS_OK;
 }
 
@@ -156,7 +156,7 @@ void index_text_free(struct index_text *text)
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count)
 {
     struct index_text text;
-    TRY(index_text_begin(&text, index->layout, index->made));
+    TRY(index_text_begin(&text, index->layout, index->provenance));
     enum status status = STATUS_OK;
     for (uint64_t i = first; status == STATUS_OK && i < first + count; i++)
         status = index_text_add_all(&text, index, i);
@@ -205,7 +205,7 @@ static enum status read_head(char *line, struct index *index)
         return status_set(STATUS_FAILED, "not an index of this program ('%.20s'; one begins with %s)", kind,
                           FIRST_FIELD);
     index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
-    index->made = line; /* the rest of the line, including tabs */
+    index->provenance = line; /* the rest of the line, including tabs */
     return layout && line && strcmp(layout, layouts[index->layout]) == 0
                ? STATUS_OK
                : status_set(STATUS_FAILED, "unknown layout");
@@ -328,7 +328,7 @@ enum status index_parse(char *text, size_t size, struct index *index)
         if (status != STATUS_OK)
             return status_prefix(status, "line %zu", lines);
     }
-    return index->made ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
+    return index->provenance ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
 }
 
 enum status index_read(const char *path, struct index *index)

@@ -40,7 +40,7 @@ struct index_sample {
 
 struct index {
     enum index_layout layout;
-    const char *made; /* options that determine the dataset, in one line */
+    const char *provenance; /* options that determine the dataset, in one line */
     struct index_unit *units;
     struct index_sample *samples;
     struct index_member *members;
@@ -81,7 +81,7 @@ struct index_text {
     size_t size;
 };
 
-enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made);
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
                                   size_t count);

@@ -26,8 +26,8 @@ static enum status plain_fail(const struct plain *plain, uint64_t offset, const 
 }
 
 /* Opens the member's file unless it is already open; then sets `*file_bytes` to its size. */
-static enum status plain_turn_to(struct plain *plain, const struct dataset_member *member,
-                                 uint64_t *file_bytes)
+static enum status plain_open_file(struct plain *plain, const struct dataset_member *member,
+                                   uint64_t *file_bytes)
 {
     const struct dataset *dataset = plain->dataset;
     if (plain->fd >= 0 && plain->file == member->file)
@@ -47,12 +47,12 @@ static enum status plain_turn_to(struct plain *plain, const struct dataset_membe
 }
 
 /* Opens the file of a member that is read for the first time and fills in unknown sizes. */
-static enum status plain_meet(struct plain *plain, struct dataset_member *member)
+static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     struct dataset *dataset = plain->dataset;
     uint64_t file_bytes = dataset->files[member->file].bytes;
     bool opens = plain->fd < 0 || plain->file != member->file;
-    TRY(plain_turn_to(plain, member, &file_bytes));
+    TRY(plain_open_file(plain, member, &file_bytes));
     if (!opens)
         return STATUS_OK;
     dataset->files[member->file].bytes = file_bytes;
@@ -99,7 +99,7 @@ enum status plain_bytes(struct plain *plain, const struct dataset_member *member
                         uint8_t *bytes)
 {
     uint64_t unused;
-    TRY(plain_turn_to(plain, member, &unused));
+    TRY(plain_open_file(plain, member, &unused));
     return plain_read(plain, bytes, size, member->offset);
 }
 
@@ -220,7 +220,7 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     TRY(check_extensions(dataset, sample));
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
-        TRY(plain_meet(plain, member));
+        TRY(plain_open_new(plain, member));
         if (whole && dataset->shards && dataset->indexed)
             TRY(plain_headers(plain, sample, member));
         TRY((whole ? plain_whole : plain_edges)(plain, member));

@@ -28,9 +28,10 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES 1000  /* per folder, in the layout `files` */
-#define SHARD_SAMPLES  10000 /* default limits per shard (samples, and approximate bytes), without --shards \
-                              */
+#define FOLDER_SAMPLES 1000 /* per folder, in the layout `files` */
+#define SHARD_SAMPLES                                                                    \
+    10000 /* default limits per shard (samples, and approximate bytes), without --shards \
+           */
 #define SHARD_BYTES       (UINT64_C(1) << 30)
 #define SHARDS_MAX        1000000
 #define CHUNK_SAMPLES     256 /* samples generated at a time; fewer if they are large */
@@ -51,7 +52,7 @@ static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
      "folder to write: new, empty, or left by an interrupted run of the same command"},
-    {"from", "ORIGIN", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
+    {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "where the samples come from; see below"},
     {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
      "one file per member in folders of 1000 samples, or tar shards"},
@@ -76,8 +77,8 @@ struct job {
     const struct workload *workload;               /* workload of the source, or NULL */
     struct options options;
     struct source_facts facts;
-    void *state; /* state of the source */
-    char *made;  /* owned */
+    void *state;      /* state of the source */
+    char *provenance; /* owned */
     struct folder folder;
     int key_digits;
     uint64_t chunk;
@@ -85,7 +86,7 @@ struct job {
     /* Progress display */
     bool shown;
     double began_s, shown_s;
-    uint64_t samples_made;
+    uint64_t samples_written;
 };
 
 /* ---- The command line ---- */
@@ -93,7 +94,7 @@ struct job {
 static void print_help(void)
 {
     puts("fdsl-bench --prepare DIR - writes a data set for reading and training\n\nusage: fdsl-bench "
-         "--prepare DIR [--from ORIGIN] [options]\n\nexamples:\n  fdsl-bench --prepare data --samples 1000 "
+         "--prepare DIR [--from SOURCE] [options]\n\nexamples:\n  fdsl-bench --prepare data --samples 1000 "
          "--shards 10    # tensors filled from a counter, f16 (3, 8, 64, 64)\n  fdsl-bench --prepare train "
          "--from synth --classes 1000 --samples 100000 --res 224\n  fdsl-bench --prepare mnist --from idx "
          "--source train-images-idx3-ubyte.gz --layout files\n\noptions:");
@@ -108,7 +109,7 @@ static void print_help(void)
     }
 }
 
-#define ORIGINS_MAX 16 /* at least the number of entries in source_table */
+#define SOURCES_MAX 16 /* at least the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -116,7 +117,7 @@ static enum status find_source(struct job *job, int argc, char *argv[])
     job->source = source_find(name ? name : "counter");
     if (job->source)
         return STATUS_OK;
-    const char *names[ORIGINS_MAX];
+    const char *names[SOURCES_MAX];
     size_t count = 0;
     for (; source_table[count]; count++)
         names[count] = source_table[count]->name;
@@ -138,7 +139,7 @@ static bool has_option(const struct option_spec *options, size_t count, const ch
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
-    const char *owners[ORIGINS_MAX] = {NULL};
+    const char *owners[SOURCES_MAX] = {NULL};
     size_t count = 0;
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
@@ -248,7 +249,7 @@ static void add_option(FILE *stream, const struct option_spec *spec, const void 
 static enum status describe_options(struct job *job)
 {
     size_t size = 0;
-    FILE *stream = open_memstream(&job->made, &size);
+    FILE *stream = open_memstream(&job->provenance, &size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
     fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
@@ -301,7 +302,7 @@ static enum status open_job(struct job *job)
     job->chunk = by_bytes < 1 ? 1 : by_bytes < CHUNK_SAMPLES ? by_bytes : CHUNK_SAMPLES;
     job->folder = (struct folder){.path = parameters->folder,
                                   .name = parameters->name,
-                                  .made = job->made,
+                                  .provenance = job->provenance,
                                   .layout = (enum index_layout)parameters->layout,
                                   .unit_count = units,
                                   .lock = -1};
@@ -329,7 +330,7 @@ static void show(struct job *job, uint64_t unit)
     double elapsed_s = now_s - job->began_s;
     fprintf(stderr, "\r\033[Kpreparing: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " samples, %.0f samples/s",
             job->folder.layout == INDEX_SHARDS ? "shard" : "folder", unit + 1, job->folder.unit_count,
-            job->samples_made, (double)job->samples_made / (elapsed_s > 0 ? elapsed_s : 1));
+            job->samples_written, (double)job->samples_written / (elapsed_s > 0 ? elapsed_s : 1));
 }
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
@@ -356,10 +357,10 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
         TRY(make_chunk(job, writer, at, count));
         at += count;
-        job->samples_made += count;
+        job->samples_written += count;
         show(job, unit);
     }
-    return unit_end(writer, job->made, part);
+    return unit_end(writer, job->provenance, part);
 }
 
 /* Writes the units of this rank: every comm_size()th one. */
@@ -464,7 +465,7 @@ static enum status prepare(struct job *job, int argc, char *argv[])
     job->began_s = timer_now_s();
     job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);
     TRY(comm_agree(open_job(job)));
-    TRY(comm_check_same(fnv_add(FNV_BEGIN, job->made, strlen(job->made)),
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, job->provenance, strlen(job->provenance)),
                         "options or the files that they name", "give all ranks the same"));
     return make_dataset(job);
 }
@@ -480,6 +481,6 @@ enum status prepare_run(int argc, char *argv[], bool (*is_option)(const char *na
     options_free(&job.options);
     free(job.source_parameters);
     free(job.workload_parameters);
-    free(job.made);
+    free(job.provenance);
     return status;
 }

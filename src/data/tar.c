@@ -169,8 +169,7 @@ static enum status take_keyword(uint64_t at, struct tar_override *override, cons
     return STATUS_OK;
 }
 
-/* Parses pax records "LENGTH KEY=VALUE\
- * "; LENGTH includes the whole record. */
+/* Parses pax records "LENGTH KEY=VALUE" and a newline; LENGTH includes the whole record. */
 static enum status take_pax(uint64_t at, struct tar_override *override, const uint8_t *text, size_t size)
 {
     while (size > 0 && text[0] != '\0') { /* some writers pad with zeros */

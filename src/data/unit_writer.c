@@ -233,13 +233,13 @@ static enum status write_dali(struct unit_writer *writer)
     return status;
 }
 
-static enum status write_part(struct unit_writer *writer, const char *made, const char *md5,
+static enum status write_part(struct unit_writer *writer, const char *provenance, const char *md5,
                               const char *part_path)
 {
     struct index_text text;
     const struct index_unit unit = {.name = writer->name, .bytes = writer->bytes, .md5 = md5};
     TRY(end_text(&writer->lines));
-    TRY(index_text_begin(&text, writer->layout, made));
+    TRY(index_text_begin(&text, writer->layout, provenance));
     index_text_add_unit(&text, &unit);
     fputs(writer->lines_text, text.stream);
     enum status status = index_text_end(&text);
@@ -249,7 +249,7 @@ static enum status write_part(struct unit_writer *writer, const char *made, cons
     return status;
 }
 
-enum status unit_end(struct unit_writer *writer, const char *made, const char *part_path)
+enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path)
 {
     char md5[33] = "";
     if (writer->layout == INDEX_SHARDS) {
@@ -260,7 +260,7 @@ enum status unit_end(struct unit_writer *writer, const char *made, const char *p
         TRY(write_dali(writer));
         TRY(file_end(&writer->file));
     }
-    return write_part(writer, made, md5, part_path);
+    return write_part(writer, provenance, md5, part_path);
 }
 
 void unit_abandon(struct unit_writer *writer)

@@ -39,7 +39,7 @@ enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
 
 /* Finishes the unit. Renames the shard to its final name, after its DALI index, then writes the unit's part
  * of the index to `part_path`. If the part exists, the unit is complete. */
-enum status unit_end(struct unit_writer *writer, const char *made, const char *part_path);
+enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path);
 
 /* Frees the writer in any state and removes an unfinished shard. */
 void unit_abandon(struct unit_writer *writer);

@@ -12,7 +12,7 @@
 #define HEAD_BYTES_MAX (1 << 20) /* bytes read if the header is longer */
 
 /* State of examining the samples. */
-struct looking {
+struct inspection {
     const struct dataset *dataset;
     struct plain plain;
     struct arrays *arrays;
@@ -21,10 +21,10 @@ struct looking {
 };
 
 /* Prepends the sample to the error message. */
-static enum status about(const struct looking *looking, const struct dataset_sample *sample,
+static enum status about(const struct inspection *inspection, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
-    const struct dataset *dataset = looking->dataset;
+    const struct dataset *dataset = inspection->dataset;
     return status_prefix(status, "%s/%s: sample '%s', '%s'", dataset->path, dataset->files[member->file].name,
                          sample->key, member->extension);
 }
@@ -38,16 +38,16 @@ static enum status unfit(const struct dataset_member *member)
                                     ".cls; leave this member out, or use a CPU variant");
 }
 
-static enum status read_header(struct looking *looking, const struct dataset_member *member,
+static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
                                struct npy_header *header)
 {
     uint64_t bytes = member->size < HEAD_BYTES ? member->size : HEAD_BYTES;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    if (npy_header_parse(looking->head, bytes, header) == STATUS_OK)
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    if (npy_header_parse(inspection->head, bytes, header) == STATUS_OK)
         return STATUS_OK;
     bytes = member->size < HEAD_BYTES_MAX ? member->size : HEAD_BYTES_MAX;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    return npy_header_parse(looking->head, bytes, header) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    return npy_header_parse(inspection->head, bytes, header) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
 static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
@@ -57,45 +57,46 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
 }
 
 /* Checks one header. A batch is one tensor, so all samples need the same type and shape. */
-static enum status check_header(struct looking *looking, uint32_t number, uint64_t size,
+static enum status check_header(struct inspection *inspection, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
     if (number == 0) {
-        if (!dtype_from_npy(header->type, &looking->arrays->type))
+        if (!dtype_from_npy(header->type, &inspection->arrays->type))
             return status_set(STATUS_USAGE,
                               "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the set "
                               "with --dtype u8, f16 or f32",
                               header->type);
-        looking->arrays->values = header->values;
-        looking->first = *header;
+        inspection->arrays->values = header->values;
+        inspection->first = *header;
         if (header->values == 0)
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
-    if (!same_arrays(header, &looking->first))
+    if (!same_arrays(header, &inspection->first))
         return status_set(STATUS_USAGE,
                           "%llu values of type '%s', but sample '%s' has %llu of '%s', or another shape: a "
                           "batch is one tensor, so all samples need the same type and shape",
-                          (unsigned long long)header->values, header->type, looking->dataset->samples[0].key,
-                          (unsigned long long)looking->first.values, looking->first.type);
+                          (unsigned long long)header->values, header->type,
+                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
+                          inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
-static enum status look_at_array(struct looking *looking, uint32_t number,
+static enum status look_at_array(struct inspection *inspection, uint32_t number,
                                  const struct dataset_member *member, uint64_t at)
 {
     struct npy_header header;
-    TRY(read_header(looking, member, &header));
-    TRY(check_header(looking, number, member->size, &header));
-    looking->arrays->samples[number].values = at + header.data;
+    TRY(read_header(inspection, member, &header));
+    TRY(check_header(inspection, number, member->size, &header));
+    inspection->arrays->samples[number].values = at + header.data;
     return STATUS_OK;
 }
 
-static enum status look_at_label(struct looking *looking, const struct dataset_member *member)
+static enum status look_at_label(struct inspection *inspection, const struct dataset_member *member)
 {
     int32_t label;
     uint64_t bytes = member->size < LABEL_BYTES_MAX ? member->size : LABEL_BYTES_MAX;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    if (member->size <= LABEL_BYTES_MAX && label_parse(looking->head, bytes, &label))
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    if (member->size <= LABEL_BYTES_MAX && label_parse(inspection->head, bytes, &label))
         return STATUS_OK;
     return status_set(STATUS_USAGE, "not a label: a label is a decimal 32-bit integer");
 }
@@ -117,12 +118,12 @@ static void lay_out(const struct dataset *dataset, const struct dataset_sample *
     *extent = (struct array_extent){begin, end};
 }
 
-static enum status look_at_sample(struct looking *looking, uint32_t number, bool packed)
+static enum status look_at_sample(struct inspection *inspection, uint32_t number, bool packed)
 {
-    const struct dataset *dataset = looking->dataset;
+    const struct dataset *dataset = inspection->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
     const struct dataset_member *members = &dataset->members[sample->member];
-    struct array_sample *array = &looking->arrays->samples[number];
+    struct array_sample *array = &inspection->arrays->samples[number];
     uint32_t found = 0;
     *array = (struct array_sample){
         .key_hash = sample->key_hash, .members = sample->members, .label = sample->members};
@@ -130,45 +131,45 @@ static enum status look_at_sample(struct looking *looking, uint32_t number, bool
         bool is_array = strcasecmp(members[m].extension, "npy") == 0;
         bool is_label = strcasecmp(members[m].extension, "cls") == 0;
         if ((!is_array && !is_label) || sample->members > ARRAY_MEMBERS_MAX)
-            return about(looking, sample, &members[m], unfit(&members[m]));
+            return about(inspection, sample, &members[m], unfit(&members[m]));
         if (is_label)
             array->label = m;
         found += is_array;
     }
     if (found != 1)
         return about(
-            looking, sample, &members[0],
+            inspection, sample, &members[0],
             status_set(STATUS_USAGE, "a GPU variant needs one .npy per sample, and this one has none"));
-    lay_out(dataset, sample, packed, array, &looking->arrays->extents[number]);
+    lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
-        enum status status = m == array->label ? look_at_label(looking, &members[m])
-                                               : look_at_array(looking, number, &members[m], array->at[m]);
+        enum status status = m == array->label ? look_at_label(inspection, &members[m])
+                                               : look_at_array(inspection, number, &members[m], array->at[m]);
         if (status != STATUS_OK)
-            return about(looking, sample, &members[m], status);
+            return about(inspection, sample, &members[m], status);
     }
     return STATUS_OK;
 }
 
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays)
 {
-    struct looking looking = {.dataset = dataset,
-                              .plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1},
-                              .arrays = arrays};
+    struct inspection inspection = {.dataset = dataset,
+                                    .plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1},
+                                    .arrays = arrays};
     *arrays = (struct arrays){0};
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
     arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);
-    looking.head = malloc(HEAD_BYTES_MAX);
+    inspection.head = malloc(HEAD_BYTES_MAX);
     enum status status =
-        arrays->samples && arrays->extents && looking.head
+        arrays->samples && arrays->extents && inspection.head
             ? STATUS_OK
             : status_set(STATUS_FAILED, "out of memory for the headers of %u samples", dataset->sample_count);
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
-        status = look_at_sample(&looking, i, packed);
+        status = look_at_sample(&inspection, i, packed);
         if (arrays->extents[i].bytes > arrays->bytes_max)
             arrays->bytes_max = arrays->extents[i].bytes;
     }
-    free(looking.head);
-    plain_close(&looking.plain);
+    free(inspection.head);
+    plain_close(&inspection.plain);
     return status;
 }
 

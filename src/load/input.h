@@ -80,7 +80,7 @@ struct load_traits {
     /* Compares the samples in the buffers after the latest run with the data set, byte by byte, and sets
      * `*wrong` to the number that differ. Checks all slots, or a few thousand of them. Requires known hashes:
      * load->control must have been `whole` before. */
-    enum status (*look)(void *state, uint64_t *wrong);
+    enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
 enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };

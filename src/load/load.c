@@ -443,7 +443,7 @@ static enum status load_verify(const void *input, const struct variant *variant,
     else if (status == STATUS_OK && job->control.whole)
         status = count_unseen(job, variant, number, result, wrong);
     else if (status == STATUS_OK)
-        status = traits->look(state, wrong);
+        status = traits->verify_slots(state, wrong);
     free(result);
     return status;
 }

@@ -6,7 +6,7 @@
 #include "core/philox.h"
 
 /* Purpose of a random number: the streams of one epoch. */
-enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW }; /* 3 is used by order_key() */
+enum purpose { DEAL_FILES, DEAL_SHARDS, SHUFFLE_BUFFER }; /* 3 is used by order_key() */
 
 /* Shuffles items[0 .. count) (Fisher-Yates) with random numbers `from`, `from` + 1, ... of the epoch's
  * stream. One Philox block holds four of them. */
@@ -88,7 +88,7 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
 }
 
 /* Computes the order of the share's samples: consecutive groups of shuffle_buffer samples, each shuffled. */
-static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
+static void fill_indices(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
 {
     uint32_t buffer = plan->shuffle_buffer > 1 ? plan->shuffle_buffer : 1;
     if (buffer == 1) {
@@ -98,7 +98,7 @@ static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t 
     for (uint32_t first = 0; first < order->count; first += buffer) {
         uint32_t count = order->count - first < buffer ? order->count - first : buffer;
         count_up(order->deck, count);
-        shuffle(plan, epoch, WINDOW, begin + first, order->deck, count);
+        shuffle(plan, epoch, SHUFFLE_BUFFER, begin + first, order->deck, count);
         for (uint32_t i = 0; i < count; i++)
             order->indices[first + i] = first + order->deck[i];
     }
@@ -136,7 +136,7 @@ void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, 
         return;
     }
     deal_shards(plan, epoch, begin, end, order);
-    mix_windows(plan, epoch, begin, order);
+    fill_indices(plan, epoch, begin, order);
     uint32_t arrival = 0;
     for (uint32_t s = 0; s < order->segment_count; s++)
         for (uint32_t i = 0; i < order->segments[s].count; i++)
@@ -164,11 +164,11 @@ static uint32_t shard_of(const struct order_plan *plan, uint32_t sample)
 static double mean_displacement(const uint32_t *sorted, const struct order *order)
 {
     double sum = 0;
-    for (uint32_t turn = 0; turn < order->count; turn++) {
+    for (uint32_t index = 0; index < order->count; index++) {
         const uint32_t *found =
-            bsearch(&order->samples[turn], sorted, order->count, sizeof *sorted, by_number);
+            bsearch(&order->samples[index], sorted, order->count, sizeof *sorted, by_number);
         double rank = (double)(found - sorted);
-        sum += rank > turn ? rank - turn : turn - rank;
+        sum += rank > index ? rank - index : index - rank;
     }
     return order->count ? sum / order->count / order->count : 0;
 }

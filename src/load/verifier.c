@@ -6,21 +6,22 @@
 /* Result of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
  * measure different work. Comparing counts is not enough, because every epoch assigns other samples to a
  * rank. */
-enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
+enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
 {
     *verifier = (struct verifier){.load = load, .plan = *plan};
     if (!load->skip)
         return STATUS_OK;
-    verifier->fates = calloc(load->dataset->sample_count, 1);
-    return verifier->fates ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for the fates of samples");
+    verifier->outcomes = calloc(load->dataset->sample_count, 1);
+    return verifier->outcomes ? STATUS_OK
+                              : status_set(STATUS_FAILED, "out of memory for the outcomes of samples");
 }
 
 void verifier_close(struct verifier *verifier)
 {
-    free(verifier->fates);
-    verifier->fates = NULL;
+    free(verifier->outcomes);
+    verifier->outcomes = NULL;
 }
 
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before)
@@ -53,10 +54,10 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
         return status;
     if (losses->checksum.count == 0)
         snprintf(losses->why, sizeof losses->why, "%s", status_text());
-    uint8_t *fate = &verifier->fates[sample];
-    losses->first |= *fate == FATE_UNKNOWN;
-    losses->changed |= *fate == FATE_READ;
-    *fate = FATE_LOST;
+    uint8_t *outcome = &verifier->outcomes[sample];
+    losses->first |= *outcome == OUTCOME_UNKNOWN;
+    losses->changed |= *outcome == OUTCOME_READ;
+    *outcome = OUTCOME_LOST;
     checksum_add(&losses->checksum, lost->edges, lost->bytes);
     return STATUS_OK;
 }
@@ -64,11 +65,11 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order, uint64_t lost)
 {
     uint64_t known = 0;
-    for (uint32_t i = 0; verifier->fates && i < order->count; i++) {
-        uint8_t *fate = &verifier->fates[order->samples[i]];
-        known += *fate == FATE_LOST;
-        if (*fate == FATE_UNKNOWN)
-            *fate = FATE_READ;
+    for (uint32_t i = 0; verifier->outcomes && i < order->count; i++) {
+        uint8_t *outcome = &verifier->outcomes[order->samples[i]];
+        known += *outcome == OUTCOME_LOST;
+        if (*outcome == OUTCOME_UNKNOWN)
+            *outcome = OUTCOME_READ;
     }
     losses->changed |= known != lost;
 }

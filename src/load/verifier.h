@@ -14,7 +14,7 @@ struct verifier {
     const struct load *load;
     struct order_plan plan;   /* of the variant's orders */
     struct checksum expected; /* expected checksum of the next run */
-    uint8_t *fates;           /* result of each sample in the runs so far; NULL if no sample may be lost */
+    uint8_t *outcomes;        /* result of each sample in the runs so far; NULL if no sample may be lost */
     bool expects, settled;    /* `expected` is valid; the page cache was warmed up */
     bool device_known;        /* the kernel reports device_bytes */
     uint64_t device_bytes;
