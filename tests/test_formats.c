@@ -48,7 +48,7 @@ Test(npy, our_own_header)
     cr_assert_eq(npy_header_check(&header, length + 196607), STATUS_FAILED);
 }
 
-Test(npy, what_others_write)
+Test(npy, headers_of_other_writers)
 {
     struct npy_header header;
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': True, 'shape': (), }   \n", 1, &header),
@@ -89,7 +89,7 @@ Test(npy, what_is_refused)
 
 /* A header may end exactly at the end of the file. The byte that would complete a longer one is just past the
  * end. */
-Test(npy, a_header_ends_where_the_file_does)
+Test(npy, header_may_end_with_file)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
     size_t length = sizeof dictionary - 1;
@@ -204,7 +204,7 @@ Test(idx, gzip_of_several_members)
     }
 }
 
-Test(idx, gzip_with_more_than_its_header_says)
+Test(idx, gzip_with_excess_data)
 {
     static uint8_t packed[1 << 17], more[100000];
     struct idx idx;
@@ -309,7 +309,7 @@ static char *index_text(size_t *size)
     return text.text;
 }
 
-Test(index, is_read_as_it_was_written)
+Test(index, round_trip)
 {
     size_t size;
     struct index index;
@@ -369,7 +369,7 @@ static void expect_bad_lines(const char *lines, const char *words)
     index_free(&index);
 }
 
-Test(index, bad_lines_are_named)
+Test(index, bad_lines_are_reported)
 {
     expect_bad_lines("place\tx\t10\n", "line 2: a place line has");
     expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
@@ -426,7 +426,7 @@ Test(index, extensions_are_counted_once)
 }
 
 #ifdef HAVE_JANSSON
-Test(wids, is_read_as_it_was_written)
+Test(wids, round_trip)
 {
     size_t size;
     struct index index;
@@ -471,7 +471,7 @@ Test(wids, faults)
 /* ---- PNG ---- */
 
 #ifdef HAVE_PNG
-Test(png, there_and_back)
+Test(png, round_trip)
 {
     uint8_t pixels[2 * 3 * 3], decoded[sizeof pixels];
     for (size_t i = 0; i < sizeof pixels; i++)
@@ -496,7 +496,7 @@ Test(png, there_and_back)
 
 #ifdef HAVE_ZLIB
 /* A header that claims more pixels than the file can hold must not cause an allocation. */
-Test(png, sizes_that_make_no_sense_are_refused)
+Test(png, implausible_sizes_are_refused)
 {
     static const uint8_t pixel[1] = {7};
     static const struct {

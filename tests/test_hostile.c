@@ -106,7 +106,7 @@ Test(hostile, long_names_stay_apart)
 /* ---- Ends of shards ---- */
 
 /* Zeros do not end a shard if data follows: cat a.tar b.tar, or a zeroed page. */
-Test(hostile, samples_after_an_end_are_not_lost_in_silence)
+Test(hostile, data_after_end_is_not_ignored)
 {
     EXPECT(0, "mkdir s t");
     for (int part = 0; part < 2; part++) {

@@ -25,7 +25,7 @@ static struct order_plan plan_of(uint32_t shards, uint32_t window, uint32_t work
     return plan;
 }
 
-Test(load, every_sample_comes_once_an_epoch_for_any_number_of_workers)
+Test(load, every_sample_once_per_epoch_for_any_worker_count)
 {
     for (uint32_t shards = 0; shards <= 5; shards += 5)
         for (uint32_t window = 0; window <= 100; window += 9)
@@ -65,7 +65,7 @@ Test(load, an_order_is_a_function_of_seed_and_epoch)
     order_close(&b);
 }
 
-Test(load, a_window_moves_no_sample_farther_than_its_size)
+Test(load, shuffle_buffer_bounds_displacement)
 {
     struct order_plan plan = plan_of(5, 10, 1);
     struct order order;
@@ -95,7 +95,7 @@ Test(load, quality_of_known_orders)
 
 /* ---- Checksums and latencies ---- */
 
-Test(load, a_checksum_tells_what_is_missing_doubled_or_swapped)
+Test(load, checksum_detects_missing_duplicate_and_swapped_samples)
 {
     const uint8_t a[300] = {1}, b[300] = {2};
     uint64_t hash_a = checksum_edges(a, sizeof a), hash_b = checksum_edges(b, sizeof b);
@@ -126,7 +126,7 @@ Test(load, latency_quantiles_are_within_three_percent)
 
 /* ---- Augmentation ---- */
 
-Test(load, augmentation_is_what_its_definition_says)
+Test(load, augmentation_matches_definition)
 {
     uint8_t pixels[2 * 4 * 5];
     float values[2 * 4 * 5];
@@ -194,7 +194,7 @@ Test(load, a_png_decodes_to_its_pixels)
 }
 #endif
 
-Test(load, halves_are_augmented_as_their_values)
+Test(load, augmenting_halves_equals_augmenting_floats)
 {
     char file[NPY_HEADER_MAX + 8];
     size_t header = npy_header_make(file, "<f2", "1, 1, 4"), room_bytes = 0;
@@ -275,7 +275,7 @@ static bool consume_epoch(const char *name, const char *line, enum status expect
     return variant;
 }
 
-Test(load, every_variant_has_its_whole_batches_consumed, .init = make_folder, .fini = remove_folder)
+Test(load, every_variant_passes_full_batches_to_consumer, .init = make_folder, .fini = remove_folder)
 {
     for (int shards = 1; shards >= 0; shards--) {
         const char *const *variants = shards ? shard_variants : file_variants;
@@ -296,7 +296,7 @@ Test(load, every_variant_has_its_whole_batches_consumed, .init = make_folder, .f
     }
 }
 
-Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = remove_folder)
+Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remove_folder)
 {
     char command[2 * PATH_MAX];
     const char *program = getenv("FDSL_BENCH");
@@ -361,7 +361,7 @@ static void expect_pictures_in_batches(const char *name)
 }
 
 /* Batches of decoded images omit the sample that cannot be decoded. */
-Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini = remove_folder)
+Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = remove_folder)
 {
     make_pictures(true);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -381,7 +381,7 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
 #endif
 
 /* shards-uring also works if its buffers cannot be locked. */
-Test(load, shards_uring_needs_little_locked_memory, .init = make_folder, .fini = remove_folder)
+Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
     const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
     make_shards(101);
@@ -396,7 +396,7 @@ Test(load, shards_uring_needs_little_locked_memory, .init = make_folder, .fini =
 
 /* ---- Columns ---- */
 
-Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder, .fini = remove_folder)
+Test(load, rows_name_layout_and_timed_steps, .init = make_folder, .fini = remove_folder)
 {
     char text[64];
     make_shards(101);
@@ -420,7 +420,7 @@ static double expect_between(const char *variant, const char *line, const char *
     return value;
 }
 
-Test(load, rows_hold_sane_measures, .init = make_folder, .fini = remove_folder)
+Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
 {
     static const char *const calls[] = {"open", "read", "close"};
     make_files(101);
@@ -481,7 +481,7 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
     }
 }
 
-Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_folder)
+Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     struct cache_pages pages;
@@ -498,7 +498,7 @@ Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_f
 
 /* The samples left in the buffers are compared byte by byte, because the checksum of timed runs covers only
  * the edges. */
-Test(load, a_torn_sample_in_a_buffer_is_wrong, .init = make_folder, .fini = remove_folder)
+Test(load, torn_sample_in_buffer_is_detected, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {

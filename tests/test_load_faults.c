@@ -3,7 +3,7 @@
 
 TestSuite(load_faults, .timeout = 60);
 
-Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)
+Test(load_faults, truncated_shard_is_reported_with_offset, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
@@ -12,7 +12,7 @@ Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folde
                    ""); /* the number of lost samples after the break is unknown */
 }
 
-Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, flipped_bit_in_header_is_reported, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     overwrite("x-000001.tar", 3, "z", 1);
@@ -20,7 +20,7 @@ Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini
     expect_skipped(76, "");
 }
 
-Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, empty_shard_is_reported, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
@@ -28,8 +28,7 @@ Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_f
     expect_skipped(50, "");
 }
 
-Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini = remove_folder)
 {
     expect_refused("no samples found");
     fclose(fopen(in_folder("1.bin"), "w"));
@@ -88,8 +87,7 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
     }
 }
 
-Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
          v++) { /* a mapping shows only which sample cannot be read */
@@ -99,7 +97,7 @@ Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = mak
     }
 }
 
-Test(load_faults, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini = remove_folder)
+Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
@@ -143,7 +141,7 @@ Test(load_faults, a_run_that_reads_nothing_is_an_error, .init = make_folder, .fi
     close_job(&job);
 }
 
-Test(load_faults, a_file_that_grows_is_an_error, .init = make_folder, .fini = remove_folder)
+Test(load_faults, grown_file_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
@@ -166,7 +164,7 @@ Test(load_faults, a_file_that_grows_is_an_error, .init = make_folder, .fini = re
     }
 }
 
-Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini = remove_folder)
 {
     prepare("files");
     cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
@@ -244,8 +242,7 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
     }
 }
 
-Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, deleted_shard_is_an_error_or_skipped, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (int pipe_instead = 0; pipe_instead <= 1; pipe_instead++)
@@ -254,7 +251,7 @@ Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init =
 }
 
 /* A truncated shard is excluded when copy bandwidth is measured; copying it would raise SIGBUS. */
-Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folder, .fini = remove_folder)
+Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
@@ -275,7 +272,7 @@ Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folde
 }
 
 /* Reading a pipe that another process holds open for writing would never end. */
-Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, .fini = remove_folder)
+Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini = remove_folder)
 {
     static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second file is empty */
     make_files(101);
@@ -312,7 +309,7 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
 
 /* The last member of a shard is empty, and its header is alone in the last block. That block must be read
  * too. */
-Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
+Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
     for (int shard = 0; shard < 4; shard++) {
@@ -400,8 +397,7 @@ static void expect_no_picture(const char *name, const char *file)
     close_job(&job);
 }
 
-Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder, .fini = remove_folder)
 {
     for (int shard = 0; shard <= 1; shard++) {
         make_pictures(shard);
@@ -418,7 +414,7 @@ Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = mak
 #endif
 
 /* Each run detects a variant that delivers wrong bytes. */
-Test(load_faults, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
+Test(load_faults, wrong_bytes_are_detected, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     void *state;

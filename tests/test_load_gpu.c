@@ -43,7 +43,7 @@ static uint8_t *some_bytes(size_t size)
 }
 
 #ifdef HAVE_XXHASH
-Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
+Test(load_gpu, xxh3_matches_libxxhash_for_every_length_and_seed)
 {
     static const size_t large[] = {65535, 65536, 65537, 262144 + 63, 1000003};
     uint8_t *bytes = some_bytes(1 << 20);
@@ -60,7 +60,7 @@ Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
     free(bytes);
 }
 
-Test(load_gpu, checksums_of_the_device_are_those_of_the_host)
+Test(load_gpu, device_checksums_match_host)
 {
     uint8_t *bytes = some_bytes(5000);
     for (size_t size = 0; size < 1000; size++) {
@@ -76,7 +76,7 @@ Test(load_gpu, checksums_of_the_device_are_those_of_the_host)
 
 /* ---- Conversion ---- */
 
-Test(load_gpu, halves_go_to_floats_and_back)
+Test(load_gpu, half_float_round_trip)
 {
     for (uint32_t bits = 0; bits < 1 << 16; bits++) {
         float value = half_to_float((uint16_t)bits);
@@ -95,7 +95,7 @@ static uint32_t converted(struct convert convert, const void *value)
     return word;
 }
 
-Test(load_gpu, values_become_what_the_definition_says)
+Test(load_gpu, conversion_matches_definition)
 {
     const uint8_t byte = 51;
     const uint16_t half = 0xC000; /* -2 */
@@ -132,7 +132,7 @@ Test(load_gpu, labels_are_whole_numbers)
 
 /* ---- Orders ---- */
 
-Test(load_gpu, a_keyed_order_deals_every_sample_once_to_any_number_of_ranks)
+Test(load_gpu, keyed_order_covers_every_sample_once_for_any_rank_count)
 {
     for (uint32_t workers = 1; workers <= 7; workers++) {
         struct order_plan plan = {.seed = 3, .samples = 1001, .workers = workers, .keyed = true};
@@ -192,7 +192,7 @@ static void put_array(const char *name, const char *type, const char *shape, siz
 }
 
 #ifdef HAVE_XXHASH
-Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = remove_folder)
 {
     struct dataset dataset;
     struct arrays arrays;
@@ -231,8 +231,7 @@ static void expect_unfit(const char *words)
     put_array("a.npy", "|u1", "3, 5", 15, 0);
 }
 
-Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make_folder,
-     .fini = remove_folder)
+Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, .fini = remove_folder)
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     put_array("b.npy", "|u1", "5, 3", 15, 0);
@@ -294,7 +293,7 @@ static void expect_accepts(const char *line, bool device, bool accepted, const c
     free(parameters);
 }
 
-Test(load_gpu, options_belong_to_the_variants_that_use_them, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = remove_folder)
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     expect_accepts("--mean 0.5", true, true, "");
@@ -344,7 +343,7 @@ static struct work loading(const struct load_traits *traits)
     return workload_find("load")->work(&load, &variant);
 }
 
-Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
+Test(load_gpu, work_counts_bus_or_memory_bytes)
 {
     const struct work host = loading(&(const struct load_traits){.files = true}),
                       bus = loading(&(const struct load_traits){.device = true}),
@@ -357,7 +356,7 @@ Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
     cr_expect_eq(resident.least.bus_bytes, 0);
 }
 
-Test(load_gpu, what_cannot_be_meant_is_refused, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, contradictory_options_are_refused, .init = make_folder, .fini = remove_folder)
 {
     static const char *const lines[][2] = {
         {"--tensor raw --mean 1", "--tensor raw keeps the values as stored"},

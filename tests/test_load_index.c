@@ -34,7 +34,7 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
     cr_assert_eq(checksums[0], checksums[1], "the same samples in either layout");
 }
 
-Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
+Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     struct dataset dataset;
@@ -108,8 +108,7 @@ static void expect_headers_compared(const char *words)
         }
 }
 
-Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make_folder,
-     .fini = remove_folder)
+Test(load_index, header_mismatch_with_index_is_detected, .init = make_folder, .fini = remove_folder)
 {
     struct dataset dataset;
     char words[256], shard[64];
@@ -134,7 +133,7 @@ Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make
     expect_headers_compared(words);
 }
 
-Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_folder, .fini = remove_folder)
 {
     prepare("shards");
     cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
@@ -156,7 +155,7 @@ Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_fol
 
 /* Swaps two sample lines and signs the index again. It must be refused, because readers would have to seek
  * back. */
-Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .fini = remove_folder)
+Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct index index;
     char command[3 * PATH_MAX], path[2 * PATH_MAX];
@@ -194,7 +193,7 @@ static void write_wids(const char *first, const char *more)
     cr_assert_eq(fclose(stream), 0);
 }
 
-Test(load_index, a_list_of_wids_tells_what_is_lost, .init = make_folder, .fini = remove_folder)
+Test(load_index, wids_index_gives_number_of_lost_samples, .init = make_folder, .fini = remove_folder)
 {
     char text[64];
     make_shards(101);
@@ -213,7 +212,7 @@ Test(load_index, a_list_of_wids_tells_what_is_lost, .init = make_folder, .fini =
     expect_skipped(76, "25");
 }
 
-Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .fini = remove_folder)
+Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     void *state;
@@ -243,7 +242,7 @@ Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .
 }
 #endif
 
-Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
@@ -254,7 +253,7 @@ Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, 
 
 /* Dangling names, and pipes among shards: with skip the run continues and reports that the number of lost
  * samples is unknown. */
-Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = remove_folder)
+Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
@@ -276,7 +275,7 @@ Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = r
     close_job(&job);
 }
 
-Test(load_index, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, duplicate_extension_is_reported, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
     FILE *stream = fopen(in_folder("twice.tar"), "w");

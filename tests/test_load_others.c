@@ -67,7 +67,7 @@ Test(load_others, missing_io_uring_makes_variants_unavailable)
 
 /* ---- Files whose resident pages the kernel hides from this process ---- */
 
-Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder, .fini = remove_folder)
+Test(load_others, hidden_pages_are_not_guessed, .init = make_folder, .fini = remove_folder)
 {
     struct cache_pages mine = {0}, theirs = {0};
     struct job job;
@@ -155,7 +155,7 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
 }
 
 /* Rows with zero workers and with one worker both have one thread. */
-Test(load_others, the_comparison_tells_workers_apart)
+Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
@@ -193,7 +193,7 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
 
 /* With --gpu it is compared with a variant that delivers the same bytes on the GPU, with as many threads as
  * workers. */
-Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
+Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -220,7 +220,7 @@ Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folde
 /* ---- Tars from other programs ---- */
 
 /* A global pax header must also apply in shares that start after it. */
-Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder, .fini = remove_folder)
+Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
     static const char record[] = "12 size=700\n";

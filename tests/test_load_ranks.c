@@ -17,7 +17,7 @@ static uint64_t identity(void)
     return hash;
 }
 
-Test(load_ranks, the_identity_is_that_of_the_contents)
+Test(load_ranks, identity_depends_on_contents)
 {
     make_shards(21);
     uint64_t whole = identity();
@@ -39,7 +39,7 @@ static enum status judge(const struct job *job, const char *skipped, uint64_t ch
     return job->workload->ranks.check_total(job->input, &total);
 }
 
-Test(load_ranks, together_they_deliver_every_sample)
+Test(load_ranks, ranks_together_deliver_every_sample)
 {
     struct job job;
     void *state;

@@ -46,7 +46,7 @@ static void expect_all_permutations(const struct order_plan *plan, const char *w
 }
 
 /* A biased shuffle omits permutations. Sattolo's, for example, produces only single cycles. */
-Test(order, every_permutation_is_as_likely)
+Test(order, permutations_are_equally_likely)
 {
     static const uint32_t each[] = {0, 1, 2, 3, 4}, all[] = {0, 4};
     const struct order_plan files = {.seed = 7, .samples = ITEMS, .workers = 1};
@@ -62,7 +62,7 @@ Test(order, every_permutation_is_as_likely)
 }
 
 /* With many items, every item must reach every index equally often, including its original one. */
-Test(order, every_item_comes_to_every_place)
+Test(order, every_item_reaches_every_index)
 {
     enum { COUNT = 50, TIMES = 100, ROUNDS = COUNT * TIMES };
     static unsigned counts[COUNT][COUNT];

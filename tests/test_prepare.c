@@ -109,7 +109,7 @@ Test(prepare, files_and_shards_hold_the_same)
     index_free(&shards);
 }
 
-Test(prepare, the_same_bytes_again)
+Test(prepare, repeated_runs_write_same_bytes)
 {
     EXPECT(0, "$P --prepare a " SMALL " && $P --prepare b " SMALL " --threads 1 && diff -r a b");
     EXPECT(0, "$P --prepare c " SMALL
@@ -236,7 +236,7 @@ Test(prepare, synth_images_and_labels)
 }
 
 /* The bytes do not depend on variant, batch size or thread count. */
-Test(prepare, synth_bytes_are_those_of_any_variant)
+Test(prepare, synth_bytes_do_not_depend_on_variant)
 {
     EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7 --threads 1 && $P --prepare b " SYNTH
               " && diff -r a b");
@@ -365,18 +365,18 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
     cr_assert_not_null(strstr(out, "already complete"), "%s", out);
 }
 
-Test(prepare, killed_shards_go_on)
+Test(prepare, killed_shards_resume)
 {
     kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 10);
 }
 
-Test(prepare, killed_files_go_on)
+Test(prepare, killed_files_resume)
 {
     kill_and_resume("", "--samples 3500 --sample-shape 10 --layout files", "000/000000.npy", 4, 2);
 }
 
 #if defined(HAVE_PNG) && defined(HAVE_INIH)
-Test(prepare, killed_synth_goes_on)
+Test(prepare, killed_synth_resumes)
 {
     kill_and_resume("", "--from synth --classes 3 --samples 200 --shards 100 --res 32", "synth-000000.tar",
                     100, 4);
@@ -406,7 +406,7 @@ Test(prepare, ranks_write_the_same_bytes)
     cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
 }
 
-Test(prepare, killed_ranks_go_on)
+Test(prepare, killed_ranks_resume)
 {
     char launcher[1024];
     snprintf(launcher, sizeof launcher, "%s mpirun --bind-to none -n 3", ranks_settings);
@@ -418,7 +418,7 @@ Test(prepare, killed_ranks_go_on)
 #endif
 
 /* A complete dataset that lost a file, or has one of the wrong size, is repaired. */
-Test(prepare, what_is_lost_is_made_again)
+Test(prepare, lost_files_are_repaired)
 {
     EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
     EXPECT(0, "$P --prepare a " SMALL);
@@ -482,7 +482,7 @@ Test(prepare, refusals)
     EXPECT(0, "$P --prepare x --help && ! test -e x");
 }
 
-Test(prepare, two_at_a_time_are_refused)
+Test(prepare, concurrent_runs_are_refused)
 {
     char path[PATH_MAX];
     EXPECT(0, "mkdir a");
@@ -503,7 +503,7 @@ Test(prepare, a_folder_without_permission)
 }
 
 /* A failed write, as on a full disk, leaves no partial file and keeps finished units. */
-Test(prepare, a_failed_write_leaves_what_is_whole)
+Test(prepare, failed_write_keeps_finished_units)
 {
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";
     EXPECT(0, "$P --prepare whole %s", options);

@@ -218,7 +218,7 @@ Test(record, torn_row_is_cut_off)
     }
 }
 
-Test(record, torn_header_is_written_anew)
+Test(record, torn_header_is_rewritten)
 {
     static const char *const headers[] = {"n", "name,", "name,note,wron", "name,note,wrong"};
     for (size_t i = 0; i < COUNT_OF(headers); i++) {
@@ -371,7 +371,7 @@ Test(record, full_disk_leaves_no_header_alone)
 }
 
 /* If the file is removed while a process waits for its lock, the process writes to a new file. */
-Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
+Test(record, removed_file_is_recreated, .timeout = 60)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
@@ -388,7 +388,7 @@ Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-Test(record, late_failure_is_cut_back_too)
+Test(record, late_failure_is_truncated_too)
 {
     cr_assert_eq(append_sample("first", "row", "0"), STATUS_OK);
     fsync_error = EDQUOT;
@@ -416,7 +416,7 @@ Test(record, without_locks_rows_are_appended_but_never_cut)
     expect_message("may be torn; delete its last line");
 }
 
-Test(record, lock_failure_is_told)
+Test(record, lock_failure_is_reported)
 {
     flock_error = EIO;
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_FAILED);

@@ -33,7 +33,7 @@ Test(record, check_touches_nothing)
     cr_expect(before.st_size == after.st_size && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec);
 }
 
-Test(record, check_refuses_what_is_no_file)
+Test(record, check_refuses_non_files)
 {
     char where[PATH_MAX];
     expect_check_refuses(folder, "is a folder");
@@ -54,7 +54,7 @@ Test(record, check_refuses_what_is_no_file)
     expect_check_refuses(where, "is a link to a file that does not exist");
 }
 
-Test(record, append_refuses_what_is_no_file)
+Test(record, append_refuses_non_files)
 {
     char where[PATH_MAX];
     struct row row = sample_row("a", "b", "0");
@@ -179,7 +179,7 @@ Test(record, atomic_write_fails_whole)
     expect_lone_file();
 }
 
-Test(record, a_file_that_grows_appears_at_its_end)
+Test(record, file_appears_when_complete)
 {
     struct file_writer writer;
     put("old");
@@ -192,7 +192,7 @@ Test(record, a_file_that_grows_appears_at_its_end)
     expect_lone_file();
 }
 
-Test(record, a_file_that_is_abandoned_leaves_what_was_there)
+Test(record, abandoned_file_keeps_old_content)
 {
     struct file_writer writer;
     put("old");

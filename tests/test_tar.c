@@ -101,7 +101,7 @@ static void expect_refusal(const char *words)
     cr_assert_not_null(strstr(status_text(), "offset "), "%s", status_text());
 }
 
-Test(tar, our_own_bytes_are_read_back)
+Test(tar, own_shards_round_trip)
 {
     small_shard();
     expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
@@ -132,7 +132,7 @@ Test(tar, header_refuses_what_ustar_cannot_hold)
 }
 
 /* The parser requests more data until it has enough, and never requests data past the end. */
-Test(tar, any_window_gives_the_same)
+Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;
     small_shard();
@@ -190,7 +190,7 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         }
 }
 
-Test(tar, sizes_that_make_no_sense_are_refused)
+Test(tar, implausible_sizes_are_refused)
 {
     small_shard();
     memcpy(shard + 1024 + 124, "77777777777", 12);
@@ -225,14 +225,14 @@ Test(tar, faults_name_their_offset)
     memset(shard + 1024, 0, TAR_BLOCK_BYTES);
     expect_refusal("offset 1024: data after a single block of zeros");
     memset(shard, 'x', shard_size);
-    expect_refusal("offset 0: no tar header");
+    expect_refusal("offset 0: not a tar header");
     small_shard();
     shard[1024 + 156] = 'S';
     repair(1024);
     expect_refusal("sparse");
 }
 
-Test(tar, what_is_no_regular_file_is_passed_over)
+Test(tar, other_file_types_are_skipped)
 {
     small_shard();
     for (const char *type = "123456"; *type; type++) {
@@ -359,7 +359,7 @@ static void expect_long(const char *name, uint8_t content, uint64_t size)
     long_found++;
 }
 
-Test(tar, long_names_come_back_whole)
+Test(tar, long_names_round_trip)
 {
     static struct tar_parser parser;
     long_shard();

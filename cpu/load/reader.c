@@ -504,8 +504,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
     if (!reader->set)
         TRY(open_set(reader));
     TRY(guard_open(&guard));
-    size_t sample =
-        reader->copied_bytes / reader->load->dataset->sample_count + 1; /* including the sample's headers */
+    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with headers */
     double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
     double by_batch = copy_all(reader, reader->load->batch * reader->stride);
     guard_close(&guard);

@@ -213,8 +213,8 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        if (from > stop ||
-            (left > 0 && from == stop)) /* an empty member also waits, so that every block is processed */
+        /* An empty member also waits, so that every block is processed. */
+        if (from > stop || (left > 0 && from == stop))
             return STATUS_OK;
         if (!cursor->to)
             cursor->to = worker_slot(worker, cursor->arrival);

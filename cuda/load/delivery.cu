@@ -288,8 +288,7 @@ uint64_t delivery_span(const struct load *load, uint64_t target)
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
     uint64_t all = (uint64_t)load->ranks * workers;
-    uint64_t share =
-        (load->dataset->sample_count + all - 1) / all; /* upper bound of a share of order_share() */
+    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* upper bound of order_share() */
     span = span < share ? span : share;
     uint64_t ahead = span > load->batch ? span : load->batch;
     return load->batch + span + (load->control->consumer ? ahead : 0);

@@ -30,8 +30,7 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
-    ssize_t count =
-        read(fd, bytes, member->size + 1); /* one byte more than expected, to detect a file that grew */
+    ssize_t count = read(fd, bytes, member->size + 1); /* one byte more, to detect a file that grew */
     int failure = count < 0 ? errno : 0;
     close(fd);
     if (failure)

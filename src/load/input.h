@@ -66,11 +66,13 @@ struct load_traits {
     bool ring;          /* reads chunks into rings of buffers */
     bool keyed;         /* uses keyed orders */
     bool calls;         /* makes open, read and close calls that can be timed */
-    enum status (*accepts)(
-        const struct load *load); /* whether it can read this input; NULL if it can read any */
-    const char *timed;            /* what the timed part of a run includes, for the column `timed` */
-    const char *
-        timed_unless_warm; /* value of `timed` if files are opened in every run; NULL if it does not differ */
+
+    /* Whether it can read this input; NULL if it can read any. */
+    enum status (*accepts)(const struct load *load);
+
+    /* What the timed part of a run includes, for the column `timed`. The second text applies if files are
+     * opened in every run; NULL if it is the same. */
+    const char *timed, *timed_unless_warm;
 
     /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU: one copy of the working
      * set into the variant's buffers by the same threads. For variants that deliver on a device, see
@@ -87,17 +89,16 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 
 /* Result of a load variant's latest run, filled by fetch(). */
 struct load_result {
-    uint64_t number;          /* number of the run; UINT64_MAX before the first */
-    struct checksum checksum; /* over the delivered samples */
-    uint64_t skipped;         /* samples that could not be read or decoded */
-    struct cache_pages
-        before;        /* resident pages at the start of the run; with LOAD_WARM, after all files were read */
-    bool device_known; /* the kernel reports device_bytes */
-    uint64_t device_bytes;              /* bytes that the process read from devices during the run */
-    int threads;                        /* threads that shared the run */
-    uint64_t moved_bytes;               /* bytes to compare with copy(); 0: the delivered bytes */
-    const char *gds;                    /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
-    double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
+    uint64_t number;            /* number of the run; UINT64_MAX before the first */
+    struct checksum checksum;   /* over the delivered samples */
+    uint64_t skipped;           /* samples that could not be read or decoded */
+    struct cache_pages before;  /* at the start of the run; with LOAD_WARM, after all files were read */
+    bool device_known;          /* the kernel reports device_bytes */
+    uint64_t device_bytes;      /* bytes that the process read from devices during the run */
+    int threads;                /* threads that shared the run */
+    uint64_t moved_bytes;       /* bytes to compare with copy(); 0: the delivered bytes */
+    const char *gds;            /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
 };
 

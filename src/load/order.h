@@ -22,12 +22,11 @@
 /* Parameters common to the orders of all epochs. */
 struct order_plan {
     uint64_t seed;
-    uint32_t samples; /* in the whole data set */
-    uint32_t shards;  /* 0 if each sample has files of its own */
-    const uint32_t
-        *shard_first;        /* index of each shard's first sample, plus one end entry; owned by the caller */
-    uint32_t shuffle_buffer; /* shards only: number of samples shuffled together; 0 or 1 for none */
-    uint32_t workers;        /* total over all ranks */
+    uint32_t samples;            /* in the whole data set */
+    uint32_t shards;             /* 0 if each sample has files of its own */
+    const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
+    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 for none */
+    uint32_t workers;            /* total over all ranks */
     bool keyed; /* for readers with random access to all samples; ignores shards and shuffle_buffer */
 };
 
