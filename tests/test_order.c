@@ -38,7 +38,7 @@ static void expect_all_permutations(const struct order_plan *plan, const char *w
     }
     for (size_t i = 0; i < PERMUTATIONS; i++) {
         double off = (double)counts[i] - EXPECTED;
-        cr_expect_gt(counts[i], 0, "%s: permutation %zu never comes", what, i);
+        cr_expect_gt(counts[i], 0, "%s: permutation %zu never occurs", what, i);
         chi_square += off * off / EXPECTED;
     }
     cr_expect_lt(chi_square, CHI_SQUARE_MAX, "%s: chi-square %g", what, chi_square);

@@ -352,7 +352,7 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
         kept = atoi(out);
         cr_assert(kept >= goal && kept < places, "%d of %d places when %d were awaited", kept, places, goal);
         EXPECT(0, "stat -c %%i a/%s", first_place);
-        cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was made again", first_place);
+        cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was written again", first_place);
         memcpy(inode, out, sizeof inode);
     }
     EXPECT(0, "%s $P --prepare a %s", launcher, options);

@@ -246,7 +246,7 @@ Test(tar, other_file_types_are_skipped)
     }
 }
 
-/* ---- After the end ---- */
+/* ---- Data after the end ---- */
 
 /* The result must not depend on how many bytes the parser receives at a time. */
 static enum status end_of_shard(size_t window)
@@ -392,7 +392,7 @@ Test(tar, a_name_beyond_every_limit_is_refused)
     cr_assert_eq(count, 10 * TAR_BLOCK_BYTES);
 }
 
-/* ---- Others' shards ---- */
+/* ---- Shards from other programs ---- */
 
 /* Runs a Python script that writes to the file argv[1], and reads that file into the shard. */
 static void shard_by_python(const char *script)

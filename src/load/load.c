@@ -33,7 +33,7 @@ static const struct option_spec options[] = {
      "shuffle buffer for shards, in samples, after shards are permuted; 0: off. Files are fully shuffled"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the sample order; each epoch has its own order"},
-    {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs a run"},
+    {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"depth", "N", OPTION_COUNT, AT(depth), "32", 1, 4096, NULL, true,
      "requests in flight of files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
@@ -60,7 +60,7 @@ static const struct option_spec options[] = {
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
      "buffers per thread, for shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
-     "bytes per read and transfer to the GPU, for shards-gpu and gds"},
+     "size of each read and copy to the GPU, for shards-gpu and gds"},
     COMPUTE_OPTION(AT(compute)),
 };
 
