@@ -354,7 +354,8 @@ static void expect_pictures_in_batches(const char *name)
         cr_expect_eq(viewing.spoilt, 0, "%s", name);
         cr_expect_geq(viewing.steps, 7, "%s", name);
         for (int i = 0; i < 20; i++)
-            cr_expect_eq(viewing.seen[i], i != 7, "%s: image %d was delivered %d times", name, i, viewing.seen[i]);
+            cr_expect_eq(viewing.seen[i], i != 7, "%s: image %d was delivered %d times", name, i,
+                         viewing.seen[i]);
         variant->teardown(state);
     }
     close_job(&job);

@@ -31,8 +31,7 @@ struct worker {
     double decode_s, augment_s;
     uint8_t *decoded; /* scratch buffer of image_decode() */
     size_t decoded_bytes;
-    uint8_t
-        *images; /* decoded and augmented images of the current batch, consecutive; passed to the consumer */
+    uint8_t *images; /* decoded, augmented images of the batch, consecutive; for the consumer */
     size_t images_bytes, images_room;
     int32_t *labels; /* labels of a batch, with --compute train */
     uint32_t label_count;

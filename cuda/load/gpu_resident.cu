@@ -90,8 +90,7 @@ static enum status fetch_order(struct resident *resident, struct output_queue *q
     return STATUS_OK;
 }
 
-/* Gathers the samples of indices [index, index + count) into consecutive slots, and delivers their batches.
- */
+/* Gathers the samples [index, index + count) of the order into consecutive slots and delivers batches. */
 static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
                           uint32_t index, uint32_t count)
 {

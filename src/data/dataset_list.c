@@ -13,8 +13,7 @@
 
 /* A folder that is still to be listed, or was listed and is kept as the parent of others. */
 struct branch {
-    const char
-        *path; /* relative to the dataset's directory and ending with a slash; "" for the directory itself */
+    const char *path; /* relative to the dataset's directory, with a final slash; "" for that directory */
     const struct branch *above;
     struct branch *next; /* next folder in its list */
     dev_t device;

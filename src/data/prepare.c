@@ -28,11 +28,9 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES 1000 /* per folder, in the layout `files` */
-#define SHARD_SAMPLES                                                                    \
-    10000 /* default limits per shard (samples, and approximate bytes), without --shards \
-           */
-#define SHARD_BYTES       (UINT64_C(1) << 30)
+#define FOLDER_SAMPLES    1000                /* per folder, in the layout `files` */
+#define SHARD_SAMPLES     10000               /* default limit per shard, without --shards */
+#define SHARD_BYTES       (UINT64_C(1) << 30) /* approximate limit per shard */
 #define SHARDS_MAX        1000000
 #define CHUNK_SAMPLES     256 /* samples generated at a time; fewer if they are large */
 #define CHUNK_BYTES       (UINT64_C(64) << 20)

@@ -29,7 +29,7 @@ struct source_member {
 struct source_sample {
     struct source_member members[SOURCE_MEMBERS_MAX];
     size_t count;
-    const char *key; /* name of the sample in its origin, or NULL; valid while the source is open */
+    const char *key; /* original name of the sample, or NULL; valid while the source is open */
 };
 
 /* Properties of an open source. */

@@ -29,8 +29,7 @@ static uint64_t page_bytes(void)
 }
 
 /* Whether mincore(2) reports correct results. For files that the process neither owns nor may write, it
- * reports every page as resident. The kernel allows O_NOATIME to the same owners, so setting it serves as the
- * test. */
+ * reports every page as resident. Only owners may set O_NOATIME, so setting it tests ownership. */
 static bool may_ask(int fd)
 {
     char path[32];
