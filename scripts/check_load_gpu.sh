@@ -152,7 +152,7 @@ else
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
         done
-        # Small windows: berths go round within an epoch and from one to the next, and readers help each other.
+        # Small shuffle buffers: batch buffers go round within an epoch and from one to the next, and readers help each other.
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
         # More batches have room than a consumer has events for.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
@@ -189,7 +189,7 @@ else
     learn shards-omp pictures --decode
     learn shards-omp pictures --augment
     # Faults
-    check 'what has no classes teaches nothing' fails_with 2 'has not one label' "$bench" --variant shards-omp --decode \
+    check 'what has no classes teaches nothing' fails_with 2 'does not have exactly one label' "$bench" --variant shards-omp --decode \
         --data "$dir/odd-shards" --compute train
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue

@@ -1,4 +1,4 @@
-/* What the suites of the workload `load` share: data sets on disk, whole and broken, and variants that read
+/* Shared by the suites of the workload `load`: intact and broken data sets on disk, and variants that read
  * them. */
 #ifndef FDSL_TESTS_LOAD_SUPPORT_H
 #define FDSL_TESTS_LOAD_SUPPORT_H
@@ -45,13 +45,13 @@ static inline const char *in_folder(const char *name)
     return path;
 }
 
-/* A byte of a sample. */
+/* Expected byte of a sample's member. */
 static inline uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
 {
     return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
 }
 
-/* Sizes that cross blocks, pages and edges. */
+/* Size of a member. The sizes cross block, page and edge boundaries. */
 static inline uint32_t size_of(uint32_t sample, uint32_t member)
 {
     return member ? sample % 3 : (sample * 997) % 9000;
@@ -71,7 +71,7 @@ static inline void put_member(FILE *stream, uint32_t sample, uint32_t member)
         putc(0, stream);
 }
 
-/* Shards of different sizes, with an odd number of samples in all. */
+/* Writes shards of different sizes with an odd total number of samples. */
 static inline void make_shards(uint32_t samples)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -105,7 +105,7 @@ static inline void make_files(uint32_t samples)
         }
 }
 
-/* The workload's input for a command line. */
+/* The workload and its input for a command line. */
 struct job {
     const struct workload *workload;
     struct options options;
@@ -138,7 +138,7 @@ static inline void close_job(struct job *job)
     free(job->line);
 }
 
-/* Sets a variant up, NULL where it cannot run here. */
+/* Sets up a variant. Returns NULL if it cannot run here. */
 static inline const struct variant *start(struct job *job, const char *name, void **state)
 {
     const struct variant_entry *entry = variant_find(name);
@@ -153,7 +153,7 @@ static inline const struct variant *start(struct job *job, const char *name, voi
 static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
 static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
 
-/* Makes run `number`, which is checked closely, and counts what is wrong with it. */
+/* Makes run `number` with every sample verified, and sets `wrong` to the number of wrong samples. */
 static inline enum status run_closely(const struct job *job, const struct variant *variant, void *state,
                                       uint64_t number, uint64_t *wrong)
 {
@@ -166,8 +166,7 @@ static inline enum status run_closely(const struct job *job, const struct varian
     return status;
 }
 
-/* The oracle finds nothing wrong, neither with a run that it checks closely nor with what another one leaves.
- */
+/* Expects no wrong samples, both in a fully verified run and in the buffers after an ordinary run. */
 static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
 {
     struct run_time unused;
@@ -200,7 +199,7 @@ static inline void expect_exactly_once(const char *name, const char *line)
     close_job(&job);
 }
 
-/* A data set with an index. */
+/* Writes a data set with an index. */
 static inline void prepare(const char *layout)
 {
     char command[3 * PATH_MAX];
@@ -213,7 +212,7 @@ static inline void prepare(const char *layout)
     cr_assert_eq(system(command), 0, "%s", command);
 }
 
-/* ---- Broken ones ---- */
+/* ---- Broken data sets ---- */
 
 static inline void overwrite(const char *name, long offset, const void *bytes, size_t count)
 {
@@ -231,8 +230,8 @@ static inline void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* Samples from number `sample` on that are whole in a shard that ends at `bytes`, less the last, which the
- * cut might have shortened. */
+/* Number of intact samples from `sample` on in a shard cut at `bytes`. The last one is not counted, because
+ * the cut may have shortened it. */
 static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
 {
     uint32_t whole = 0;
@@ -240,13 +239,13 @@ static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
         for (uint32_t member = 0; member < 2; member++) {
             uint32_t size = size_of(sample + whole, member);
             end += TAR_BLOCK_BYTES + size + tar_padding(size);
-            if (end > bytes) /* a sample of which the first member is there counts, and is the last */
+            if (end > bytes) /* a sample whose first member is intact counts, as the last one */
                 return whole - (member == 0);
         }
 }
 
 #ifdef HAVE_PNG
-/* 20 pictures, of which number 7 is none. */
+/* Writes 20 images; number 7 is not a valid image. */
 static inline void make_pictures(bool shard)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -277,9 +276,9 @@ static inline void make_pictures(bool shard)
 }
 #endif
 
-/* ---- What a row says ---- */
+/* ---- Columns of a row ---- */
 
-/* The workload's own columns after a run. */
+/* Fills the workload's own columns after a run. */
 static inline enum status fill_columns(const struct job *job, const struct variant *variant, void *state,
                                        struct measures *measures)
 {
@@ -288,7 +287,7 @@ static inline enum status fill_columns(const struct job *job, const struct varia
     return job->workload->measure(job->input, variant, state, measures);
 }
 
-/* The text of a column after one run. */
+/* Returns the text of a column after one run. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
     struct job job;
@@ -304,7 +303,8 @@ static inline void measured(const char *variant_name, const char *line, const ch
     close_job(&job);
 }
 
-/* With --on-error skip every variant reads the rest, `left` samples; `skipped` is what the column says. */
+/* Expects every variant with --on-error skip to read the remaining `left` samples. `skipped` is the expected
+ * text of that column. */
 static inline void expect_skipped(uint32_t left, const char *skipped)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants) + COUNT_OF(file_variants); v++) {

@@ -264,7 +264,7 @@ Test(compute, an_array_that_is_no_picture_ends_the_run)
         cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
         const struct variant *variant = start(&job, "files", &state);
         cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", arrays[i].type);
-        cr_expect(strstr(status_text(), "sample '000005': its array is no picture"), "%s", status_text());
+        cr_expect(strstr(status_text(), "sample '000005': its array is not an image"), "%s", status_text());
         variant->teardown(state);
         close_job(&job);
     }
@@ -292,7 +292,7 @@ Test(compute, a_picture_of_another_shape_ends_the_run)
     cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, "files", &state);
     cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "3x16x16 among such of 3x8x8"), "%s", status_text());
+    cr_expect(strstr(status_text(), "3x16x16 among images of 3x8x8"), "%s", status_text());
     cr_expect(strstr(status_text(), "sample '000022'"), "%s", status_text());
     variant->teardown(state);
     close_job(&job);
@@ -409,18 +409,18 @@ Test(compute, sets_that_teach_nothing_are_refused)
     make_arrays("|u1");
     expect_no_task("--cache any --compute train --on-error skip", "drop --on-error skip");
     put_label(5, -1);
-    expect_no_task(line, "sample '000005': its label is no class");
+    expect_no_task(line, "sample '000005': its label is not a class");
     put("cls", 5, "five", 4);
-    expect_no_task(line, "its label is no class");
+    expect_no_task(line, "its label is not a class");
     cr_assert_eq(remove(in_folder("000005.cls")), 0);
-    expect_no_task(line, "sample '000005': it has not one label (.cls)");
+    expect_no_task(line, "sample '000005': it does not have exactly one label (.cls)");
     put_label(5, 1);
     put_array(0, "|u1", "64, 3", 64 * 3);
     expect_no_task(line, "too small");
     put_array(0, "|u1", "64", 64);
-    expect_no_task(line, "sample '000000': its array is no picture");
+    expect_no_task(line, "sample '000000': its array is not an image");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
-    expect_no_task(line, "it has not one picture (.npy, .png)");
+    expect_no_task(line, "it does not have exactly one image (.npy, .png)");
     remove_folder();
 }
 

@@ -1,4 +1,4 @@
-/* .npy headers, IDX, CIFAR-10, our index, that of wids, and PNG in memory. */
+/* Formats: .npy headers, IDX, CIFAR-10, our index, the wids index, and PNG in memory. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -48,7 +48,7 @@ Test(npy, our_own_header)
     cr_assert_eq(npy_header_check(&header, length + 196607), STATUS_FAILED);
 }
 
-Test(npy, what_others_write)
+Test(npy, headers_of_other_writers)
 {
     struct npy_header header;
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': True, 'shape': (), }   \n", 1, &header),
@@ -84,18 +84,19 @@ Test(npy, what_is_refused)
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", 4, &header),
                  STATUS_FAILED);
     cr_assert_eq(npy_header_parse((const uint8_t *)"\x93NUMPY\1\0\xff\xff{}  ", 14, &header), STATUS_FAILED);
-    expect_text("longer than");
+    expect_text("exceeds");
 }
 
-/* A header that is as long as the file is the longest; what would make it whole lies one byte beyond. */
-Test(npy, a_header_ends_where_the_file_does)
+/* A header may end exactly at the end of the file. The byte that would complete a longer one is just past the
+ * end. */
+Test(npy, header_may_end_with_file)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
     size_t length = sizeof dictionary - 1;
     for (int version = 1; version <= 2; version++)
         for (size_t more = 0; more <= 6; more++) {
             size_t begin = version == 1 ? 10 : 12, size = begin + length - more;
-            uint8_t *bytes = calloc(1, begin + length); /* the rest is there, and is not the file's */
+            uint8_t *bytes = calloc(1, begin + length); /* the rest is in memory but not part of the file */
             struct npy_header header;
             memcpy(bytes, "\x93NUMPY", 6);
             bytes[6] = (uint8_t)version;
@@ -104,7 +105,7 @@ Test(npy, a_header_ends_where_the_file_does)
             cr_expect_eq(npy_header_parse(bytes, size, &header), more ? STATUS_FAILED : STATUS_OK,
                          "version %d, %zu bytes beyond the end", version, more);
             if (more)
-                expect_text("longer than");
+                expect_text("exceeds");
             free(bytes);
         }
 }
@@ -124,9 +125,9 @@ Test(idx, faults)
 {
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
-    expect_text("11 bytes, by its header; it has 10");
+    expect_text("11 bytes according to its header; it has 10");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7\x08", 12, &idx), STATUS_FAILED);
-    expect_text("11 bytes, by its header; it has 12");
+    expect_text("11 bytes according to its header; it has 12");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2a", 17, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x0d\1\0\0\0\0", 8, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\0", 4, &idx), STATUS_FAILED);
@@ -159,7 +160,7 @@ Test(idx, gzipped_and_cut)
 #endif
 
 #ifdef HAVE_ZLIB
-/* Packs bytes as one gzip member; returns its size. */
+/* Packs bytes as one gzip member. Returns its size. */
 static size_t pack(const void *bytes, size_t size, uint8_t *packed, size_t room)
 {
     z_stream stream = {.next_in = (Bytef *)(uintptr_t)bytes,
@@ -181,7 +182,7 @@ static enum status take(const uint8_t *packed, size_t size, struct idx *idx)
 
 static const char labels_idx[] = "\0\0\x08\1\0\0\0\3\5\6\7";
 
-/* gzip files may be joined with cat: their contents are too. */
+/* Concatenated gzip files unpack to concatenated contents. */
 Test(idx, gzip_of_several_members)
 {
     uint8_t packed[512];
@@ -194,39 +195,39 @@ Test(idx, gzip_of_several_members)
         cr_expect(idx.shape[0] == 3 && memcmp(idx.values, "\5\6\7", 3) == 0);
         idx_free(&idx);
         cr_assert_eq(take(packed, size - 1, &idx), STATUS_FAILED);
-        expect_text("damaged or cut");
+        expect_text("damaged or truncated");
         idx_free(&idx);
         packed[size] = 'x';
         cr_assert_eq(take(packed, size + 1, &idx), STATUS_FAILED);
-        expect_text("damaged or cut");
+        expect_text("damaged or truncated");
         idx_free(&idx);
     }
 }
 
-Test(idx, gzip_with_more_than_its_header_says)
+Test(idx, gzip_with_excess_data)
 {
     static uint8_t packed[1 << 17], more[100000];
     struct idx idx;
     memcpy(more, labels_idx, 11);
     for (size_t size = 12; size <= sizeof more; size = size < 100 ? size + 1 : 10 * size) {
         cr_assert_eq(take(packed, pack(more, size, packed, sizeof packed), &idx), STATUS_FAILED, "%zu", size);
-        expect_text("an IDX file of 11 bytes, by its header; it has ");
+        expect_text("an IDX file of 11 bytes according to its header; it has ");
         idx_free(&idx);
     }
 }
 
-/* What is no IDX file is seen at its beginning: not a byte more of a file that unpacks to 256 MiB is looked
- * at. A header that promises too much costs no memory for it. */
+/* Non-IDX content is detected from the first bytes; the rest of a file that unpacks to 256 MiB is not
+ * unpacked. A header that promises too much does not cause a large allocation. */
 Test(idx, gzip_bombs_are_not_unpacked)
 {
     static const struct {
         const char *begin;
         size_t size;
         const char *words;
-    } bombs[] = {{"PK\3\4", 4, "no IDX file"},
+    } bombs[] = {{"PK\3\4", 4, "not an IDX file"},
                  {"\0\0\x0d\1", 4, "type 0x0d"},
-                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes, by its header; it has more"},
-                 {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "more values than"}};
+                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes according to its header; it has more"},
+                 {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "too many values"}};
     static uint8_t packed[1 << 19], plain[1 << 20];
     struct rusage before, after;
     struct idx idx;
@@ -236,7 +237,7 @@ Test(idx, gzip_bombs_are_not_unpacked)
         size_t size = pack(plain, sizeof plain, packed, sizeof packed);
         memset(plain, 0, bombs[i].size);
         size_t zeros = pack(plain, sizeof plain, packed + size, sizeof packed - size);
-        for (int m = 1; m < 255; m++, size += zeros) /* members of 1 MiB of zeros each */
+        for (int m = 1; m < 255; m++, size += zeros) /* each member unpacks to 1 MiB of zeros */
             memcpy(packed + size + zeros, packed + size, zeros);
         cr_assert_eq(take(packed, size + zeros, &idx), STATUS_FAILED);
         expect_text(bombs[i].words);
@@ -291,16 +292,16 @@ Test(counter, values_are_a_pure_function)
 #ifdef HAVE_XXHASH
 static const struct index_member two_members[] = {{"cls", 512, 1, 0x0123456789abcdef}, {"png", 1536, 100, 5}};
 
-/* Two shards with a sample each. */
+/* Two shards with one sample each. */
 static char *index_text(size_t *size)
 {
     struct index_text text;
-    const struct index_place places[] = {
+    const struct index_unit places[] = {
         {.name = "x-000000.tar", .bytes = 4096, .md5 = "0123456789abcdef0123456789abcdef"},
         {.name = "x-000001.tar", .bytes = 4096, .md5 = ""}};
     cr_assert_eq(index_text_begin(&text, INDEX_SHARDS, "some options"), STATUS_OK);
     for (int i = 0; i < 2; i++) {
-        index_text_add_place(&text, &places[i]);
+        index_text_add_unit(&text, &places[i]);
         index_text_add_sample(text.stream, i ? "000001" : "000000", two_members, 2);
     }
     cr_assert_eq(index_text_end(&text), STATUS_OK, "%s", status_text());
@@ -308,20 +309,20 @@ static char *index_text(size_t *size)
     return text.text;
 }
 
-Test(index, is_read_as_it_was_written)
+Test(index, round_trip)
 {
     size_t size;
     struct index index;
     char *text = index_text(&size), path[] = "/tmp/fdsl-index-XXXXXX";
     cr_assert_eq(index_parse(text, size, &index), STATUS_OK, "%s", status_text());
-    cr_assert(index.layout == INDEX_SHARDS && index.place_count == 2 && index.sample_count == 2 &&
+    cr_assert(index.layout == INDEX_SHARDS && index.unit_count == 2 && index.sample_count == 2 &&
               index.member_count == 4);
-    cr_assert_str_eq(index.made, "some options");
-    cr_assert_str_eq(index.places[1].name, "x-000001.tar");
-    cr_assert_str_eq(index.places[1].md5, "");
-    cr_assert(index.places[1].first == 1 && index.places[1].count == 1 && index.places[1].bytes == 4096);
+    cr_assert_str_eq(index.provenance, "some options");
+    cr_assert_str_eq(index.units[1].name, "x-000001.tar");
+    cr_assert_str_eq(index.units[1].md5, "");
+    cr_assert(index.units[1].first == 1 && index.units[1].count == 1 && index.units[1].bytes == 4096);
     cr_assert_str_eq(index.samples[1].key, "000001");
-    cr_assert(index.samples[1].place == 1 && index.samples[1].first == 2 && index.samples[1].count == 2);
+    cr_assert(index.samples[1].unit == 1 && index.samples[1].first == 2 && index.samples[1].count == 2);
     cr_assert_str_eq(index.members[3].extension, "png");
     cr_assert(index.members[2].hash == 0x0123456789abcdef && index.members[3].size == 100);
 
@@ -329,7 +330,7 @@ Test(index, is_read_as_it_was_written)
     cr_assert(close(mkstemp(path)) == 0);
     cr_assert_eq(index_save(path, &index, 1, 1), STATUS_OK, "%s", status_text());
     cr_assert_eq(index_read(path, &again), STATUS_OK, "%s", status_text());
-    cr_assert(again.place_count == 1 && again.sample_count == 1);
+    cr_assert(again.unit_count == 1 && again.sample_count == 1);
     cr_assert_str_eq(again.samples[0].key, "000001");
     index_free(&again);
     index_free(&index);
@@ -368,28 +369,28 @@ static void expect_bad_lines(const char *lines, const char *words)
     index_free(&index);
 }
 
-Test(index, bad_lines_are_named)
+Test(index, bad_lines_are_reported)
 {
-    expect_bad_lines("place\tx\t10\n", "line 2: a place has");
+    expect_bad_lines("place\tx\t10\n", "line 2: a place line has");
     expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
-    expect_bad_lines("sample\tk\n", "before the first place");
+    expect_bad_lines("sample\tk\n", "before the first place line");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
-    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends behind x");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends after x");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",
                      "member");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
-    expect_bad_lines("other\tx\n", "no kind of line");
+    expect_bad_lines("other\tx\n", "not a known kind of line");
     expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
                      "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
-                     "line 4: x: offset 512: the member before ends at 1537, which leaves no room");
+                     "line 4: x: offset 512: the previous member ends at 1537, which leaves no room");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t512\t600\t0123456789abcdef\tpng\t1536\t1\t"
                      "0123456789abcdef\n",
-                     "line 3: x: offset 1536: the member before ends at 1112");
+                     "line 3: x: offset 1536: the previous member ends at 1112");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
 }
 
-/* Neither our index nor DALI's has quotes: a name that would be read as several fields or lines is refused.
- */
+/* Neither our index nor DALI's has quotes, so a name that would be parsed as several fields or lines is
+ * refused. */
 Test(index, names_that_no_line_can_hold_are_refused)
 {
     static const char *const names[] = {"", "a b", "a\tb", "a\nb", "a\rb", "\x1b[2J", "a\x7f"};
@@ -425,7 +426,7 @@ Test(index, extensions_are_counted_once)
 }
 
 #ifdef HAVE_JANSSON
-Test(wids, is_read_as_it_was_written)
+Test(wids, round_trip)
 {
     size_t size;
     struct index index;
@@ -470,7 +471,7 @@ Test(wids, faults)
 /* ---- PNG ---- */
 
 #ifdef HAVE_PNG
-Test(png, there_and_back)
+Test(png, round_trip)
 {
     uint8_t pixels[2 * 3 * 3], decoded[sizeof pixels];
     for (size_t i = 0; i < sizeof pixels; i++)
@@ -494,23 +495,23 @@ Test(png, there_and_back)
 }
 
 #ifdef HAVE_ZLIB
-/* A header that tells of more pixels than a file of so few bytes can hold: no room is made for them. */
-Test(png, sizes_that_make_no_sense_are_refused)
+/* A header that claims more pixels than the file can hold must not cause an allocation. */
+Test(png, implausible_sizes_are_refused)
 {
     static const uint8_t pixel[1] = {7};
     static const struct {
         uint8_t width[4], height[4];
         const char *words;
-    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels is"},
-                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels is"},
-                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels is more than its bytes can hold"}};
+    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels has more"},
+                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels has more"},
+                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels has more than its bytes can hold"}};
     const struct png_shape shape = {1, 1, 1};
     struct png_shape found;
     void *bytes;
     size_t size;
     cr_assert_eq(png_encode(pixel, &shape, &bytes, &size), STATUS_OK);
     for (size_t i = 0; i < COUNT_OF(headers); i++) {
-        uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR", and its 13 bytes */
+        uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR" and its 13 bytes */
         memcpy(header + 4, headers[i].width, 4);
         memcpy(header + 8, headers[i].height, 4);
         unsigned long sum = crc32(0, header, 17);

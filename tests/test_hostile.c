@@ -1,5 +1,5 @@
-/* Inputs that want to hurt: names, sizes, ends and depths that nobody would choose, given to --prepare and to
- * the readers from outside. */
+/* Hostile inputs, given to --prepare and to the readers as programs: unusual names, sizes, ends and
+ * depths. */
 #include "shell.h"
 
 #include <fcntl.h>
@@ -12,7 +12,8 @@
 
 TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* Refused with this status and one line that holds these words; nothing raw for a terminal in it. */
+/* Expects this status and a one-line message that contains these words, without control characters for the
+ * terminal. */
 static void expect_refusal(int wanted, const char *words, const char *command)
 {
     run("%s", command);
@@ -20,7 +21,7 @@ static void expect_refusal(int wanted, const char *words, const char *command)
     cr_expect_null(strchr(out, '\033'), "%s", out);
 }
 
-/* ---- Shards with any names ---- */
+/* ---- Shards with arbitrary names ---- */
 
 static char shard_path[PATH_MAX];
 
@@ -49,7 +50,7 @@ static void end_shard(FILE *stream)
     cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
 }
 
-/* An extension whose tab or newline would be a field or a line of the index. */
+/* An extension containing a tab or newline would become a field or line of the index. */
 Test(hostile, extensions_that_would_inject_records)
 {
     static const char *const extensions[] = {"a\tb", "a\nsample\t9", "a b", "\033[2J"};
@@ -65,13 +66,14 @@ Test(hostile, extensions_that_would_inject_records)
         snprintf(name, sizeof name, "f/k.%s", extensions[i]);
         put(name, "data", 4);
         expect_refusal(1, "s/x.tar: '", "$P --prepare o --from dataset --source s");
-        expect_refusal(1, "which no index can hold; rename the file",
+        expect_refusal(1, "which an index cannot store; rename the file",
                        "$P --prepare o --from dataset --source f --layout files");
-        EXPECT(0, "! test -e o"); /* seen before anything is written */
+        EXPECT(0, "! test -e o"); /* checked before anything is written */
     }
 }
 
-/* Names that differ after byte 100 alone, and keys of any length: none is cut, so none becomes another. */
+/* Names that differ only after byte 100, and keys of any length. None is truncated, so none collides with
+ * another. */
 Test(hostile, long_names_stay_apart)
 {
     char extension[1200], name[2000];
@@ -101,10 +103,10 @@ Test(hostile, long_names_stay_apart)
               "assert [t.extractfile(n).read() for n in names] == [b'first', b'second'] * 3\"");
 }
 
-/* ---- Ends ---- */
+/* ---- Ends of shards ---- */
 
-/* A shard is not over where zeros begin: cat a.tar b.tar, and a page that was zeroed. */
-Test(hostile, samples_after_an_end_are_not_lost_in_silence)
+/* Zeros do not end a shard if data follows: cat a.tar b.tar, or a zeroed page. */
+Test(hostile, data_after_end_is_not_ignored)
 {
     EXPECT(0, "mkdir s t");
     for (int part = 0; part < 2; part++) {
@@ -117,20 +119,20 @@ Test(hostile, samples_after_an_end_are_not_lost_in_silence)
         end_shard(stream);
     }
     EXPECT(0, "cat s/a s/b > s/x.tar");
-    expect_refusal(1, "s/x.tar: offset 6144: the shard ends here, and data follow at offset 7168",
+    expect_refusal(1, "s/x.tar: offset 6144: the shard ends here, but data follows at offset 7168",
                    "$P --variant shards --data s --cache any --min-time 0");
     EXPECT(0, "cp s/b t/x.tar && dd if=/dev/zero of=t/x.tar bs=4096 seek=3 count=1 conv=notrunc 2>/dev/null");
-    expect_refusal(1, "t/x.tar: offset 12288: the shard ends here, and data follow at offset 16384",
+    expect_refusal(1, "t/x.tar: offset 12288: the shard ends here, but data follows at offset 16384",
                    "$P --variant shards --data t --cache any --min-time 0");
     EXPECT(0, "$P --variant shards --data t --cache any --on-error skip --min-time 0 --format csv");
-    cr_expect_not_null(strstr(out, "data follow at offset 16384"), "%s", out);
-    EXPECT(0, "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* records of 10 KiB and more */
+    cr_expect_not_null(strstr(out, "data follows at offset 16384"), "%s", out);
+    EXPECT(0, "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* records of 10 KiB and larger */
     EXPECT(0, "$P --variant shards --data t --cache any --min-time 0 --verify");
 }
 
 /* ---- Depth ---- */
 
-/* Folders as deep as a path can be: a stack and the limit of open files are smaller. */
+/* Folders as deep as a path allows, deeper than the stack and the limit of open files would permit. */
 Test(hostile, deep_folders_are_read)
 {
     char path[PATH_MAX] = "";
@@ -169,7 +171,7 @@ Test(hostile, samples_csv_is_quoted)
                                           "000000,\"say \"\"a\"\", b\nc\",000/000000.txt,\n"
                                           "000001,x,000/000001.txt,000/000001.png\n");
     EXPECT(0, "$P --prepare o --from dataset --source s --layout files");
-    cr_expect_not_null(strstr(out, "complete already"), "a line end in quotes ends no record: %s", out);
+    cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes ends no record: %s", out);
     if (run("python3 -c 'import csv' 2>/dev/null") != 0)
         return;
     EXPECT(0, "python3 -c \"import csv\n"
@@ -178,7 +180,7 @@ Test(hostile, samples_csv_is_quoted)
               "assert [len(r) for r in rows] == [4, 4]\"");
 }
 
-/* What a name holds, a terminal does not get. */
+/* Names are escaped before they reach a terminal. */
 Test(hostile, names_are_escaped)
 {
     EXPECT(0, "mkdir \"$(printf 's\\033[31m')\" && printf x > \"$(printf 's\\033[31m/k\\007.npy')\"");
@@ -209,24 +211,25 @@ Test(hostile, a_target_in_its_own_source_is_refused)
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         char command[256];
         snprintf(command, sizeof command, "$P --prepare %s --from dataset --source s", targets[i]);
-        expect_refusal(2, "this is in its own source, s; name a folder outside of it", command);
+        expect_refusal(2, "this folder is inside its own source, s; name a folder outside it", command);
     }
     EXPECT(0, "test \"$(find s | wc -l)\" = 3");
-    EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that begins alike is another */
+    EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that only begins with the same
+                                                               characters is another folder */
 }
 
-/* A value may look like an option. */
+/* An option value may look like an option. */
 Test(hostile, a_folder_of_dashes)
 {
     expect_refusal(2, "--data --: no such folder", "$P --variant train-naive --data=--");
     expect_refusal(2, "--data needs a value", "$P --variant train-naive --data --");
     EXPECT(0, "mkdir -- --");
-    expect_refusal(2, "--data --: no samples there", "$P --variant train-naive --data=--");
+    expect_refusal(2, "--data --: no samples found", "$P --variant train-naive --data=--");
 }
 
 /* ---- A damaged index ---- */
 
-/* What is advised works: prepare again, or read without it. */
+/* The remedies in the message work: prepare again, or read without the index. */
 Test(hostile, a_cut_index_can_be_prepared_again)
 {
     static const char options[] = "--samples 20 --shards 3 --sample-shape 3";
@@ -234,9 +237,11 @@ Test(hostile, a_cut_index_can_be_prepared_again)
     expect_refusal(1, "prepare the dataset again, or remove the index to read without it",
                    "$P --variant shards --data a --cache any --min-time 0");
     EXPECT(2, "$P --prepare a %s --seed 1", options);
-    cr_expect_not_null(strstr(out, "remove the folder and prepare it again, or remove the index"), "%s", out);
+    cr_expect_not_null(strstr(out, "remove the folder and prepare it again, or remove only the index"), "%s",
+                       out);
     EXPECT(0, "$P --prepare a %s", options);
-    cr_expect_not_null(strstr(out, "a/counter.index was cut or changed: all is made again"), "%s", out);
+    cr_expect_not_null(strstr(out, "a/counter.index was cut or changed: preparing everything again"), "%s",
+                       out);
     EXPECT(0, "diff -r whole a && truncate -s 9 a/counter.index");
     EXPECT(2, "$P --prepare a %s", options);
     EXPECT(0, "rm a/counter.index && $P --variant shards --data a --cache any --min-time 0");

@@ -1,4 +1,4 @@
-/* The workload `load`: orders, checksums, latencies, and what every variant makes of whole data. */
+/* The workload `load` on intact data: orders, checksums, latencies, and the results of every variant. */
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
@@ -20,12 +20,12 @@ static struct order_plan plan_of(uint32_t shards, uint32_t window, uint32_t work
                               .samples = 64,
                               .shards = shards,
                               .shard_first = shards ? shard_first : NULL,
-                              .window = window,
+                              .shuffle_buffer = window,
                               .workers = workers};
     return plan;
 }
 
-Test(load, every_sample_comes_once_an_epoch_for_any_number_of_workers)
+Test(load, every_sample_once_per_epoch_for_any_worker_count)
 {
     for (uint32_t shards = 0; shards <= 5; shards += 5)
         for (uint32_t window = 0; window <= 100; window += 9)
@@ -65,14 +65,14 @@ Test(load, an_order_is_a_function_of_seed_and_epoch)
     order_close(&b);
 }
 
-Test(load, a_window_moves_no_sample_farther_than_its_size)
+Test(load, shuffle_buffer_bounds_displacement)
 {
     struct order_plan plan = plan_of(5, 10, 1);
     struct order order;
     cr_assert_eq(order_open(&plan, &order), STATUS_OK);
     order_make(&plan, 0, 0, &order);
     for (uint32_t i = 0; i < order.count; i++)
-        cr_assert_eq(order.places[i] / 10, i / 10);
+        cr_assert_eq(order.indices[i] / 10, i / 10);
     order_close(&order);
 }
 
@@ -95,7 +95,7 @@ Test(load, quality_of_known_orders)
 
 /* ---- Checksums and latencies ---- */
 
-Test(load, a_checksum_tells_what_is_missing_doubled_or_swapped)
+Test(load, checksum_detects_missing_duplicate_and_swapped_samples)
 {
     const uint8_t a[300] = {1}, b[300] = {2};
     uint64_t hash_a = checksum_edges(a, sizeof a), hash_b = checksum_edges(b, sizeof b);
@@ -126,7 +126,7 @@ Test(load, latency_quantiles_are_within_three_percent)
 
 /* ---- Augmentation ---- */
 
-Test(load, augmentation_is_what_its_definition_says)
+Test(load, augmentation_matches_definition)
 {
     uint8_t pixels[2 * 4 * 5];
     float values[2 * 4 * 5];
@@ -194,7 +194,7 @@ Test(load, a_png_decodes_to_its_pixels)
 }
 #endif
 
-Test(load, halves_are_augmented_as_their_values)
+Test(load, augmenting_halves_equals_augmenting_floats)
 {
     char file[NPY_HEADER_MAX + 8];
     size_t header = npy_header_make(file, "<f2", "1, 1, 4"), room_bytes = 0;
@@ -235,7 +235,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
 
 /* ---- Consumed batches ---- */
 
-/* A consumer that adds up what it is given, by any thread. */
+/* A consumer that adds up the batches it receives, from any thread. */
 struct counting {
     struct consumer consumer;
     uint64_t steps, bytes, sum, fails_at;
@@ -256,7 +256,7 @@ static enum status count_batch(struct consumer *consumer, const struct batch *ba
 
 static const struct consumer_type counting_type = {.take_host = count_batch};
 
-/* Runs an epoch of the variant with that consumer; false where it cannot run here. */
+/* Runs one epoch of the variant with that consumer. False if the variant cannot run here. */
 static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
 {
     struct job job;
@@ -275,7 +275,7 @@ static bool consume_epoch(const char *name, const char *line, enum status expect
     return variant;
 }
 
-Test(load, every_variant_has_its_whole_batches_consumed, .init = make_folder, .fini = remove_folder)
+Test(load, every_variant_passes_full_batches_to_consumer, .init = make_folder, .fini = remove_folder)
 {
     for (int shards = 1; shards >= 0; shards--) {
         const char *const *variants = shards ? shard_variants : file_variants;
@@ -296,7 +296,7 @@ Test(load, every_variant_has_its_whole_batches_consumed, .init = make_folder, .f
     }
 }
 
-Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = remove_folder)
+Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remove_folder)
 {
     char command[2 * PATH_MAX];
     const char *program = getenv("FDSL_BENCH");
@@ -314,7 +314,7 @@ Test(load, what_is_consumed_is_what_training_gets, .init = make_folder, .fini = 
 }
 
 #ifdef HAVE_PNG
-/* Notes which pictures of make_pictures() came: each is 45 equal bytes, three times its number. */
+/* Records which images of make_pictures() arrived. Image n is 45 bytes of the value 3 n. */
 struct viewing {
     struct consumer consumer;
     int seen[20], steps, spoilt;
@@ -354,14 +354,15 @@ static void expect_pictures_in_batches(const char *name)
         cr_expect_eq(viewing.spoilt, 0, "%s", name);
         cr_expect_geq(viewing.steps, 7, "%s", name);
         for (int i = 0; i < 20; i++)
-            cr_expect_eq(viewing.seen[i], i != 7, "%s: picture %d came %d times", name, i, viewing.seen[i]);
+            cr_expect_eq(viewing.seen[i], i != 7, "%s: image %d was delivered %d times", name, i,
+                         viewing.seen[i]);
         variant->teardown(state);
     }
     close_job(&job);
 }
 
-/* Whole batches of decoded images, without the one that does not decode. */
-Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini = remove_folder)
+/* Batches of decoded images omit the sample that cannot be decoded. */
+Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = remove_folder)
 {
     make_pictures(true);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -369,7 +370,7 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
     remove_folder();
     make_folder();
     make_pictures(false);
-    /* An array that decodes, in the sample whose picture does not: it must not stay in the batch. */
+    /* The sample with the broken image also holds a valid array. It must not stay in the batch. */
     char array[NPY_HEADER_MAX + 45];
     size_t header = npy_header_make(array, "|u1", "5, 9");
     memset(array + header, 21, 45);
@@ -380,23 +381,23 @@ Test(load, decoded_batches_hold_every_picture_once, .init = make_folder, .fini =
 }
 #endif
 
-/* Memory that may not be locked is read into all the same. */
-Test(load, shards_uring_needs_little_locked_memory, .init = make_folder, .fini = remove_folder)
+/* shards-uring also works if its buffers cannot be locked. */
+Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
     const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
     make_shards(101);
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     bool root = geteuid() == 0;
-    if (root) /* it may lock what it likes */
+    if (root) /* root has no limit on locked memory */
         cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
     expect_exactly_once("shards-uring", "--cache any --depth 8 --block 1024");
     if (root)
         cr_assert_eq(seteuid(0), 0);
 }
 
-/* ---- What rows say ---- */
+/* ---- Columns ---- */
 
-Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder, .fini = remove_folder)
+Test(load, rows_name_layout_and_timed_steps, .init = make_folder, .fini = remove_folder)
 {
     char text[64];
     make_shards(101);
@@ -408,7 +409,7 @@ Test(load, rows_say_what_a_batch_is_from_and_what_was_timed, .init = make_folder
     cr_expect_neq(*text, '\0');
 }
 
-/* A number of a row, between bounds. */
+/* Returns the number in a column and checks its bounds. */
 static double expect_between(const char *variant, const char *line, const char *column, double least,
                              double most)
 {
@@ -420,7 +421,7 @@ static double expect_between(const char *variant, const char *line, const char *
     return value;
 }
 
-Test(load, rows_hold_sane_measures, .init = make_folder, .fini = remove_folder)
+Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
 {
     static const char *const calls[] = {"open", "read", "close"};
     make_files(101);
@@ -450,7 +451,7 @@ Test(load, rows_hold_sane_measures, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* The test's folder anew where it is not in memory: beside the program, as /tmp may be. */
+/* Recreates the test's folder next to the program, because /tmp may be in memory. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();
@@ -476,12 +477,12 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
             continue;
         expect_between(shard_variants[v], line, "resident_before", 0, 0.01);
         measured(shard_variants[v], line, "device_bytes", text);
-        if (*text) /* the kernel tells */
+        if (*text) /* the kernel reports it */
             cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
     }
 }
 
-Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_folder)
+Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     struct cache_pages pages;
@@ -496,10 +497,9 @@ Test(load, files_in_memory_are_never_cold, .init = make_folder, .fini = remove_f
     close_job(&job);
 }
 
-/* What the last run left in the buffers is compared byte by byte: its checksum knows the ends of samples
- * alone.
- */
-Test(load, a_torn_sample_in_a_buffer_is_wrong, .init = make_folder, .fini = remove_folder)
+/* The samples left in the buffers are compared byte by byte, because the checksum of timed runs covers only
+ * the edges. */
+Test(load, torn_sample_in_buffer_is_detected, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {

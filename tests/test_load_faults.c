@@ -1,17 +1,18 @@
-/* What every variant of `load` makes of data that are broken, or break while they are read. */
+/* Every variant of `load` on data that is broken, or breaks during a run. */
 #include "load_support.h"
 
 TestSuite(load_faults, .timeout = 60);
 
-Test(load_faults, a_truncated_shard_is_named_with_its_offset, .init = make_folder, .fini = remove_folder)
+Test(load_faults, truncated_shard_is_reported_with_offset, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
     expect_refused("x-000001.tar: offset ");
-    expect_skipped(101 - 25 + whole_before(25, 20000), ""); /* how many were behind, nobody knows */
+    expect_skipped(101 - 25 + whole_before(25, 20000),
+                   ""); /* the number of lost samples after the break is unknown */
 }
 
-Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, flipped_bit_in_header_is_reported, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     overwrite("x-000001.tar", 3, "z", 1);
@@ -19,7 +20,7 @@ Test(load_faults, a_flipped_bit_in_a_header_is_named, .init = make_folder, .fini
     expect_skipped(76, "");
 }
 
-Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, empty_shard_is_reported, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
@@ -27,26 +28,26 @@ Test(load_faults, an_empty_shard_is_named, .init = make_folder, .fini = remove_f
     expect_skipped(50, "");
 }
 
-Test(load_faults, a_folder_that_is_none_or_holds_nothing_is_refused, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini = remove_folder)
 {
-    expect_refused("no samples there");
+    expect_refused("no samples found");
     fclose(fopen(in_folder("1.bin"), "w"));
-    expect_refused("hold no bytes");
+    expect_refused("contain no data");
     cr_assert_eq(symlink(".", in_folder("again")), 0);
-    expect_refused("again/ leads back to a folder that it is in");
+    expect_refused("again/ links back to one of its parent folders");
     cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);
-    expect_refused("is not whole: what prepared it");
+    expect_refused("is incomplete: its --prepare");
     remove_folder();
     expect_refused("No such file");
     make_folder();
 }
 
-/* After it was opened: each variant ends with one line, and with --on-error skip goes on, counts, and works
- * on less. A run that lost another number of samples than those before it is refused. */
+/* A fault after the data set was opened. Each variant ends with a one-line error; with --on-error skip it
+ * continues, counts the lost samples and excludes them from the work. A run that loses other samples than
+ * earlier runs is refused. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 2; skip++) { /* 2: between two runs */
+    for (int skip = 0; skip <= 2; skip++) { /* 2: the fault occurs between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -86,18 +87,17 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
     }
 }
 
-Test(load_faults, a_shard_that_shrinks_while_it_is_read_is_an_error, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
-         v++) { /* a mapping only tells which sample it cannot read */
+         v++) { /* a mapping shows only which sample cannot be read */
         bool maps =
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
     }
 }
 
-Test(load_faults, a_file_that_changes_or_goes_is_an_error, .init = make_folder, .fini = remove_folder)
+Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
@@ -141,7 +141,7 @@ Test(load_faults, a_run_that_reads_nothing_is_an_error, .init = make_folder, .fi
     close_job(&job);
 }
 
-Test(load_faults, a_file_that_grows_is_an_error, .init = make_folder, .fini = remove_folder)
+Test(load_faults, grown_file_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
@@ -164,12 +164,12 @@ Test(load_faults, a_file_that_grows_is_an_error, .init = make_folder, .fini = re
     }
 }
 
-Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini = remove_folder)
 {
     prepare("files");
     cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
     cr_assert_eq(mkfifo(in_folder("000/000020.npy"), 0600), 0);
-    expect_refused("000020.npy: it is no regular file");
+    expect_refused("000020.npy: not a regular file");
     remove_folder();
     make_folder();
     make_shards(101);
@@ -179,11 +179,11 @@ Test(load_faults, a_pipe_in_place_of_a_file_is_named, .init = make_folder, .fini
     cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
     cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
     cr_assert_lt(dataset_file_open(load->dataset, 1, 0), 0);
-    cr_assert_not_null(strstr(status_text(), "no regular file"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "not a regular file"), "%s", status_text());
     close_job(&job);
 }
 
-/* Makes a shard or a file go: its name leads elsewhere. */
+/* Removes a shard or file: its name then points nowhere, or to a pipe. */
 static void take_away(const char *name, bool pipe_instead)
 {
     char moved[2 * PATH_MAX];
@@ -196,11 +196,11 @@ static void bring_back(const char *name)
 {
     char moved[2 * PATH_MAX];
     snprintf(moved, sizeof moved, "%s", in_folder("moved"));
-    cr_assert_eq(rename(moved, in_folder(name)), 0); /* over a pipe too */
+    cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
-/* A shard that goes before a run: without skip an error, with it the loss of its samples, in every run, and
- * the row is measured. */
+/* A shard disappears before a run. Without skip this is an error. With skip its samples are lost in every
+ * run, and the row is still measured. */
 static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
 {
     for (int skip = 0; skip <= 1; skip++) {
@@ -242,8 +242,7 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
     }
 }
 
-Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, deleted_shard_is_an_error_or_skipped, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (int pipe_instead = 0; pipe_instead <= 1; pipe_instead++)
@@ -251,8 +250,8 @@ Test(load_faults, a_shard_that_goes_is_an_error_or_its_samples_are_lost, .init =
     expect_loss_of_a_shard("shards-uring", "warm", true);
 }
 
-/* What has shrunk for good is not copied to learn the bandwidth of copies, which would be a SIGBUS. */
-Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folder, .fini = remove_folder)
+/* A truncated shard is excluded when copy bandwidth is measured; copying it would raise SIGBUS. */
+Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
@@ -272,10 +271,10 @@ Test(load_faults, a_shrunk_shard_is_measured_without_its_end, .init = make_folde
     }
 }
 
-/* A pipe that some process holds for writing would be read without end. */
-Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, .fini = remove_folder)
+/* Reading a pipe that another process holds open for writing would never end. */
+Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini = remove_folder)
 {
-    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second is empty */
+    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second file is empty */
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         for (int skip = 0; skip <= 1; skip++)
@@ -308,9 +307,9 @@ Test(load_faults, a_pipe_in_place_of_a_file_does_not_hang, .init = make_folder, 
                 }
 }
 
-/* The last member of a shard is empty and its header alone in the last block: that block is
- * to be taken too. */
-Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folder, .fini = remove_folder)
+/* The last member of a shard is empty, and its header is alone in the last block. That block must be read
+ * too. */
+Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
     for (int shard = 0; shard < 4; shard++) {
@@ -345,7 +344,8 @@ Test(load_faults, an_empty_member_at_the_end_takes_its_block, .init = make_folde
 }
 
 #ifdef HAVE_PNG
-/* On `ranks` ranks the broken one comes to another in every epoch: all of them lose it together. */
+/* With several ranks, a different rank reads the broken sample in every epoch. Together they must always lose
+ * it. */
 static void expect_a_picture_lost(const char *name, uint64_t ranks)
 {
     uint64_t skipped[4] = {0};
@@ -397,8 +397,7 @@ static void expect_no_picture(const char *name, const char *file)
     close_job(&job);
 }
 
-Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = make_folder,
-     .fini = remove_folder)
+Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder, .fini = remove_folder)
 {
     for (int shard = 0; shard <= 1; shard++) {
         make_pictures(shard);
@@ -414,8 +413,8 @@ Test(load_faults, an_image_that_does_not_decode_is_an_error_or_lost, .init = mak
 }
 #endif
 
-/* A variant that delivers wrong bytes is caught by the run itself. */
-Test(load_faults, a_run_that_delivers_other_bytes_is_wrong, .init = make_folder, .fini = remove_folder)
+/* Each run detects a variant that delivers wrong bytes. */
+Test(load_faults, wrong_bytes_are_detected, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     void *state;

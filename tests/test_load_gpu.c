@@ -1,5 +1,5 @@
-/* What the GPU variants of load rest on, as far as the CPU can tell: hashes, conversions, labels, arrays,
- * keyed orders, and what is refused before a device is asked for. */
+/* CPU tests of the basis of the GPU load variants: hashes, conversions, labels, arrays, keyed orders, and
+ * option combinations refused before a device is used. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -43,7 +43,7 @@ static uint8_t *some_bytes(size_t size)
 }
 
 #ifdef HAVE_XXHASH
-Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
+Test(load_gpu, xxh3_matches_libxxhash_for_every_length_and_seed)
 {
     static const size_t large[] = {65535, 65536, 65537, 262144 + 63, 1000003};
     uint8_t *bytes = some_bytes(1 << 20);
@@ -60,7 +60,7 @@ Test(load_gpu, xxh3_is_that_of_libxxhash_for_every_length_and_seed)
     free(bytes);
 }
 
-Test(load_gpu, checksums_of_the_device_are_those_of_the_host)
+Test(load_gpu, device_checksums_match_host)
 {
     uint8_t *bytes = some_bytes(5000);
     for (size_t size = 0; size < 1000; size++) {
@@ -76,7 +76,7 @@ Test(load_gpu, checksums_of_the_device_are_those_of_the_host)
 
 /* ---- Conversion ---- */
 
-Test(load_gpu, halves_go_to_floats_and_back)
+Test(load_gpu, half_float_round_trip)
 {
     for (uint32_t bits = 0; bits < 1 << 16; bits++) {
         float value = half_to_float((uint16_t)bits);
@@ -95,7 +95,7 @@ static uint32_t converted(struct convert convert, const void *value)
     return word;
 }
 
-Test(load_gpu, values_become_what_the_definition_says)
+Test(load_gpu, conversion_matches_definition)
 {
     const uint8_t byte = 51;
     const uint16_t half = 0xC000; /* -2 */
@@ -132,7 +132,7 @@ Test(load_gpu, labels_are_whole_numbers)
 
 /* ---- Orders ---- */
 
-Test(load_gpu, a_keyed_order_deals_every_sample_once_to_any_number_of_ranks)
+Test(load_gpu, keyed_order_covers_every_sample_once_for_any_rank_count)
 {
     for (uint32_t workers = 1; workers <= 7; workers++) {
         struct order_plan plan = {.seed = 3, .samples = 1001, .workers = workers, .keyed = true};
@@ -182,7 +182,7 @@ static void put(const char *name, const void *bytes, size_t size)
     fclose(stream);
 }
 
-/* An array of `values` values of a type; its file is `more` bytes longer than its header says. */
+/* Writes an array of `values` values. The file is `more` bytes longer than its header specifies. */
 static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
 {
     char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
@@ -192,7 +192,7 @@ static void put_array(const char *name, const char *type, const char *shape, siz
 }
 
 #ifdef HAVE_XXHASH
-Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = remove_folder)
 {
     struct dataset dataset;
     struct arrays arrays;
@@ -209,9 +209,9 @@ Test(load_gpu, arrays_tell_where_values_and_labels_are, .init = make_folder, .fi
     cr_expect_eq(a->bytes, npy + 2);
     cr_expect_eq(a->values, a->at[array] + npy - 30);
     cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
-    cr_expect_eq(arrays.places[0].bytes, a->at[1] + a->size[1]);
+    cr_expect_eq(arrays.extents[0].bytes, a->at[1] + a->size[1]);
     cr_expect(b->members == 1 && b->label == 1 && b->at[0] == 0 && b->values == npy - 30);
-    cr_expect_eq(arrays.bytes_max, arrays.places[0].bytes);
+    cr_expect_eq(arrays.bytes_max, arrays.extents[0].bytes);
     arrays_close(&arrays);
     dataset_close(&dataset);
 }
@@ -231,27 +231,26 @@ static void expect_unfit(const char *words)
     put_array("a.npy", "|u1", "3, 5", 15, 0);
 }
 
-Test(load_gpu, what_is_no_tensor_is_refused_with_sample_and_remedy, .init = make_folder,
-     .fini = remove_folder)
+Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, .fini = remove_folder)
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     put_array("b.npy", "|u1", "5, 3", 15, 0);
-    expect_unfit("all samples must be alike");
+    expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "<f2", "3, 5", 30, 0);
-    expect_unfit("all samples must be alike");
+    expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "|u1", "3, 5", 15, 1);
-    expect_unfit("by its header");
+    expect_unfit("according to its header");
     put("b.npy", "no array", 8);
-    expect_unfit("no .npy file");
+    expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
     expect_unfit("shards-omp --decode");
     put("b.json", "{}", 2);
     expect_unfit("one .npy");
     put("b.cls", "1", 1);
-    expect_unfit("here is none");
+    expect_unfit("this one has none");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put("b.cls", "cat", 3);
-    expect_unfit("a label is a whole number");
+    expect_unfit("a label is a decimal 32-bit integer");
     remove_folder();
     make_folder();
     put_array("b.npy", "<i8", "2", 16, 0);
@@ -277,7 +276,7 @@ static enum status open_with(const char *line, struct options *options, void **p
     return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
 }
 
-/* Whether a variant of these traits takes the line, and what it says where it does not. */
+/* Checks whether a variant with these traits accepts the command line, and the error message if not. */
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
 {
     const struct workload *workload = workload_find("load");
@@ -294,13 +293,13 @@ static void expect_accepts(const char *line, bool device, bool accepted, const c
     free(parameters);
 }
 
-Test(load_gpu, options_belong_to_the_variants_that_use_them, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = remove_folder)
 {
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     expect_accepts("--mean 0.5", true, true, "");
-    expect_accepts("--mean 0.5", false, false, "belong to --augment");
+    expect_accepts("--mean 0.5", false, false, "require --augment");
     expect_accepts("--mean 0.5 --augment", false, true, "");
-    expect_accepts("--decode", true, false, "neither decodes nor augments");
+    expect_accepts("--decode", true, false, "cannot decode or augment");
     expect_accepts("--tensor raw", false, true, "");
 }
 
@@ -332,7 +331,7 @@ Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_fo
     free(parameters);
 }
 
-/* The roofline: 3 epochs of 100 samples, less two that could not be read. */
+/* Work of 3 epochs of 100 samples, minus two that could not be read. */
 static struct work loading(const struct load_traits *traits)
 {
     const struct dataset dataset = {.sample_count = 100, .bytes = 5000};
@@ -344,7 +343,7 @@ static struct work loading(const struct load_traits *traits)
     return workload_find("load")->work(&load, &variant);
 }
 
-Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
+Test(load_gpu, work_counts_bus_or_memory_bytes)
 {
     const struct work host = loading(&(const struct load_traits){.files = true}),
                       bus = loading(&(const struct load_traits){.device = true}),
@@ -357,12 +356,12 @@ Test(load_gpu, bytes_cross_the_bus_or_leave_the_memory)
     cr_expect_eq(resident.least.bus_bytes, 0);
 }
 
-Test(load_gpu, what_cannot_be_meant_is_refused, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, contradictory_options_are_refused, .init = make_folder, .fini = remove_folder)
 {
     static const char *const lines[][2] = {
-        {"--tensor raw --mean 1", "--tensor raw holds the values as they are"},
-        {"--chunk 7", "take a multiple of 4"},
-        {"--shift 3", "--shift belongs to --augment"}};
+        {"--tensor raw --mean 1", "--tensor raw keeps the values as stored"},
+        {"--chunk 7", "use a multiple of 4"},
+        {"--shift 3", "--shift requires --augment"}};
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         struct options options;

@@ -1,4 +1,4 @@
-/* What `load` makes of an index: lost samples, flipped bits, names and lists that do not fit. */
+/* How `load` uses an index: lost samples, flipped bits, mismatching names and lists. */
 #include "data/dataset_open.h"
 #include "load_support.h"
 
@@ -34,7 +34,7 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
     cr_assert_eq(checksums[0], checksums[1], "the same samples in either layout");
 }
 
-Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini = remove_folder)
+Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     struct dataset dataset;
@@ -64,7 +64,7 @@ Test(load_index, flipped_data_are_found_by_the_index, .init = make_folder, .fini
     close_job(&job);
 }
 
-/* Another key in the header of the sample at `offset`, which is where its data begin. */
+/* Writes another name into the header of the sample whose data begins at `offset`. */
 static void rename_member(const char *shard, uint64_t offset, const char *name)
 {
     uint8_t before[TAR_BLOCK_BYTES], header[TAR_BLOCK_BYTES];
@@ -77,7 +77,7 @@ static void rename_member(const char *shard, uint64_t offset, const char *name)
     close(fd);
 }
 
-/* With --verify all variants fail alike, and with skip all leave the same samples out. */
+/* With --verify all variants must fail with this message; with skip all must skip the same samples. */
 static void expect_headers_compared(const char *words)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -108,8 +108,7 @@ static void expect_headers_compared(const char *words)
         }
 }
 
-Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make_folder,
-     .fini = remove_folder)
+Test(load_index, header_mismatch_with_index_is_detected, .init = make_folder, .fini = remove_folder)
 {
     struct dataset dataset;
     char words[256], shard[64];
@@ -125,16 +124,16 @@ Test(load_index, headers_that_name_others_than_the_index_are_found, .init = make
     expect_headers_compared(words);
     rename_member(shard, member.offset, "000020.png");
     expect_headers_compared("the header names '000020.png'");
-    rename_member(shard, member.offset, "README"); /* of no sample */
+    rename_member(shard, member.offset, "README"); /* a name that belongs to no sample */
     expect_headers_compared("the header names 'README'");
     rename_member(shard, member.offset, "000020.npy");
     overwrite(shard, (long)member.offset - TAR_BLOCK_BYTES, "9", 1);
-    snprintf(words, sizeof words, "%s: offset %llu: the header's checksum is wrong", shard,
+    snprintf(words, sizeof words, "%s: offset %llu: wrong header checksum", shard,
              (unsigned long long)member.offset - TAR_BLOCK_BYTES);
     expect_headers_compared(words);
 }
 
-Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_folder, .fini = remove_folder)
 {
     prepare("shards");
     cr_assert_eq(rename(in_folder("counter-000001.tar"), "/tmp/fdsl-load-moved.tar"), 0);
@@ -154,9 +153,9 @@ Test(load_index, a_missing_shard_and_a_closed_folder_are_named, .init = make_fol
     cr_assert_eq(chmod(folder, 0700), 0);
 }
 
-/* Lines of samples that were swapped, and the index signed anew: it must be refused, as readers would go
+/* Swaps two sample lines and signs the index again. It must be refused, because readers would have to seek
  * back. */
-Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .fini = remove_folder)
+Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct index index;
     char command[3 * PATH_MAX], path[2 * PATH_MAX];
@@ -167,7 +166,7 @@ Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .f
     struct index_sample third = index.samples[3];
     index.samples[3] = index.samples[4];
     index.samples[4] = third;
-    cr_assert_eq(index_save(path, &index, 0, index.place_count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(index_save(path, &index, 0, index.unit_count), STATUS_OK, "%s", status_text());
     index_free(&index);
     expect_refused("counter.index: line 7: counter-000000.tar: offset ");
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -182,7 +181,7 @@ Test(load_index, an_index_whose_offsets_fall_is_refused, .init = make_folder, .f
 }
 
 #ifdef HAVE_JANSSON
-/* A list of wids for the shards of make_shards(), each with a number of samples and a size. */
+/* Writes a wids index for the shards of make_shards(), with given sample counts and sizes. */
 static void write_wids(const char *first, const char *more)
 {
     FILE *stream = fopen(in_folder("x.wids.json"), "w");
@@ -194,7 +193,7 @@ static void write_wids(const char *first, const char *more)
     cr_assert_eq(fclose(stream), 0);
 }
 
-Test(load_index, a_list_of_wids_tells_what_is_lost, .init = make_folder, .fini = remove_folder)
+Test(load_index, wids_index_gives_number_of_lost_samples, .init = make_folder, .fini = remove_folder)
 {
     char text[64];
     make_shards(101);
@@ -213,7 +212,7 @@ Test(load_index, a_list_of_wids_tells_what_is_lost, .init = make_folder, .fini =
     expect_skipped(76, "25");
 }
 
-Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .fini = remove_folder)
+Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     void *state;
@@ -221,13 +220,13 @@ Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .
     make_shards(101);
     write_wids("x-000000.tar", ", \"filesize\": 1000");
     expect_refused("x-000000.tar: the shard has ");
-    expect_skipped(101, "0"); /* all samples are there */
+    expect_skipped(101, "0"); /* no sample is missing */
     write_wids("../x-000000.tar", "");
     expect_refused("x.wids.json: '../x-000000.tar' leads out of the folder");
     write_wids("https://example.org/x.tar", "");
     expect_refused("leads out of the folder");
     write_wids("x-000002.tar", "");
-    expect_refused("x-000002.tar: the shard holds 51 samples and its wids index says 25");
+    expect_refused("x-000002.tar: the shard holds 51 samples but its wids index says 25");
     write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
     cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, "shards", &state);
@@ -243,7 +242,7 @@ Test(load_index, a_list_of_wids_is_held_to_what_it_tells, .init = make_folder, .
 }
 #endif
 
-Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
@@ -252,9 +251,9 @@ Test(load_index, extensions_that_differ_in_case_are_named, .init = make_folder, 
     expect_skipped(100, "1");
 }
 
-/* Names that lead nowhere, and pipes among shards: skip goes on, and says that it does not know how many were
- * lost. */
-Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = remove_folder)
+/* Dangling names, and pipes among shards: with skip the run continues and reports that the number of lost
+ * samples is unknown. */
+Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
     cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
@@ -272,11 +271,11 @@ Test(load_index, what_cannot_be_read_is_left_out, .init = make_folder, .fini = r
     }
     struct job job;
     cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "all of its samples are broken"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "all samples are broken"), "%s", status_text());
     close_job(&job);
 }
 
-Test(load_index, an_extension_twice_in_a_sample_is_named, .init = make_folder, .fini = remove_folder)
+Test(load_index, duplicate_extension_is_reported, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
     FILE *stream = fopen(in_folder("twice.tar"), "w");
@@ -287,5 +286,5 @@ Test(load_index, an_extension_twice_in_a_sample_is_named, .init = make_folder, .
     fwrite(zeros, 1, sizeof zeros, stream);
     fclose(stream);
     expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
-    expect_skipped(8, "1"); /* the rest can be read */
+    expect_skipped(8, "1"); /* the others can be read */
 }

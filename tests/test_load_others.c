@@ -1,5 +1,5 @@
-/* `load` among others: kernels that forbid, files of other users, loaders to compare with, tars of other
- * programs. */
+/* `load` in its environment: restricted kernels, files of other users, comparison with other loaders, tars
+ * from other programs. */
 #include "load_support.h"
 
 TestSuite(load_others, .timeout = 60);
@@ -34,7 +34,7 @@ static void expect_no_uring(unsigned failure)
     cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
 }
 
-/* The filter holds for programs that this process starts. */
+/* The filter also applies to programs started by this process. */
 Test(load_others, forbidden_io_uring_exits_4, .init = make_folder, .fini = remove_folder)
 {
     static const char *const names[] = {"shards-uring", "files-uring"};
@@ -47,7 +47,8 @@ Test(load_others, forbidden_io_uring_exits_4, .init = make_folder, .fini = remov
                  program ? program : "./fdsl-bench", names[!shards], folder, in_folder("out.txt"));
         int status = system(command);
         cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 4, "%s: %x", command, (unsigned)status);
-        snprintf(command, sizeof command, "grep -q 'no io_uring here.*seccomp' '%s'", in_folder("out.txt"));
+        snprintf(command, sizeof command, "grep -q 'io_uring is not available.*seccomp' '%s'",
+                 in_folder("out.txt"));
         cr_assert_eq(system(command), 0);
         remove_folder();
         make_folder();
@@ -64,9 +65,9 @@ Test(load_others, missing_io_uring_makes_variants_unavailable)
     expect_no_uring(38 /* ENOSYS */);
 }
 
-/* ---- Files of others, of whose pages the kernel does not tell ---- */
+/* ---- Files whose resident pages the kernel hides from this process ---- */
 
-Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder, .fini = remove_folder)
+Test(load_others, hidden_pages_are_not_guessed, .init = make_folder, .fini = remove_folder)
 {
     struct cache_pages mine = {0}, theirs = {0};
     struct job job;
@@ -88,7 +89,7 @@ Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder,
         cr_assert_eq(open_job(&job, cold ? "--cache cold" : "--cache warm"), STATUS_OK, "%s", status_text());
         cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
         cr_assert_not_null(strstr(status_text(), "use --cache any"), "%s", status_text());
-        cr_assert_not_null(strstr(status_text(), "owns the files"), "%s", status_text());
+        cr_assert_not_null(strstr(status_text(), "own the files"), "%s", status_text());
         close_job(&job);
     }
     cr_assert_eq(seteuid(0), 0);
@@ -97,7 +98,7 @@ Test(load_others, pages_of_files_of_others_are_not_guessed, .init = make_folder,
 
 /* ---- The comparison with other loaders ---- */
 
-/* What compare_loading.py expects of the folder; true where it refuses it with the words. */
+/* Runs compare_loading.py on the folder. True if it refuses the folder with this message. */
 static bool comparison_refuses(const char *words)
 {
     char command[2 * PATH_MAX];
@@ -129,12 +130,12 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_cuts_short, .init =
     cr_assert_eq(truncate(in_folder("x-000002.tar"), whole.st_size - TAR_END_BYTES), 0);
     cr_assert(comparison_refuses("x-000002.tar: offset "));
     make_shards(101);
-    /* The second header: behind that of sample 0, which has no bytes, comes its label. */
+    /* The second header: sample 0's first member has no data, so its label follows immediately. */
     overwrite("x-000000.tar", 512, "z", 1);
     cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
 }
 
-/* Its rows can stand in one table with ours. */
+/* Its rows have the same columns as ours, so both fit in one table. */
 Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];
@@ -153,8 +154,8 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* Rows without workers and with one have both one thread. */
-Test(load_others, the_comparison_tells_workers_apart)
+/* Rows with zero workers and with one worker both have one thread. */
+Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
@@ -167,7 +168,7 @@ Test(load_others, the_comparison_tells_workers_apart)
         0);
 }
 
-/* Rows are appended to a table of today's columns alone. */
+/* Refuses to append to a table with other columns. */
 Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder, .fini = remove_folder)
 {
     static const struct {
@@ -190,8 +191,9 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
     }
 }
 
-/* With --gpu it is held against what delivers the same bytes on the GPU, with as many threads as workers. */
-Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folder, .fini = remove_folder)
+/* With --gpu it is compared with a variant that delivers the same bytes on the GPU, with as many threads as
+ * workers. */
+Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -215,10 +217,10 @@ Test(load_others, the_comparison_takes_ours_of_the_same_kind, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* ---- Tars that others wrote ---- */
+/* ---- Tars from other programs ---- */
 
-/* A pax header that holds for all that follow is known to shares that begin behind it. */
-Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder, .fini = remove_folder)
+/* A global pax header must also apply in shares that start after it. */
+Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
     static const char record[] = "12 size=700\n";
@@ -235,7 +237,7 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
     fwrite(header, 1, sizeof header, stream);
     fwrite(record, 1, sizeof record - 1, stream);
     fwrite(zeros, 1, tar_padding(sizeof record - 1), stream);
-    for (uint32_t i = 0; i < 101; i++) { /* headers that tell another size */
+    for (uint32_t i = 0; i < 101; i++) { /* headers that give a different size */
         char name[64];
         snprintf(name, sizeof name, "%06u.bin", i);
         cr_assert_eq(tar_header(header, name, 3), STATUS_OK);
@@ -266,7 +268,7 @@ Test(load_others, a_global_pax_header_holds_in_every_share, .init = make_folder,
         }
 }
 
-/* Runs a Python script, without double quotes, with the folder as its argument. */
+/* Runs a Python script, which must not contain double quotes, with the folder as its argument. */
 static void make_with_python(const char *script)
 {
     char command[4096];
@@ -277,7 +279,7 @@ static void make_with_python(const char *script)
     cr_assert_eq(system(command), 0);
 }
 
-/* All variants read the shards in the folder, whole. */
+/* Expects all variants to read every sample of the shards in the folder. */
 static void expect_read(uint32_t samples)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -311,8 +313,8 @@ Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fin
     expect_read(40);
 }
 
-/* As webdataset's TarWriter calls tarfile: a stream ("w|"), members of a sample in the order of their
- * extensions, the key's before the others, its owner and mode, the time as a float. */
+/* Same calls of tarfile as webdataset's TarWriter: a stream ("w|"), a sample's members sorted by extension
+ * with the key first, TarWriter's owner and mode, a float time. */
 Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
 {
     static const char script[] =
@@ -332,12 +334,12 @@ Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, 
     expect_read(60);
 }
 
-/* All formats of GNU tar, with names as long as each can hold; folders are members too. */
+/* All formats of GNU tar, with names of the maximum length for each. Folders are members too. */
 Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const struct {
         const char *name;
-        int half; /* of a name */
+        int half; /* half the length of a name */
     } formats[] = {{"v7", 40}, {"ustar", 90}, {"oldgnu", 200}, {"gnu", 200}, {"pax", 200}};
     char command[2 * PATH_MAX];
     if (system("tar --version 2>/dev/null | grep -q GNU") != 0)

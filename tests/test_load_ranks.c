@@ -1,4 +1,5 @@
-/* Ranks that read one data set: whether theirs is the same, and whether they read all of it together. */
+/* Several ranks that read one data set: whether it is identical on all of them, and whether together they
+ * read all of it. */
 #include "load_support.h"
 
 #include <inttypes.h>
@@ -16,7 +17,7 @@ static uint64_t identity(void)
     return hash;
 }
 
-Test(load_ranks, the_identity_is_that_of_the_contents)
+Test(load_ranks, identity_depends_on_contents)
 {
     make_shards(21);
     uint64_t whole = identity();
@@ -29,7 +30,7 @@ Test(load_ranks, the_identity_is_that_of_the_contents)
     cr_expect(identity() != changed && identity() != whole, "a shard is missing");
 }
 
-/* What check_total() makes of a row of all ranks. */
+/* Runs check_total() on a row that sums up all ranks. */
 static enum status judge(const struct job *job, const char *skipped, uint64_t checksum)
 {
     struct measures total = {.columns = job->workload->measures};
@@ -38,7 +39,7 @@ static enum status judge(const struct job *job, const char *skipped, uint64_t ch
     return job->workload->ranks.check_total(job->input, &total);
 }
 
-Test(load_ranks, together_they_deliver_every_sample)
+Test(load_ranks, ranks_together_deliver_every_sample)
 {
     struct job job;
     void *state;

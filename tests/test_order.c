@@ -1,5 +1,5 @@
-/* The shuffles of `load`: every permutation is as likely as any other. Orders are pure functions of the seed
- * and the epoch, so these counts never change. */
+/* The shuffles of `load`: all permutations must be equally likely. Orders are pure functions of the seed and
+ * the epoch, so these counts never change. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -9,10 +9,10 @@
 
 enum { ITEMS = 4, PERMUTATIONS = 24, EXPECTED = 200, EPOCHS = PERMUTATIONS * EXPECTED };
 
-/* Of chi-square with 23 degrees of freedom 1 in 100,000 is larger. */
+/* Chi-square with 23 degrees of freedom exceeds this with probability 1 in 100,000. */
 #define CHI_SQUARE_MAX 67.0
 
-/* The number of a permutation of 0 to 3. */
+/* Number of a permutation of 0 to 3. */
 static unsigned number_of(const uint32_t *items)
 {
     unsigned number = 0;
@@ -38,22 +38,22 @@ static void expect_all_permutations(const struct order_plan *plan, const char *w
     }
     for (size_t i = 0; i < PERMUTATIONS; i++) {
         double off = (double)counts[i] - EXPECTED;
-        cr_expect_gt(counts[i], 0, "%s: permutation %zu never comes", what, i);
+        cr_expect_gt(counts[i], 0, "%s: permutation %zu never occurs", what, i);
         chi_square += off * off / EXPECTED;
     }
     cr_expect_lt(chi_square, CHI_SQUARE_MAX, "%s: chi-square %g", what, chi_square);
     order_close(&order);
 }
 
-/* A biased shuffle, such as Sattolo's, which makes single cycles alone, leaves permutations out. */
-Test(order, every_permutation_is_as_likely)
+/* A biased shuffle omits permutations. Sattolo's, for example, produces only single cycles. */
+Test(order, permutations_are_equally_likely)
 {
     static const uint32_t each[] = {0, 1, 2, 3, 4}, all[] = {0, 4};
     const struct order_plan files = {.seed = 7, .samples = ITEMS, .workers = 1};
     const struct order_plan shards = {
-        .seed = 7, .samples = ITEMS, .shards = 4, .shard_first = each, .window = 1, .workers = 1};
+        .seed = 7, .samples = ITEMS, .shards = 4, .shard_first = each, .shuffle_buffer = 1, .workers = 1};
     const struct order_plan window = {
-        .seed = 7, .samples = ITEMS, .shards = 1, .shard_first = all, .window = 4, .workers = 1};
+        .seed = 7, .samples = ITEMS, .shards = 1, .shard_first = all, .shuffle_buffer = 4, .workers = 1};
     const struct order_plan keyed = {.seed = 7, .samples = ITEMS, .workers = 1, .keyed = true};
     expect_all_permutations(&files, "files");
     expect_all_permutations(&shards, "shards");
@@ -61,8 +61,8 @@ Test(order, every_permutation_is_as_likely)
     expect_all_permutations(&keyed, "keys");
 }
 
-/* Of many items each is in each place as often, its own among them. */
-Test(order, every_item_comes_to_every_place)
+/* With many items, every item must reach every index equally often, including its original one. */
+Test(order, every_item_reaches_every_index)
 {
     enum { COUNT = 50, TIMES = 100, ROUNDS = COUNT * TIMES };
     static unsigned counts[COUNT][COUNT];
@@ -80,7 +80,8 @@ Test(order, every_item_comes_to_every_place)
     for (size_t i = 0; i < COUNT; i++)
         for (size_t j = 0; j < COUNT; j++)
             chi_square += ((double)counts[i][j] - TIMES) * ((double)counts[i][j] - TIMES) / TIMES;
-    /* 49 * 49 = 2401 degrees of freedom, whose standard deviation is 69; own places are 1 a round. */
+    /* 49 * 49 = 2401 degrees of freedom, standard deviation 69. The original index is hit once per round on
+     * average. */
     cr_expect(chi_square > 2401 - 5 * 69 && chi_square < 2401 + 5 * 69, "%g", chi_square);
     cr_expect(own > ROUNDS - 5 * 71 && own < ROUNDS + 5 * 71, "%g", own);
     order_close(&order);

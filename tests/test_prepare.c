@@ -1,4 +1,5 @@
-/* fdsl-bench --prepare from outside: what it writes, that it writes the same again, and what it refuses. */
+/* Runs fdsl-bench --prepare as a program: what it writes, that repeated runs write the same bytes, and what
+ * it refuses. */
 #include "shell.h"
 
 #include <fcntl.h>
@@ -49,24 +50,24 @@ static void read_index(const char *name, struct index *index)
 
 #define SMALL "--samples 25 --shards 3 --sample-shape 3,5"
 
-/* ---- What is written ---- */
+/* ---- Output ---- */
 
-/* The parser, the index and the counter agree about every byte. */
+/* The tar parser, the index and the counter must agree on every byte. */
 Test(prepare, shards_hold_what_the_index_says)
 {
     static struct tar_parser parser;
     struct index index;
     EXPECT(0, "$P --prepare a " SMALL " --dtype u8");
     read_index("a/counter.index", &index);
-    cr_assert(index.place_count == 3 && index.sample_count == 25 && index.places[0].count == 9);
-    for (uint64_t p = 0; p < index.place_count; p++) {
+    cr_assert(index.unit_count == 3 && index.sample_count == 25 && index.units[0].count == 9);
+    for (uint64_t p = 0; p < index.unit_count; p++) {
         char path[PATH_MAX], *bytes;
         size_t size, need;
-        snprintf(path, sizeof path, "a/%s", index.places[p].name);
+        snprintf(path, sizeof path, "a/%s", index.units[p].name);
         read_file(path, &bytes, &size);
-        cr_assert_eq(size, index.places[p].bytes);
+        cr_assert_eq(size, index.units[p].bytes);
         tar_open(&parser, size);
-        for (uint64_t s = index.places[p].first; s < index.places[p].first + index.places[p].count; s++) {
+        for (uint64_t s = index.units[p].first; s < index.units[p].first + index.units[p].count; s++) {
             const struct index_member *entry = &index.members[index.samples[s].first];
             struct tar_member member;
             struct npy_header header;
@@ -87,7 +88,7 @@ Test(prepare, shards_hold_what_the_index_says)
     index_free(&index);
 }
 
-/* Hashes do not depend on the layout. */
+/* Hashes are independent of the layout. */
 Test(prepare, files_and_shards_hold_the_same)
 {
     struct index files, shards;
@@ -95,7 +96,7 @@ Test(prepare, files_and_shards_hold_the_same)
     EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
     read_index("f/counter.index", &files);
     read_index("s/counter.index", &shards);
-    cr_assert(files.layout == INDEX_FILES && files.place_count == 2 && files.places[1].count == 1);
+    cr_assert(files.layout == INDEX_FILES && files.unit_count == 2 && files.units[1].count == 1);
     for (uint64_t i = 0; i < 1001; i++) {
         cr_assert_str_eq(files.samples[i].key, shards.samples[i].key);
         cr_assert_eq(files.members[i].hash, shards.members[i].hash);
@@ -108,14 +109,14 @@ Test(prepare, files_and_shards_hold_the_same)
     index_free(&shards);
 }
 
-Test(prepare, the_same_bytes_again)
+Test(prepare, repeated_runs_write_same_bytes)
 {
     EXPECT(0, "$P --prepare a " SMALL " && $P --prepare b " SMALL " --threads 1 && diff -r a b");
     EXPECT(0, "$P --prepare c " SMALL
               " --seed 1; cmp -s a/counter-000000.tar c/counter-000000.tar; test $? = 1");
 }
 
-/* DALI's index, the list of wids and the tar itself, as Python reads them. */
+/* Python reads DALI's index, the wids index and the tar files. */
 Test(prepare, python_agrees)
 {
     if (run("python3 -c 'import tarfile, hashlib, json'") != 0)
@@ -159,18 +160,18 @@ Test(prepare, python_agrees)
 }
 
 #ifdef HAVE_ARCHIVE
-/* Name, place of the data and size of every member, as libarchive sees them and as the index tells. */
+/* Compares name, data offset and size of every member between libarchive and the index. */
 Test(prepare, libarchive_agrees)
 {
     struct index index;
     uint64_t next = 0;
     EXPECT(0, "$P --prepare a " SMALL);
     read_index("a/counter.index", &index);
-    for (uint64_t p = 0; p < index.place_count; p++) {
+    for (uint64_t p = 0; p < index.unit_count; p++) {
         char path[PATH_MAX], name[64];
         struct archive *archive = archive_read_new();
         struct archive_entry *entry;
-        snprintf(path, sizeof path, "%s/a/%s", folder, index.places[p].name);
+        snprintf(path, sizeof path, "%s/a/%s", folder, index.units[p].name);
         archive_read_support_format_tar(archive);
         cr_assert_eq(archive_read_open_filename(archive, path, 4096), ARCHIVE_OK);
         for (; archive_read_next_header(archive, &entry) == ARCHIVE_OK; next++) {
@@ -187,7 +188,7 @@ Test(prepare, libarchive_agrees)
 }
 #endif
 
-/* With pyarrow a table of all samples, without it one line and exit status 4. */
+/* With pyarrow, writes a table of all samples; without, exits with status 4 and one line. */
 Test(prepare, parquet)
 {
     if (run("python3 -c 1") != 0)
@@ -216,7 +217,7 @@ Test(prepare, synth_images_and_labels)
     EXPECT(0, "tar xOf a/synth-000000.tar 000004.cls");
     cr_assert_str_eq(out, "1");
 
-    /* The same pixels as run 0's pictures, and as an array. */
+    /* The pixels are those of run 0's images, also as an array. */
     EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
               "--min-time 0");
     EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
@@ -234,8 +235,8 @@ Test(prepare, synth_images_and_labels)
     free(raw);
 }
 
-/* Neither variant, nor batch, nor threads make a difference. */
-Test(prepare, synth_bytes_are_those_of_any_variant)
+/* The bytes do not depend on variant, batch size or thread count. */
+Test(prepare, synth_bytes_do_not_depend_on_variant)
 {
     EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7 --threads 1 && $P --prepare b " SYNTH
               " && diff -r a b");
@@ -246,7 +247,7 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a " SYNTH " --output f16", "--encode png holds u8 images");
     expect_refusal(2, "a " SYNTH " --png x", "--png shows images of a run");
     expect_refusal(2, "a " SYNTH " --variant fuse", "no variant of synth");
-    expect_refusal(2, "a --from synth", "say how many samples");
+    expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --classes 3",
                    "--classes is an option of --from synth; --prepare DIR --help lists them");
     expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
@@ -290,17 +291,17 @@ Test(prepare, idx)
     cr_assert_eq(out[strlen(out) - 1], '7');
     expect_picture("a/000/000001.png", "efgh", 4);
 
-    /* Other bytes under the same name are another dataset. */
+    /* A file with the same name but other content is another dataset. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
     expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --layout files", "other options (inputs=");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
-    expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold a label for each");
+    expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold one label for each");
     expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
-                   "holds no pictures: it has 1 axis, and pictures have three");
+                   "holds no images: it has 1 axis, but images have three");
     write_file("y-images-idx3-ubyte", "\0\0\x08\3\0\0\0\2\0\0\0\0\0\0\0\2", 16);
     expect_refusal(1, "b --from idx --source y-images-idx3-ubyte --labels x-labels-idx1-ubyte",
-                   "holds no pictures: its header says 0 x 2 pixels");
-    expect_refusal(2, "b --from idx --source x", "name them with --labels");
+                   "holds no images: its header says 0 x 2 pixels");
+    expect_refusal(2, "b --from idx --source x", "name it with --labels");
     expect_refusal(2, "b --from idx", "--source FILE");
 }
 
@@ -320,20 +321,20 @@ Test(prepare, cifar)
     expect_picture("a/000/000001.png", pixels, sizeof pixels);
     EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
     write_file("cut", records, 100);
-    expect_refusal(1, "b --from cifar --source one,cut", "cut: no binary CIFAR-10");
+    expect_refusal(1, "b --from cifar --source one,cut", "cut: not a binary CIFAR-10");
     expect_refusal(2, "b --from cifar --source one,", "--source 'one,': a name between commas is empty");
     expect_refusal(2, "b --from cifar --source ,one", "a name between commas is empty");
     expect_refusal(2, "b --from cifar --source one,,one", "a name between commas is empty");
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
     EXPECT(0, "mkfifo pipe");
-    expect_refusal(1, "b --from cifar --source pipe", "pipe: is no regular file"); /* and does not wait */
+    expect_refusal(1, "b --from cifar --source pipe", "pipe: is no regular file"); /* and does not block */
 }
 #endif
 
-/* ---- Going on ---- */
+/* ---- Resuming ---- */
 
-/* Killed again and again with SIGKILL, all ranks at once, each time when some more places are finished and
- * half of them are not; then left alone: what was finished stays, and the bytes are those of one run. */
+/* Kills all ranks with SIGKILL repeatedly, each time after more units are finished but at most half of them,
+ * then runs to completion. Finished units must be kept, and the result must equal that of a single run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {
@@ -351,31 +352,31 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
         kept = atoi(out);
         cr_assert(kept >= goal && kept < places, "%d of %d places when %d were awaited", kept, places, goal);
         EXPECT(0, "stat -c %%i a/%s", first_place);
-        cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was made again", first_place);
+        cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was written again", first_place);
         memcpy(inode, out, sizeof inode);
     }
     EXPECT(0, "%s $P --prepare a %s", launcher, options);
     char words[64];
-    snprintf(words, sizeof words, "(%d of them %s there)", kept, kept == 1 ? "was" : "were");
+    snprintf(words, sizeof words, "(%d of them %s already finished)", kept, kept == 1 ? "was" : "were");
     cr_assert_not_null(strstr(out, words), "%s lacks %s", out, words);
     EXPECT(0, "diff -r whole a && test \"$(stat -c %%i a/%s)\" = %s", first_place, inode);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name .prepare)\"");
     EXPECT(0, "$P --prepare a %s", options);
-    cr_assert_not_null(strstr(out, "complete already"), "%s", out);
+    cr_assert_not_null(strstr(out, "already complete"), "%s", out);
 }
 
-Test(prepare, killed_shards_go_on)
+Test(prepare, killed_shards_resume)
 {
     kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 10);
 }
 
-Test(prepare, killed_files_go_on)
+Test(prepare, killed_files_resume)
 {
     kill_and_resume("", "--samples 3500 --sample-shape 10 --layout files", "000/000000.npy", 4, 2);
 }
 
 #if defined(HAVE_PNG) && defined(HAVE_INIH)
-Test(prepare, killed_synth_goes_on)
+Test(prepare, killed_synth_resumes)
 {
     kill_and_resume("", "--from synth --classes 3 --samples 200 --shards 100 --res 32", "synth-000000.tar",
                     100, 4);
@@ -383,14 +384,14 @@ Test(prepare, killed_synth_goes_on)
 #endif
 
 #ifdef HAVE_MPI
-/* The settings start mpirun anywhere, and have the sanitizers leave out what MPI keeps for good (test_mpi.c
- * looks for our own leaks). */
+/* Settings that let mpirun start anywhere, and make the leak sanitizer ignore MPI's permanent allocations
+ * (test_mpi.c checks our own leaks). */
 static const char ranks_settings[] =
     "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
     "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
     "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo";
 
-/* Places are shared out among ranks; what they write does not show it. */
+/* The bytes do not depend on the number of ranks. */
 Test(prepare, ranks_write_the_same_bytes)
 {
     char ranks[1024];
@@ -400,12 +401,12 @@ Test(prepare, ranks_write_the_same_bytes)
     EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
     EXPECT(0, "rm b/counter-000001.tar && %s --prepare b " SMALL " && diff -r a b", ranks);
     EXPECT(0, "%s --prepare b " SMALL, ranks);
-    cr_assert_not_null(strstr(out, "b: complete already"), "%s", out);
+    cr_assert_not_null(strstr(out, "b: already complete"), "%s", out);
     cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
     cr_assert_not_null(strstr(out, "other options (--seed=0 there, --seed=1 now)"), "%s", out);
 }
 
-Test(prepare, killed_ranks_go_on)
+Test(prepare, killed_ranks_resume)
 {
     char launcher[1024];
     snprintf(launcher, sizeof launcher, "%s mpirun --bind-to none -n 3", ranks_settings);
@@ -416,18 +417,18 @@ Test(prepare, killed_ranks_go_on)
 }
 #endif
 
-/* A complete dataset that lost a file, or has one of another size, is made whole. */
-Test(prepare, what_is_lost_is_made_again)
+/* A complete dataset that lost a file, or has one of the wrong size, is repaired. */
+Test(prepare, lost_files_are_repaired)
 {
     EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
     EXPECT(0, "$P --prepare a " SMALL);
-    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
-    cr_assert_not_null(strstr(out, "(2 of them were there)"), "%s", out);
+    cr_assert_not_null(strstr(out, "1 of 3 shards have missing files"), "%s", out);
+    cr_assert_not_null(strstr(out, "(2 of them were already finished)"), "%s", out);
     EXPECT(0, "diff -r whole a && truncate -s 100 a/counter-000002.tar && rm a/counter-000000.idx");
     EXPECT(0, "$P --prepare a " SMALL " && diff -r whole a");
     EXPECT(0, "truncate -s -3 a/counter-000001.idx");
     EXPECT(0, "$P --prepare a " SMALL);
-    cr_assert_not_null(strstr(out, "1 of 3 shards lack files"), "%s", out);
+    cr_assert_not_null(strstr(out, "1 of 3 shards have missing files"), "%s", out);
     EXPECT(0, "diff -r whole a");
     static const char *const broken[] = {"rm a/samples.csv", "truncate -s -1 a/samples.csv",
 #ifdef HAVE_JANSSON
@@ -436,8 +437,8 @@ Test(prepare, what_is_lost_is_made_again)
                                          "truncate -s 0 a/samples.csv"};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
-        cr_assert_not_null(strstr(out, "is missing or cut, and is written again"), "%s: %s", broken[i], out);
-        cr_assert_not_null(strstr(out, "(3 of them were there)"), "%s", out);
+        cr_assert_not_null(strstr(out, "is missing or cut; writing it again"), "%s: %s", broken[i], out);
+        cr_assert_not_null(strstr(out, "(3 of them were already finished)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }
     EXPECT(0,
@@ -452,7 +453,7 @@ Test(prepare, archives_read_as_files_are_warned_about)
     EXPECT(0,
            "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
            "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
-    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard and is read as a file"), "%s", out);
+    cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard but is read as a file"), "%s", out);
     EXPECT(0, "$P --prepare files --layout files --samples 3 && "
               "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
     cr_assert_null(strstr(out, "looks like"), "%s", out);
@@ -460,9 +461,9 @@ Test(prepare, archives_read_as_files_are_warned_about)
 
 Test(prepare, refusals)
 {
-    expect_refusal(2, "a", "say how many samples with --samples N");
+    expect_refusal(2, "a", "set the number of samples with --samples N");
     expect_refusal(2, "a --samples 2 --shards 3", "more than samples (2)");
-    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards is for --layout shards");
+    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards needs --layout shards");
     expect_refusal(2, "a --samples 2 --name ../x", "--name '../x'");
     expect_refusal(2, "a --samples 2 --from sinth", "did you mean 'synth'?");
     expect_refusal(2, "a --samples 2 --sample-shape 3,,4", "--sample-shape");
@@ -471,7 +472,7 @@ Test(prepare, refusals)
     expect_refusal(2, "a --samples 2 --verify", "--verify does not apply to --prepare");
     EXPECT(0, "! test -e a && touch file && mkdir full && touch full/mine");
     expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
-    expect_refusal(2, "file/b --samples 2", "cannot make folder 'file/b': Not a directory");
+    expect_refusal(2, "file/b --samples 2", "cannot create folder 'file/b': Not a directory");
     EXPECT(0, "$P --prepare new/above/b/ --samples 2 && test -e new/above/b/counter.index");
     expect_refusal(2, "full --samples 2", "full holds something else ('mine')");
     EXPECT(0, "test \"$(ls -A full)\" = mine && $P --prepare b " SMALL);
@@ -481,7 +482,7 @@ Test(prepare, refusals)
     EXPECT(0, "$P --prepare x --help && ! test -e x");
 }
 
-Test(prepare, two_at_a_time_are_refused)
+Test(prepare, concurrent_runs_are_refused)
 {
     char path[PATH_MAX];
     EXPECT(0, "mkdir a");
@@ -496,19 +497,20 @@ Test(prepare, two_at_a_time_are_refused)
 Test(prepare, a_folder_without_permission)
 {
     const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
-    EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write anywhere */
+    EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write everywhere */
     EXPECT(2, "%s ./program --prepare a " SMALL, other);
     cr_assert_not_null(strstr(out, "cannot write into folder 'a'"), "%s", out);
 }
 
-/* A write that fails, as on a full disk, leaves no piece of a file, and what was finished. */
-Test(prepare, a_failed_write_leaves_what_is_whole)
+/* A failed write, as on a full disk, leaves no partial file and keeps finished units. */
+Test(prepare, failed_write_keeps_finished_units)
 {
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";
     EXPECT(0, "$P --prepare whole %s", options);
-    EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* blocks of 512 or 1024 bytes */
-    cr_assert_not_null(strstr(out, "counter-000000.tar (what is finished stays; the same command goes on): "),
-                       "%s", out);
+    EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* the unit of ulimit is 512 or 1024 bytes */
+    cr_assert_not_null(
+        strstr(out, "counter-000000.tar (finished parts are kept; repeat the command to continue): "), "%s",
+        out);
     cr_assert_not_null(strstr(out, "cannot be written: File too large"), "%s", out);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name '*.tar')\"");
     EXPECT(0, "$P --prepare a %s && diff -r whole a", options);

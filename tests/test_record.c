@@ -1,6 +1,6 @@
-/* Rows, and the CSV files that they are appended to. */
+/* Result rows, and the CSV files that they are appended to. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* unshare() */
+#define _GNU_SOURCE /* for unshare() */
 #endif
 
 #include "record.h"
@@ -86,7 +86,7 @@ static const char *const tricky[] = {
     "one\ntwo", "cr\rlf\r\n", "\n",       "naïve ✓ 例", "\t;'", "=SUM(A1),\"x\""};
 #define TRICKY_COUNT (sizeof tricky / sizeof tricky[0])
 
-/* Has python3's csv module read the file, and compares every cell. */
+/* Parses the file with python3's csv module and compares every cell. */
 static void expect_parsed(size_t rows)
 {
     char command[512], line[4096];
@@ -218,7 +218,7 @@ Test(record, torn_row_is_cut_off)
     }
 }
 
-Test(record, torn_header_is_written_anew)
+Test(record, torn_header_is_rewritten)
 {
     static const char *const headers[] = {"n", "name,", "name,note,wron", "name,note,wrong"};
     for (size_t i = 0; i < COUNT_OF(headers); i++) {
@@ -292,7 +292,7 @@ Test(record, processes_that_start_together_write_one_header)
             if (children[p] == 0) {
                 char byte;
                 close(gate[1]);
-                (void)!read(gate[0], &byte, 1); /* until the parent closes the other end */
+                (void)!read(gate[0], &byte, 1); /* blocks until the parent closes the other end */
                 _exit(append_sample("a", "b", "0"));
             }
         }
@@ -316,7 +316,8 @@ Test(record, killed_and_requeued_leaves_whole_rows)
         pid_t child = fork();
         cr_assert_geq(child, 0);
         if (child == 0) {
-            (void)!freopen("/dev/null", "w", stderr); /* it may warn of the row before */
+            (void)!freopen("/dev/null", "w",
+                           stderr); /* suppresses a possible warning about the previous row */
             while (append_sample("x", note, "1") == STATUS_OK)
                 ;
             _exit(1);
@@ -342,7 +343,7 @@ Test(record, killed_and_requeued_leaves_whole_rows)
     free(text);
 }
 
-/* ---- Failing ---- */
+/* ---- Failures ---- */
 
 Test(record, full_disk_keeps_rows_whole)
 {
@@ -369,25 +370,25 @@ Test(record, full_disk_leaves_no_header_alone)
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-/* Who waited for the lock of a file that was then taken away writes to a new one. */
-Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
+/* If the file is removed while a process waits for its lock, the process writes to a new file. */
+Test(record, removed_file_is_recreated, .timeout = 60)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
     pid_t pid = fork();
     cr_assert(pid >= 0);
     if (pid == 0) {
-        close(fd); /* or the child holds the lock too */
+        close(fd); /* otherwise the child holds the lock too */
         _exit(append_sample("first", "row", "0") == STATUS_OK ? 0 : 1);
     }
-    usleep(200000); /* until it waits; should it come later, the file is just not there */
+    usleep(200000); /* time for the child to start waiting; if it starts later, it finds no file */
     int ended;
     cr_assert(unlink(path) == 0 && close(fd) == 0);
     cr_assert(waitpid(pid, &ended, 0) == pid && ended == 0);
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-Test(record, late_failure_is_cut_back_too)
+Test(record, late_failure_is_truncated_too)
 {
     cr_assert_eq(append_sample("first", "row", "0"), STATUS_OK);
     fsync_error = EDQUOT;
@@ -415,7 +416,7 @@ Test(record, without_locks_rows_are_appended_but_never_cut)
     expect_message("may be torn; delete its last line");
 }
 
-Test(record, lock_failure_is_told)
+Test(record, lock_failure_is_reported)
 {
     flock_error = EIO;
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_FAILED);

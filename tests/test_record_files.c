@@ -1,13 +1,13 @@
-/* What is checked of files before a run, files that are written whole, and what signals leave. */
+/* Checks of files before a run, atomically written files, and what signals leave behind. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* unshare() */
+#define _GNU_SOURCE /* for unshare() */
 #endif
 
 #include "record.h"
 
 TestSuite(record, .init = start, .fini = stop, .timeout = 60);
 
-/* ---- Checking beforehand ---- */
+/* ---- Checks before a run ---- */
 
 static void expect_check_refuses(const char *where, const char *message)
 {
@@ -33,7 +33,7 @@ Test(record, check_touches_nothing)
     cr_expect(before.st_size == after.st_size && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec);
 }
 
-Test(record, check_refuses_what_is_no_file)
+Test(record, check_refuses_non_files)
 {
     char where[PATH_MAX];
     expect_check_refuses(folder, "is a folder");
@@ -54,7 +54,7 @@ Test(record, check_refuses_what_is_no_file)
     expect_check_refuses(where, "is a link to a file that does not exist");
 }
 
-Test(record, append_refuses_what_is_no_file)
+Test(record, append_refuses_non_files)
 {
     char where[PATH_MAX];
     struct row row = sample_row("a", "b", "0");
@@ -80,7 +80,7 @@ Test(record, links_are_followed)
     expect_file("name,note,wrong\na,b,0\nc,d,0\n");
 }
 
-/* Runs in a child: gives up root's rights over permissions. Returns 0 when both refusals came. */
+/* Runs in a child process: drops root's override of permissions. Returns 0 if both refusals occurred. */
 static int check_without_permission(void)
 {
     if (getuid() == 0 && setuid(65534) != 0)
@@ -110,7 +110,7 @@ Test(record, check_sees_missing_permissions)
     cr_expect_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));
 }
 
-/* Runs in a child with mounts of its own: 77 where it may not have them. */
+/* Runs in a child process with its own mounts. Returns 77 if it may not create them. */
 static int check_read_only(void)
 {
     put("name,note,wrong\n");
@@ -142,7 +142,7 @@ Test(record, check_sees_read_only_file_systems)
     cr_expect_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));
 }
 
-/* ---- Whole files ---- */
+/* ---- Atomically written files ---- */
 
 static void expect_lone_file(void)
 {
@@ -179,7 +179,7 @@ Test(record, atomic_write_fails_whole)
     expect_lone_file();
 }
 
-Test(record, a_file_that_grows_appears_at_its_end)
+Test(record, file_appears_when_complete)
 {
     struct file_writer writer;
     put("old");
@@ -192,7 +192,7 @@ Test(record, a_file_that_grows_appears_at_its_end)
     expect_lone_file();
 }
 
-Test(record, a_file_that_is_abandoned_leaves_what_was_there)
+Test(record, abandoned_file_keeps_old_content)
 {
     struct file_writer writer;
     put("old");
@@ -208,7 +208,7 @@ Test(record, a_file_that_is_abandoned_leaves_what_was_there)
     cr_assert_eq(file_add(&writer, "er", 2), STATUS_FAILED);
     limit_file_size(0);
     expect_message("rows.csv cannot be written: File too large");
-    file_abandon(&writer); /* harmless after a failure */
+    file_abandon(&writer); /* has no effect after a failure */
     expect_file("old");
     expect_lone_file();
 }
@@ -255,7 +255,7 @@ Test(record, files_that_are_complete_wait_for_their_end)
 
 /* ---- Signals ---- */
 
-/* Writes a file of its own over and over, as threads do that write pictures. */
+/* Writes a file repeatedly, like the threads that write images. */
 static void *write_for_ever(void *number)
 {
     char name[PATH_MAX];
@@ -269,7 +269,7 @@ static void write_until_killed(void)
 {
     int numbers[] = {0, 1, 2, 3};
     pthread_t thread;
-    signal(SIGINT, SIG_DFL); /* ignored in what a shell has put into the background */
+    signal(SIGINT, SIG_DFL); /* shells ignore it in background processes */
     signal(SIGHUP, SIG_DFL);
     file_remove_on_signals();
     for (int i = 1; i < 4; i++)
@@ -288,7 +288,7 @@ Test(record, a_signal_leaves_no_temporary_file)
         cr_assert_geq(pid, 0);
         if (pid == 0)
             write_until_killed();
-        for (int j = 0; j < 4; j++) { /* until every thread has written */
+        for (int j = 0; j < 4; j++) { /* wait until every thread has written */
             char name[PATH_MAX];
             snprintf(name, sizeof name, "%s/%d", folder, j);
             while (access(name, F_OK) != 0)
@@ -308,7 +308,7 @@ Test(record, an_ignored_signal_stays_ignored)
     pid_t pid = fork();
     cr_assert_geq(pid, 0);
     if (pid == 0) {
-        signal(SIGHUP, SIG_IGN); /* as nohup does */
+        signal(SIGHUP, SIG_IGN); /* like nohup */
         file_remove_on_signals();
         raise(SIGHUP);
         _exit(7);
@@ -317,14 +317,14 @@ Test(record, an_ignored_signal_stays_ignored)
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
-/* A row that was made elsewhere is added once, and only where its columns are ours. */
+/* A row produced elsewhere is added once, and only if its columns match. */
 Test(record, a_kept_row_is_completed)
 {
     bool added;
     char *text;
     struct row row = sample_row("a", "two\nlines", "0"), like = sample_row("", "", "");
     cr_assert_eq(csv_text(&row, &text), STATUS_OK);
-    cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* ends as ours does */
+    cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* same ending as our row */
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
     cr_expect(added);
     expect_file("name,note,wrong\nxa,\"two\nlines\",0\na,\"two\nlines\",0\n");

@@ -1,4 +1,4 @@
-/* Sample sources, called directly. */
+/* Sample sources opened inside the program. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 
 TestSuite(source, .timeout = 60);
 
-/* Shards and chunks are sized by these bytes. */
-Test(source, sample_bytes_is_tensor_plus_header)
+/* --prepare computes the number of shards and the size of chunks from these sizes. */
+Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
 {
     static const char *const encode[] = {"--encode", "npy", NULL}, *const none[] = {NULL};
     static const struct {

@@ -1,5 +1,5 @@
-/* The tar parser and writer, keys, and what libarchive and Python's tarfile make of our bytes and we of
- * theirs. */
+/* The tar parser and writer, keys, and interoperability with libarchive and Python's tarfile in both
+ * directions. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ static void end_shard(void)
     shard_size += TAR_END_BYTES;
 }
 
-/* Three members: one byte, 1000, none. */
+/* Three members: of 1, 1000 and 0 bytes. */
 static void small_shard(void)
 {
     static uint8_t thousand[1000];
@@ -50,7 +50,7 @@ static void small_shard(void)
     end_shard();
 }
 
-/* Makes the checksum of the header at `at` right after a change. */
+/* Corrects the checksum of the header at `at` after a change. */
 static void repair(size_t at)
 {
     unsigned sum = 0;
@@ -62,7 +62,7 @@ static void repair(size_t at)
 
 /* ---- Reading ---- */
 
-/* "name header data size" a line. */
+/* One line "name header data size" per member. */
 static char listing[LISTING_MAX];
 
 static enum status list_shard(const uint8_t *bytes, size_t size, uint64_t known)
@@ -101,7 +101,7 @@ static void expect_refusal(const char *words)
     cr_assert_not_null(strstr(status_text(), "offset "), "%s", status_text());
 }
 
-Test(tar, our_own_bytes_are_read_back)
+Test(tar, own_shards_round_trip)
 {
     small_shard();
     expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
@@ -131,8 +131,8 @@ Test(tar, header_refuses_what_ustar_cannot_hold)
     cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
 }
 
-/* The parser asks for more until it has what it needs, and never for what is not there. */
-Test(tar, any_window_gives_the_same)
+/* The parser requests more data until it has enough, and never requests data past the end. */
+Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;
     small_shard();
@@ -161,7 +161,9 @@ Test(tar, any_window_gives_the_same)
 Test(tar, cut_anywhere_is_refused)
 {
     small_shard();
-    size_t whole = shard_size, ends = whole - TAR_BLOCK_BYTES; /* one block of zeros is an end too */
+    size_t whole = shard_size,
+           ends = whole -
+                  TAR_BLOCK_BYTES; /* a single block of zeros at the end of the file also ends the shard */
     for (shard_size = 0; shard_size < ends; shard_size++) {
         cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_FAILED, "cut at %zu", shard_size);
         cr_assert_eq(list_shard(shard, shard_size, TAR_SIZE_UNKNOWN), STATUS_FAILED, "cut at %zu",
@@ -178,8 +180,8 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
             size_t at = headers[h] + bit / 8;
             shard[at] ^= (uint8_t)(1 << bit % 8);
-            /* Only a checksum that still says the same, "01" as " 1", may pass: nothing
-             * else is wrong then. */
+            /* A flipped bit may pass only if the checksum field has the same value, such as "01" and " 1".
+             * Nothing else is wrong then. */
             bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
             cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
                       bit);
@@ -188,7 +190,7 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         }
 }
 
-Test(tar, sizes_that_make_no_sense_are_refused)
+Test(tar, implausible_sizes_are_refused)
 {
     small_shard();
     memcpy(shard + 1024 + 124, "77777777777", 12);
@@ -200,10 +202,10 @@ Test(tar, sizes_that_make_no_sense_are_refused)
     memset(shard + 1024 + 124, 0x7F, 12);
     shard[1024 + 124] = 0x80;
     repair(1024);
-    expect_refusal("offset 1024: the size is no number");
+    expect_refusal("offset 1024: the size is not a number");
     memcpy(shard + 1024 + 124, "-0000000001", 12);
     repair(1024);
-    expect_refusal("offset 1024: the size is no number");
+    expect_refusal("offset 1024: the size is not a number");
     memcpy(shard + 1024 + 124, "\x80\0\0\0\x7f\0\0\0\0\0\0\0", 12);
     repair(1024);
     expect_refusal("more than any file holds");
@@ -213,30 +215,30 @@ Test(tar, faults_name_their_offset)
 {
     small_shard();
     shard[1024] ^= 1;
-    expect_refusal("offset 1024: the header's checksum is wrong");
+    expect_refusal("offset 1024: wrong header checksum");
     small_shard();
     shard_size -= TAR_END_BYTES;
-    expect_refusal("offset 3072: the shard ends without its blocks of zeros");
+    expect_refusal("offset 3072: the shard lacks its end-of-archive blocks");
     shard_size = 0;
     expect_refusal("offset 0: the shard is empty");
     small_shard();
     memset(shard + 1024, 0, TAR_BLOCK_BYTES);
-    expect_refusal("offset 1024: a single block of zeros");
+    expect_refusal("offset 1024: data after a single block of zeros");
     memset(shard, 'x', shard_size);
-    expect_refusal("offset 0: no tar header");
+    expect_refusal("offset 0: not a tar header");
     small_shard();
     shard[1024 + 156] = 'S';
     repair(1024);
     expect_refusal("sparse");
 }
 
-Test(tar, what_is_no_regular_file_is_passed_over)
+Test(tar, other_file_types_are_skipped)
 {
     small_shard();
     for (const char *type = "123456"; *type; type++) {
         small_shard();
         shard[156] = (uint8_t)*type;
-        memcpy(shard + 124, "00000000000", 12); /* links carry no data */
+        memcpy(shard + 124, "00000000000", 12); /* links have no data */
         memmove(shard + 512, shard + 1024, shard_size - 1024);
         shard_size -= 512;
         repair(0);
@@ -244,9 +246,9 @@ Test(tar, what_is_no_regular_file_is_passed_over)
     }
 }
 
-/* ---- After the end ---- */
+/* ---- Data after the end ---- */
 
-/* The same verdict however few bytes the parser is given at a time. */
+/* The result must not depend on how many bytes the parser receives at a time. */
 static enum status end_of_shard(size_t window)
 {
     static struct tar_parser parser;
@@ -274,14 +276,14 @@ static void expect_end_refused(const char *words)
     }
 }
 
-/* Tars are padded to whole records of 10 KiB; what is after the zeros must be zeros as well. */
+/* Tars are padded to records of 10 KiB. Everything after the end-of-archive blocks must be zero. */
 Test(tar, data_after_the_end_is_refused)
 {
     small_shard();
     size_t once = shard_size;
     memcpy(shard + once, shard, once); /* cat a.tar a.tar */
     shard_size = 2 * once;
-    expect_end_refused("offset 3072: the shard ends here, and data follow at offset 4096: ");
+    expect_end_refused("offset 3072: the shard ends here, but data follows at offset 4096: ");
     for (size_t padded = once + 1; padded < 20 * TAR_BLOCK_BYTES; padded += 511) {
         small_shard();
         memset(shard + once, 0, padded - once);
@@ -289,11 +291,11 @@ Test(tar, data_after_the_end_is_refused)
         cr_assert_eq(end_of_shard(0), STATUS_OK, "%zu: %s", padded, status_text());
         cr_assert_eq(end_of_shard(SHARD_MAX), STATUS_OK, "%zu: %s", padded, status_text());
         shard[padded - 1] = 1;
-        expect_end_refused("offset 3072: the shard ends here, and data follow at offset ");
+        expect_end_refused("offset 3072: the shard ends here, but data follows at offset ");
     }
 }
 
-/* A page that was zeroed is an end with data after it, wherever it lies. */
+/* A zeroed page looks like an end with data after it, at any position. */
 Test(tar, a_zeroed_page_is_refused)
 {
     for (size_t page = 0; page < 4; page++) {
@@ -305,13 +307,13 @@ Test(tar, a_zeroed_page_is_refused)
         }
         end_shard();
         memset(shard + 8192 * page, 0, 4096);
-        expect_end_refused("the shard ends here, and data follow at offset ");
+        expect_end_refused("the shard ends here, but data follows at offset ");
     }
 }
 
 /* ---- Long names ---- */
 
-/* Pairs of names that differ in their last byte alone, at lengths around every limit. */
+/* Pairs of names that differ only in the last byte, with lengths around every limit. */
 static const size_t long_lengths[] = {99, 100, 101, 155, 255, 256, 511, 512, 513, 1023, 1024, 4094, 4095};
 
 static void long_name(size_t length, char last, char name[TAR_NAME_MAX + 2])
@@ -345,7 +347,7 @@ static void long_shard(void)
     end_shard();
 }
 
-/* Calls back with what a reader found, and sees that it found all. */
+/* Callbacks for each name that a reader finds; all names must be found. */
 static size_t long_found;
 static void expect_long(const char *name, uint8_t content, uint64_t size)
 {
@@ -357,7 +359,7 @@ static void expect_long(const char *name, uint8_t content, uint64_t size)
     long_found++;
 }
 
-Test(tar, long_names_come_back_whole)
+Test(tar, long_names_round_trip)
 {
     static struct tar_parser parser;
     long_shard();
@@ -382,7 +384,7 @@ Test(tar, a_name_beyond_every_limit_is_refused)
     size_t count;
     long_name(TAR_NAME_MAX + 1, 'x', name);
     cr_assert_eq(tar_headers(bytes, name, 1, &count), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "1 to 4095 bytes, this one 4096"), "%s", status_text());
+    cr_assert_not_null(strstr(status_text(), "1 to 4095 bytes; this one has 4096"), "%s", status_text());
     cr_assert_eq(tar_headers(bytes, "", 1, &count), STATUS_FAILED);
     cr_assert_eq(tar_headers(bytes, "x", UINT64_C(1) << 33, &count), STATUS_FAILED);
     long_name(TAR_NAME_MAX, 'x', name);
@@ -390,9 +392,9 @@ Test(tar, a_name_beyond_every_limit_is_refused)
     cr_assert_eq(count, 10 * TAR_BLOCK_BYTES);
 }
 
-/* ---- Others' shards ---- */
+/* ---- Shards from other programs ---- */
 
-/* Runs Python over `script`, which writes to the file in argv[1], and reads that into the shard. */
+/* Runs a Python script that writes to the file argv[1], and reads that file into the shard. */
 static void shard_by_python(const char *script)
 {
     char path[] = "/tmp/fdsl-tar-XXXXXX", command[8192], *bytes;
@@ -434,7 +436,7 @@ static void expect_names(const char *expected)
     cr_assert_str_eq(names, expected);
 }
 
-/* webdataset sets a float time, which gives every member a pax header. */
+/* webdataset sets a float time, so every member gets a pax header. */
 Test(tar, python_pax)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as t:\n"
@@ -474,7 +476,7 @@ Test(tar, python_ustar_prefix)
     expect_names(expected);
 }
 
-/* Python's tarfile, and so webdataset, reads the long names that we write. */
+/* Python's tarfile, which webdataset uses, reads the long names that we write. */
 Test(tar, python_reads_our_long_names)
 {
     char path[] = "/tmp/fdsl-tar-XXXXXX", command[1024];

@@ -122,12 +122,12 @@ Test(train_data, idx_files_and_their_faults)
         2, ON "--classes 4",
         "--data m: its largest label is 9, and there are 4 classes; give --classes N, at least 10\n");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
-    expect_refusal(1, ON, "does not hold a label for each of the 20 pictures");
+    expect_refusal(1, ON, "does not hold one label for each of the 20 images");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
     expect_refusal(2, ON, "its largest label is 11, and there are 10 classes; give --classes N, at least 12");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
-    expect_refusal(1, ON, "no IDX file");
+    expect_refusal(1, ON, "not an IDX file");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 0, 0, 9);
     expect_refusal(1, ON, "there are no samples to test with");
@@ -142,7 +142,7 @@ Test(train_data, truncated_gzip_file)
     EXPECT(0, "gzip m/*");
     EXPECT(0, "$P --variant train-naive " ON);
     EXPECT(0, "truncate -s 100 m/train-images-idx3-ubyte.gz");
-    expect_refusal(1, ON, "a gzipped file that is damaged or cut");
+    expect_refusal(1, ON, "damaged or truncated gzip file");
 }
 #endif
 
@@ -168,7 +168,7 @@ Test(train_data, cifar_files_and_their_faults)
         "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
     cr_expect_eq(number(out, 1, "train_samples"), 24);
     put("m/data_batch_2.bin", records, sizeof records - 1);
-    expect_refusal(1, ON, "no binary CIFAR-10: 36875 bytes are not whole records");
+    expect_refusal(1, ON, "not a binary CIFAR-10 file: 36875 bytes is not a multiple");
 }
 
 #ifdef HAVE_XXHASH
@@ -190,9 +190,9 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits it would be a 0 */
-    expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
-    expect_refusal(1, ON, "sample 3, '000004': its label is no class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);

@@ -1,5 +1,5 @@
-/* `files` and `files-omp`: a file a member, opened, read and closed one by one in random order, by one thread
- * or by all. What most loaders do, with nothing but the three calls. */
+/* `files` and `files-omp`: open, read and close one file per member, in random order, with one thread or all
+ * threads. This is what most loaders do, reduced to the three system calls. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Ends the timing of a call that began at `*begin_ns`, and begins that of the next. */
+/* Records the latency of a call that began at `*begin_ns`, and starts timing the next one. */
 static void lap(struct worker *worker, enum load_call call, uint64_t *begin_ns)
 {
     if (!worker->load->control->timed_calls)
@@ -34,12 +34,12 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     const char *name = dataset->files[member->file].name;
     uint64_t begin_ns = 0;
     lap(worker, LOAD_OPEN, &begin_ns);
-    /* Not blocking: in place of the file may be a pipe by now. */
+    /* O_NONBLOCK: the file may have been replaced by a pipe. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
     lap(worker, LOAD_OPEN, &begin_ns);
-    /* One more: its end is where it should be. At an offset: pipes have none. */
+    /* Reads one byte more than expected, to detect a file that grew. pread() fails on pipes. */
     ssize_t count = pread(fd, bytes, member->size + 1, 0);
     lap(worker, LOAD_READ, &begin_ns);
     int failure = count < 0 ? errno : 0;
@@ -47,7 +47,7 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     lap(worker, LOAD_CLOSE, &begin_ns);
     if (failure)
         return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
-                          failure == ESPIPE ? "it is no regular file" : strerror(failure));
+                          failure == ESPIPE ? "not a regular file" : strerror(failure));
     if ((uint64_t)count != member->size)
         return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
                           dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);
@@ -66,7 +66,7 @@ static enum status read_sample(struct worker *worker, uint32_t number, uint8_t *
     return STATUS_OK;
 }
 
-/* The samples of turns first .. first + count - 1 into slots 0 .. count - 1. */
+/* Reads the samples of indices first .. first + count - 1 into slots 0 .. count - 1. */
 static enum status read_batch(struct worker *worker, uint32_t first, uint32_t count)
 {
     RANGE(READ);
@@ -127,8 +127,11 @@ static void files_teardown(void *state)
     free(state);
 }
 
-static const struct load_traits traits = {
-    .files = true, .calls = true, .timed = "order+open+read+close", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.files = true,
+                                          .calls = true,
+                                          .timed = "order+open+read+close",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_files = {
     .platform = "cpu",

@@ -1,10 +1,10 @@
-/* `files-uring`: one thread keeps --depth files in flight, each a chain of open, read and close that the
- * kernel works off alone. The open file never gets a number of this process: it stands in a table of the
- * ring.
+/* `files-uring`: one thread keeps --depth files in flight. Each file is a chain of open, read and close that
+ * the kernel executes alone. The open file gets no descriptor of this process, only an entry in the ring's
+ * file table.
  *
- * In place of a file may be a pipe by now. Opened without blocking, it would still be read without end while
- * some process holds it for writing: io_uring polls it. So between the opening and the reading stands advice
- * that changes nothing for a file and that a pipe refuses (ESPIPE), which breaks the chain. */
+ * A file may have been replaced by a pipe. Even if opened without blocking, reading it would not end while
+ * some process holds it open for writing, because io_uring polls it. So an fadvise sits between open and
+ * read. It has no effect on a file, but fails on a pipe (ESPIPE) and breaks the chain. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,26 +12,26 @@
 #include "reader.h"
 #include "uring.h"
 
-enum call { OPEN, ADVISE, READ, CLOSE, CALLS }; /* of a chain */
+enum call { OPEN, ADVISE, READ, CLOSE, CALLS }; /* steps of a chain */
 
 /* A file in flight. */
 struct chain {
     uint32_t sample, member, slot;
     int32_t results[CALLS];
-    uint8_t left; /* completions still to come */
+    uint8_t left; /* completions still outstanding */
 };
 
 struct files_uring {
-    struct reader reader; /* first: variants share its functions */
+    struct reader reader; /* must be first: variants share its functions */
     struct io_uring ring;
     bool has_ring;
-    struct chain *chains; /* depth of them */
-    uint32_t *idle;       /* a stack of those that are free */
+    struct chain *chains; /* `depth` chains */
+    uint32_t *idle;       /* stack of free chains */
     uint32_t idle_count;
-    uint16_t *pending;     /* by slot: members that are not read yet */
-    uint32_t turn, member; /* which comes next */
-    uint64_t place;        /* of it in its slot */
-    uint32_t window;       /* slots: batches that may be under way at once */
+    uint16_t *pending;           /* per slot: members not read yet */
+    uint32_t next_index, member; /* the next file to submit */
+    uint64_t offset;             /* offset of the member in its slot */
+    uint32_t slots;              /* slots, in whole batches */
 };
 
 /* ---- Submission ---- */
@@ -42,7 +42,7 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     const struct dataset *dataset = worker->load->dataset;
     const struct dataset_member *member = &dataset->members[dataset->samples[sample].member + uring->member];
     uint32_t index = uring->idle[--uring->idle_count];
-    uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->place;
+    uint8_t *bytes = worker->slots + slot * worker->reader->stride + uring->offset;
     struct io_uring_sqe *calls[CALLS];
     for (int call = 0; call < CALLS; call++)
         if (!(calls[call] = io_uring_get_sqe(&uring->ring)))
@@ -52,37 +52,38 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     io_uring_prep_openat_direct(calls[OPEN], dataset->directory, dataset->files[member->file].name,
                                 O_RDONLY | O_NONBLOCK, 0, index);
     io_uring_prep_fadvise(calls[ADVISE], (int)index, 0, 0, POSIX_FADV_NORMAL);
-    /* A byte more, as in `files`: a file that grew shows. It may fall on the next member's first: the sample
-     * is lost then anyway. */
+    /* One byte more, as in `files`, to detect a file that grew. It may overwrite the first byte of the next
+     * member, but then the sample is lost anyway. */
     io_uring_prep_read(calls[READ], (int)index, bytes, (unsigned)member->size + 1, 0);
     io_uring_prep_close_direct(calls[CLOSE], index);
     calls[OPEN]->flags |= IOSQE_IO_LINK;
-    calls[ADVISE]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK;   /* broken, the next opening closes the file */
-    calls[READ]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* closed, however the read ends */
+    /* If the chain breaks at ADVISE, the next open into this table entry closes the file. */
+    calls[ADVISE]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK;
+    calls[READ]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* close even if the read fails */
     for (int call = 0; call < CALLS; call++)
         io_uring_sqe_set_data64(calls[call], (uint64_t)index * CALLS + (uint64_t)call);
     return STATUS_OK;
 }
 
-/* Queues files while chains are idle and their batches have room. Turns before `delivered` are out of their
- * slots. */
+/* Submits files while chains are free and their batches have slots. Slots of indices before `delivered` are
+ * free. */
 static enum status submit(struct worker *worker, struct files_uring *uring)
 {
     const struct dataset *dataset = worker->load->dataset;
-    while (uring->idle_count && uring->turn < worker->order.count &&
-           uring->turn < worker->delivered + uring->window) {
-        uint32_t slot = uring->turn % uring->window, number = worker->order.samples[uring->turn];
+    while (uring->idle_count && uring->next_index < worker->order.count &&
+           uring->next_index < worker->delivered + uring->slots) {
+        uint32_t slot = uring->next_index % uring->slots, number = worker->order.samples[uring->next_index];
         const struct dataset_sample *sample = &dataset->samples[number];
         if (uring->member == 0) {
             worker->held[slot] = number;
             uring->pending[slot] = (uint16_t)sample->members;
-            uring->place = 0;
+            uring->offset = 0;
         }
         TRY(queue_chain(worker, uring, number, slot));
-        uring->place += dataset->members[sample->member + uring->member].size;
+        uring->offset += dataset->members[sample->member + uring->member].size;
         if (++uring->member == sample->members) {
             uring->member = 0;
-            uring->turn++;
+            uring->next_index++;
         }
     }
     return STATUS_OK;
@@ -102,14 +103,14 @@ static enum status chain_done(struct worker *worker, struct files_uring *uring, 
         status = status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name,
                             strerror(-chain->results[OPEN]));
     else if (chain->results[ADVISE] < 0)
-        status = status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+        status = status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, name);
     else if (chain->results[READ] < 0)
         status = status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
                             strerror(-chain->results[READ]));
     else if ((uint64_t)chain->results[READ] != member->size)
         status = status_set(STATUS_FAILED, "%s/%s: offset %d: the file's size has changed from %llu bytes",
                             dataset->path, name, chain->results[READ], (unsigned long long)member->size);
-    if (status == STATUS_OK || worker->held[chain->slot] == READER_LOST) /* a sample is lost once */
+    if (status == STATUS_OK || worker->held[chain->slot] == READER_LOST) /* count a lost sample once */
         return STATUS_OK;
     worker->held[chain->slot] = READER_LOST;
     return worker_lose(worker, chain->sample, status);
@@ -132,14 +133,14 @@ static enum status reap(struct worker *worker, struct files_uring *uring)
     return STATUS_OK;
 }
 
-/* Delivers the batches that are whole, in order. */
+/* Delivers complete batches in order. */
 static enum status deliver(struct worker *worker, const struct files_uring *uring)
 {
     uint32_t batch = worker->load->batch, count = worker->order.count;
-    while (worker->delivered < uring->turn) {
+    while (worker->delivered < uring->next_index) {
         uint32_t left = count - worker->delivered, size = left < batch ? left : batch;
-        uint32_t slot = worker->delivered % uring->window;
-        if (uring->turn - worker->delivered < size)
+        uint32_t slot = worker->delivered % uring->slots;
+        if (uring->next_index - worker->delivered < size)
             return STATUS_OK;
         for (uint32_t i = slot; i < slot + size; i++)
             if (uring->pending[i])
@@ -165,14 +166,14 @@ static enum status files_uring_epoch(struct worker *worker)
 {
     struct files_uring *uring = (struct files_uring *)worker->reader;
     uint32_t depth = worker->load->depth;
-    uring->turn = uring->member = 0;
+    uring->next_index = uring->member = 0;
     enum status status = read_all(worker, uring);
     if (status == STATUS_OK)
         return STATUS_OK;
     char reason[1024];
     strncpy(reason, status_text(), sizeof reason - 1);
     reason[sizeof reason - 1] = '\0';
-    while (uring->idle_count < depth && uring_wait(&uring->ring) == STATUS_OK) /* still in flight */
+    while (uring->idle_count < depth && uring_wait(&uring->ring) == STATUS_OK) /* wait for chains in flight */
         while (reap(worker, uring) != STATUS_OK)
             ;
     return status_set(status, "%s", reason);
@@ -204,19 +205,20 @@ static enum status open_ring(struct files_uring *uring, const struct load *load)
 {
     uring->chains = calloc(load->depth, sizeof *uring->chains);
     uring->idle = calloc(load->depth, sizeof *uring->idle);
-    uring->pending = calloc(uring->window, sizeof *uring->pending);
+    uring->pending = calloc(uring->slots, sizeof *uring->pending);
     if (!uring->chains || !uring->idle || !uring->pending)
         return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --depth", load->depth);
     for (uint32_t i = 0; i < load->depth; i++)
         uring->idle[uring->idle_count++] = i;
     int failure = io_uring_queue_init(load->depth * CALLS, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s; lower --depth",
+        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --depth",
                           load->depth * CALLS, strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_files_sparse(&uring->ring, load->depth);
     if (failure < 0)
-        return status_set(STATUS_UNAVAILABLE, "io_uring: no table of %u files: %s (it takes Linux 5.19)",
+        return status_set(STATUS_UNAVAILABLE,
+                          "io_uring: cannot create a table of %u files: %s (requires Linux 5.19)",
                           load->depth, strerror(-failure));
     return STATUS_OK;
 }
@@ -228,9 +230,9 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     struct files_uring *uring = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
-    /* Batches under way: enough for `depth` files, and one that is being delivered. */
-    uring->window = (load->depth / load->batch + 2) * load->batch;
-    enum status status = reader_open(&uring->reader, load, 1, uring->window);
+    /* Slots for `depth` files in flight, plus one batch that is being delivered. */
+    uring->slots = (load->depth / load->batch + 2) * load->batch;
+    enum status status = reader_open(&uring->reader, load, 1, uring->slots);
     if (status == STATUS_OK)
         status = open_ring(uring, load);
     if (status != STATUS_OK)
@@ -246,8 +248,10 @@ static enum status files_uring_run(void *state, uint64_t number, struct run_time
     return reader_run(state, number, files_uring_epoch);
 }
 
-static const struct load_traits traits = {
-    .files = true, .timed = "order+open+advise+read+close", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.files = true,
+                                          .timed = "order+open+advise+read+close",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_files_uring = {
     .platform = "cpu",

@@ -1,8 +1,8 @@
-/* `shards-mmap` and `shards-omp`: shards mapped into memory, each sample one copy out of the page cache into
- * its slot, by one thread or by all, each with shards of its own.
+/* `shards-mmap` and `shards-omp`: map shards into memory and copy each sample once, from the page cache into
+ * its slot. One thread, or all threads with shards of their own.
  *
- * A file that shrinks while it is mapped turns a copy into SIGBUS. Copies are guarded (load/guard.h): the
- * sample is an error as any other. */
+ * If a mapped file shrinks, a copy raises SIGBUS. Copies are guarded (load/guard.h), so this is reported like
+ * any other broken sample. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 #include "reader.h"
 
 struct mapped {
-    struct reader reader; /* first: variants share its functions */
-    uint8_t **shards;     /* by file; NULL where it is not mapped, or could not be and samples may be lost */
+    struct reader reader; /* must be first: variants share its functions */
+    uint8_t **shards;     /* per file; NULL if not mapped, or if mapping failed and samples may be lost */
     struct guard guard;
 };
 
@@ -50,8 +50,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     return STATUS_OK;
 }
 
-/* Maps what is not mapped yet. In a run where the page cache is cold, or as it comes; else before the first
- * one. */
+/* Maps all files that are not mapped yet. This happens inside the run with a cold or unspecified page cache,
+ * otherwise before the first run. */
 static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -64,7 +64,7 @@ static enum status map_all(struct mapped *mapped)
     return STATUS_OK;
 }
 
-/* Asks the kernel for the pages of a segment. */
+/* Asks the kernel to read the pages of a segment. */
 static void ask_for(const struct mapped *mapped, const struct order_segment *segment)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -78,13 +78,13 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
-/* Asks for the segments that are entered within `prefetch` segments after arrival `turn`. `*asked` and
- * `*entered` (the arrival where the next segment begins) go along. */
-static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+/* Requests the segments that start within `prefetch` segments after index `index`. Updates `*asked` and
+ * `*entered` (the index where the next segment begins). */
+static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t index,
                        uint32_t *asked, uint32_t *current, uint32_t *entered)
 {
     const struct order *order = &worker->order;
-    while (*current < order->segment_count && turn >= *entered)
+    while (*current < order->segment_count && index >= *entered)
         *entered += order->segments[(*current)++].count;
     while (*asked < order->segment_count && *asked < *current + worker->load->prefetch)
         ask_for(mapped, &order->segments[(*asked)++]);
@@ -92,35 +92,33 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
 
 /* ---- Reading ---- */
 
-/* The processor foresees what follows in a stream, but not across a tar header, and not after a shuffle. So
- * the lines of the header are asked for as if they were read, and where the next sample is elsewhere (or so
- * small that it is over before it is foreseen) its pieces are asked for while those of this one are copied.
- * On one core of an EPYC 9005 that made streams of 16 KiB samples a third faster. */
+/* The hardware prefetcher follows a stream, but not across a tar header or after a shuffle. So the header's
+ * cache lines are prefetched as if they were read. If the next sample is not adjacent, or is too small for
+ * the hardware to detect, it is prefetched piece by piece while the current sample is copied. On one core of
+ * an EPYC 9005 this made streams of 16 KiB samples a third faster. */
 #define PIECE_BYTES 4096
 #define LINE_BYTES  64
 
-/* Inlined by force: a function that only prefetches has no effect that the compiler knows of, and calls of it
- * vanish.
- */
+/* Forced inline: the compiler sees no effect in a function that only prefetches, and removes calls to it. */
 static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += LINE_BYTES)
         __builtin_prefetch(from + at);
 }
 
-/* The first member of the sample that comes next. */
+/* First member of the next sample. */
 struct next {
-    const uint8_t *data; /* NULL: there is none, or it follows and will be foreseen */
+    const uint8_t *data; /* NULL if there is none, or if it is adjacent and the hardware prefetches it */
     size_t bytes;
 };
 
-static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn)
+static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index)
 {
     const struct dataset *dataset = worker->load->dataset;
     struct next none = {NULL, 0};
-    if (turn + 1 >= worker->order.count)
+    if (index + 1 >= worker->order.count)
         return none;
-    uint32_t number = worker->order.samples[turn], following = worker->order.samples[turn + 1];
+    uint32_t number = worker->order.samples[index], following = worker->order.samples[index + 1];
     const struct dataset_member *member = &dataset->members[dataset->samples[following].member];
     const uint8_t *shard = mapped->shards[member->file];
     if (!shard || (following == number + 1 && member->size > PIECE_BYTES))
@@ -128,8 +126,8 @@ static struct next next_sample(const struct worker *worker, const struct mapped 
     return (struct next){shard + member->offset, member->size};
 }
 
-/* One member into its slot; `*end` is where the last one ended in the mapping. False where a page of it is
- * gone. */
+/* Copies one member into its slot. `*end` is where the previous one ended in the mapping. False if a page no
+ * longer exists. */
 static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct next *next,
                         const uint8_t **end)
 {
@@ -148,12 +146,12 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
     return next->data || guard_copy(slot, data, bytes);
 }
 
-static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t turn,
+static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index,
                                uint8_t *slot, const uint8_t **end)
 {
     const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[turn]];
-    struct next next = next_sample(worker, mapped, turn);
+    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[index]];
+    struct next next = next_sample(worker, mapped, index);
     for (uint32_t m = 0; m < sample->members; m++) {
         const struct dataset_member *member = &dataset->members[sample->member + m];
         const uint8_t *shard = mapped->shards[member->file];
@@ -162,29 +160,29 @@ static enum status copy_sample(const struct worker *worker, const struct mapped 
                 STATUS_FAILED, "%s/%s: offset %llu: sample '%s' cannot be read from the mapping: %s",
                 dataset->path, dataset->files[member->file].name, (unsigned long long)member->offset,
                 sample->key,
-                shard ? "the file has shrunk, or its device fails" : "the shard can no longer be opened");
+                shard ? "the file was truncated, or its device failed" : "the shard can no longer be opened");
         slot += member->size;
     }
     return STATUS_OK;
 }
 
-/* Where an epoch is. */
+/* Position in an epoch. */
 struct position {
-    uint32_t asked, current, entered; /* as read_ahead() has them */
-    const uint8_t *end;               /* as copy_member() has it */
+    uint32_t asked, current, entered; /* used by read_ahead() */
+    const uint8_t *end;               /* used by copy_member() */
 };
 
-/* The samples of turns first .. first + count - 1 into slots 0 .. count - 1. */
+/* Copies the samples of indices first .. first + count - 1 into slots 0 .. count - 1. */
 static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t count, struct position *at)
 {
     const struct mapped *mapped = (const struct mapped *)worker->reader;
     RANGE(COPY);
     for (uint32_t slot = 0; slot < count; slot++) {
-        uint32_t turn = first + slot, number = worker->order.samples[turn];
-        if (worker->load->cache != LOAD_WARM && turn >= at->entered)
-            read_ahead(worker, mapped, turn, &at->asked, &at->current, &at->entered);
+        uint32_t index = first + slot, number = worker->order.samples[index];
+        if (worker->load->cache != LOAD_WARM && index >= at->entered)
+            read_ahead(worker, mapped, index, &at->asked, &at->current, &at->entered);
         enum status status =
-            copy_sample(worker, mapped, turn, worker->slots + slot * worker->reader->stride, &at->end);
+            copy_sample(worker, mapped, index, worker->slots + slot * worker->reader->stride, &at->end);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));
@@ -252,7 +250,7 @@ static enum status mapped_ready(void *state, uint64_t number)
 {
     struct mapped *mapped = state;
     if (mapped->reader.load->cache != LOAD_WARM)
-        unmap(mapped); /* pages in a mapping cannot be evicted, and a new reader has no mapping */
+        unmap(mapped); /* mapped pages cannot be evicted; a new reader starts without mappings */
     TRY(reader_ready(mapped, number));
     return mapped->reader.load->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
 }
@@ -269,7 +267,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+copy",
                                           .timed_unless_warm = "order+open+map+copy",
                                           .copy = reader_copy,
-                                          .look = reader_look};
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards_mmap = {
     .platform = "cpu",

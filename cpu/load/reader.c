@@ -14,7 +14,7 @@
 #include "machine/env.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
-#define COPY_MAX_BYTES ((size_t)2 << 30) /* of a working set that is copied to learn the bandwidth */
+#define COPY_MAX_BYTES ((size_t)2 << 30) /* limit of the working set copied to measure bandwidth */
 
 /* ---- Memory ---- */
 
@@ -29,7 +29,8 @@ void *buffer_open(size_t bytes)
     void *buffer = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED)
         return NULL;
-    madvise(buffer, wanted, MADV_HUGEPAGE); /* advice: without huge pages it is slower, and right */
+    madvise(buffer, wanted,
+            MADV_HUGEPAGE); /* only a hint: without huge pages the program is slower but correct */
     memset(buffer, 0, wanted);
     return buffer;
 }
@@ -85,8 +86,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
 
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots)
 {
-    /* A byte more than a sample, so that a file that grew shows; and no power of two, so that the slots of a
-     * batch do not fall into the same sets of a cache. */
+    /* Slots are one byte longer than a sample, to detect files that grew. The stride is not a power of two,
+     * so the slots of a batch do not map to the same cache sets. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
                               .threads = threads,
@@ -109,8 +110,9 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
 
 uint32_t reader_stream_slots(const struct load *load)
 {
-    uint64_t window = load->window < load->dataset->sample_count ? load->window : load->dataset->sample_count;
-    return (uint32_t)(window > 1 ? window + load->batch : load->batch);
+    uint64_t buffer = load->shuffle_buffer < load->dataset->sample_count ? load->shuffle_buffer
+                                                                         : load->dataset->sample_count;
+    return (uint32_t)(buffer > 1 ? buffer + load->batch : load->batch);
 }
 
 /* ---- A run ---- */
@@ -119,7 +121,7 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    for (int w = 0; w < reader->threads; w++) /* nothing of this run is there yet: READER_LOST */
+    for (int w = 0; w < reader->threads; w++) /* no sample of this run has arrived: READER_LOST */
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
@@ -147,24 +149,24 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
     worker->delivered = 0;
     order_make(&verifier->plan, epoch, number, &worker->order);
     worker->status = read(worker);
-    if (worker->status != STATUS_OK) /* the message is this thread's */
+    if (worker->status != STATUS_OK) /* messages are per thread */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
     else
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
 
-/* Says once that --decode or --augment had nothing to do. */
+/* Warns once that --decode or --augment found no images. */
 static void warn_imageless(struct reader *reader, uint64_t images)
 {
     if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
         return;
     reader->imageless = true;
-    status_warn("--%s: no sample holds an image that is known (png; npy of |u1, <f2 or <f4 with two or three "
-                "axes, in C order): nothing was done",
+    status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
+                "axes, in C order), so nothing was done",
                 reader->load->augment ? "augment" : "decode");
 }
 
-/* Sums up the workers, and holds what they delivered against what the plain reader read. */
+/* Adds up the workers' results and compares them with what the plain reader read. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
@@ -206,7 +208,7 @@ enum status reader_run(struct reader *reader, uint64_t number, enum status (*epo
 
 /* ---- Delivery ---- */
 
-/* Room for one more image of the batch in delivery. */
+/* Grows the image buffer of the batch by `bytes` for one more image. */
 static enum status add_image(struct worker *worker, size_t bytes, void **room)
 {
     size_t begin = worker->images_bytes, end = begin + bytes;
@@ -223,7 +225,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
     return STATUS_OK;
 }
 
-/* What training gets of an image, into the batch. */
+/* Appends an image to the batch in the form that training uses. */
 static enum status finish_image(struct worker *worker, const struct image *image, uint32_t number)
 {
     const struct load *load = worker->load;
@@ -251,8 +253,8 @@ static enum status at_member(const struct dataset *dataset, const struct dataset
                          dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
 }
 
-/* Decodes and augments one sample. Where pictures are learnt from, each has one: a batch is as many pictures
- * as labels. */
+/* Decodes and augments one sample. With --compute train, each sample must yield one image, so that a batch
+ * has as many images as labels. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
@@ -275,12 +277,13 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
             return at_member(load->dataset, sample, &members[m], status);
     }
     if (load->pictures && worker->image_count != images + 1)
-        return at_member(load->dataset, sample, members,
-                         status_set(STATUS_FAILED, "its array is no picture, as the others are"));
+        return at_member(
+            load->dataset, sample, members,
+            status_set(STATUS_FAILED, "its array is not an image like those of the other samples"));
     return STATUS_OK;
 }
 
-/* The hash of a sample whose members are hashed so. */
+/* Hash of a sample, given the hash function for its members. */
 static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, const uint8_t *data,
                                uint64_t (*hash_member)(const uint8_t *data, size_t size))
 {
@@ -294,7 +297,7 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
     return checksum_sample(sample->key_hash, hashes, sample->members);
 }
 
-/* With --verify: every byte, sample by sample. */
+/* With --verify: compares every byte, sample by sample. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];
@@ -312,7 +315,7 @@ static void check_edges(struct worker *worker, uint32_t number, const uint8_t *d
                  dataset->samples[number].bytes);
 }
 
-enum status reader_look(void *state, uint64_t *wrong)
+enum status reader_verify_slots(void *state, uint64_t *wrong)
 {
     const struct reader *reader = state;
     const struct dataset *dataset = reader->load->dataset;
@@ -327,7 +330,7 @@ enum status reader_look(void *state, uint64_t *wrong)
     return STATUS_OK;
 }
 
-/* The batch as the trainer gets it: the images where they were decoded, else the slots as they were read. */
+/* Passes the batch to the consumer: the images if decoded, otherwise the slots as read. */
 static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
@@ -338,7 +341,7 @@ static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
         batch.values = worker->images;
         batch.bytes = worker->images_bytes;
     }
-    if (load->pictures) { /* one in every sample, and all alike */
+    if (load->pictures) { /* one image per sample, all of the same shape */
         batch.stride = worker->images_bytes / count;
         batch.type = load->augment ? DTYPE_F32 : load->pictures->type;
         batch.interleaved = load->pictures->interleaved && !load->augment;
@@ -359,7 +362,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             continue;
         size_t images_bytes = worker->images_bytes;
         enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
-        if (status != STATUS_OK) { /* before it is counted; none of its images is delivered */
+        if (status != STATUS_OK) { /* lost before it was counted; deliver none of its images */
             worker->images_bytes = images_bytes;
             TRY(worker_lose(worker, number, status));
             continue;
@@ -371,7 +374,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival)
 {
-    uint32_t slot = worker->order.places[arrival] % worker->reader->slots;
+    uint32_t slot = worker->order.indices[arrival] % worker->reader->slots;
     return worker->slots + slot * worker->reader->stride;
 }
 
@@ -379,10 +382,10 @@ enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sam
 {
     const struct load *load = worker->load;
     uint32_t slots = worker->reader->slots, arrived = arrival + 1, count = worker->order.count;
-    worker->held[worker->order.places[arrival] % slots] = lost ? READER_LOST : sample;
-    if (load->window > 1 && arrived % load->window != 0 && arrived != count)
+    worker->held[worker->order.indices[arrival] % slots] = lost ? READER_LOST : sample;
+    if (load->shuffle_buffer > 1 && arrived % load->shuffle_buffer != 0 && arrived != count)
         return STATUS_OK;
-    /* A window is complete: all turns before its end are filled. */
+    /* A shuffle buffer is complete: all indices before its end are filled. */
     while (worker->delivered + load->batch <= arrived || (arrived == count && worker->delivered < count)) {
         uint32_t left = arrived - worker->delivered, batch = left < load->batch ? left : load->batch;
         TRY(worker_deliver(worker, worker->delivered % slots, batch));
@@ -398,7 +401,7 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* The bytes of a file in the working set; a shard in whole pages, and none where nothing of it is read. */
+/* Bytes of a file in the working set. A shard counts whole pages, or nothing if no sample of it is read. */
 static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
@@ -408,8 +411,8 @@ static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
     return read ? (bytes + page - 1) / page * page : 0;
 }
 
-/* Maps one file over `memory`, as far as it goes: `*mapped` bytes, in whole pages. A file that has shrunk
- * counts with what is left; one that is gone with nothing, where samples may be lost. */
+/* Maps one file at `memory`, up to its current end: `*mapped` bytes, in whole pages. A truncated file counts
+ * with what remains. A missing file counts as empty if samples may be lost. */
 static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
                             size_t *mapped)
 {
@@ -432,7 +435,7 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
     return STATUS_OK;
 }
 
-/* Maps the shards one behind the other, until `*bytes` are full; then `*bytes` are those that there are. */
+/* Maps shards consecutively until `*bytes` are filled. Sets `*bytes` to the number mapped. */
 static enum status map_shards(const struct load *load, uint8_t *memory, size_t *bytes)
 {
     size_t at = 0;
@@ -445,8 +448,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* The working set as memory: shards mapped from the page cache one behind the other, or as many bytes of
- * plain pages. */
+/* Creates the working set in memory: shards mapped consecutively from the page cache, or for files plain
+ * pages of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;
@@ -456,7 +459,7 @@ static enum status open_set(struct reader *reader)
     wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
     uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return status_set(STATUS_FAILED, "no memory for %zu bytes to learn the copy bandwidth from", wanted);
+        return status_set(STATUS_FAILED, "no memory for %zu bytes to measure the copy bandwidth", wanted);
     reader->set = memory;
     reader->set_bytes = reader->copied_bytes = wanted;
     if (dataset->shards)
@@ -466,8 +469,8 @@ static enum status open_set(struct reader *reader)
     return STATUS_OK;
 }
 
-/* The part of worker number `w`, in pieces, each into the next slot of a batch or, larger than a slot, over
- * several; false where a page of it is gone. */
+/* Copies the part of worker `w` piece by piece, each into the next slot of a batch, or over several slots if
+ * larger. False if a page no longer exists. */
 static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
     size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;
@@ -483,7 +486,7 @@ static bool copy_part(const struct reader *reader, int w, size_t piece)
     return true;
 }
 
-/* All of it once; bytes a second, 0 where a page of it is gone. */
+/* Copies the whole set once. Returns bytes per second, or 0 if a page no longer exists. */
 static double copy_all(const struct reader *reader, size_t piece)
 {
     int threads = reader->threads, torn = 0;
@@ -501,16 +504,16 @@ enum status reader_copy(void *state, double *bytes_per_s)
     if (!reader->set)
         TRY(open_set(reader));
     TRY(guard_open(&guard));
-    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* its headers with it */
+    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with headers */
     double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
     double by_batch = copy_all(reader, reader->load->batch * reader->stride);
     guard_close(&guard);
     *bytes_per_s = by_sample > by_batch ? by_sample : by_batch;
     if (by_sample <= 0 || by_batch <= 0)
-        return status_set(STATUS_FAILED,
-                          "%s: a shard has shrunk while its pages were copied to learn the copy "
-                          "bandwidth; mend the data set, and run again",
-                          reader->load->dataset->path);
+        return status_set(
+            STATUS_FAILED,
+            "%s: a shard was truncated while measuring the copy bandwidth; repair the data set and run again",
+            reader->load->dataset->path);
     return STATUS_OK;
 }
 

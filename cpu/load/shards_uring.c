@@ -1,8 +1,7 @@
-/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight, into buffers that the kernel
- * knows where it lets them be locked, and around the page cache (O_DIRECT) unless that is to be warm. Ranges
- * are aligned to pages; the blocks of a shard are taken in order, and those of the next shard are under way
- * before the last one ends.
- */
+/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight. The buffers are registered with
+ * the kernel if they can be locked. Reads bypass the page cache (O_DIRECT) unless it is to be warm. Ranges
+ * are aligned to pages. The blocks of a shard are processed in order, and reads of the next shard start
+ * before the current one ends. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -16,28 +15,28 @@
 #include "reader.h"
 #include "uring.h"
 
-#define ALIGNMENT 4096u /* of offsets, lengths and buffers: enough for any device */
+#define ALIGNMENT 4096u /* of offsets, lengths and buffers; sufficient for any device */
 
-/* A read in flight, or done and waiting for those before it. */
+/* A read that is in flight, or complete and waiting for earlier ones. */
 struct block {
     uint64_t offset;
-    uint64_t wanted; /* bytes that the file has there */
+    uint64_t wanted; /* bytes of the range that exist in the file */
     uint32_t segment;
     int32_t result;
     bool done;
 };
 
 struct shards_uring {
-    struct reader reader; /* first: variants share its functions */
+    struct reader reader; /* must be first: variants share its functions */
     struct io_uring ring;
     bool has_ring;
-    bool registered;      /* the kernel knows the buffers */
-    uint8_t *buffers;     /* depth of block_bytes each */
-    struct block *blocks; /* a ring: block number n is blocks[n % depth] */
-    int *fds;             /* by segment of the epoch */
+    bool registered;      /* the buffers are registered with the kernel */
+    uint8_t *buffers;     /* `depth` buffers of block_bytes each */
+    struct block *blocks; /* a ring: block n is blocks[n % depth] */
+    int *fds;             /* file descriptor per segment of the epoch */
     uint64_t submitted, taken;
 
-    /* Where the next block begins. */
+    /* Start of the next block. */
     uint32_t segment;
     uint64_t offset, end;
 };
@@ -49,7 +48,7 @@ static const struct dataset_member *last_member(const struct dataset *dataset, u
     return &dataset->members[dataset->samples[sample].member + dataset->samples[sample].members - 1];
 }
 
-/* The aligned range of a segment. */
+/* Computes the page-aligned range of a segment. */
 static void segment_range(const struct dataset *dataset, const struct order_segment *segment, uint64_t *begin,
                           uint64_t *end)
 {
@@ -58,7 +57,8 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
     *end = last->offset + last->size;
 }
 
-/* Opens the shard of the next segment; `*failure` is why it cannot where its samples may be lost. */
+/* Opens the shard of the next segment. If it cannot be opened and its samples may be lost, sets `*failure` to
+ * the errno. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
@@ -74,7 +74,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     return load->skip && *failure != EMFILE ? STATUS_OK : STATUS_FAILED;
 }
 
-/* A shard that cannot be opened is one block that could not be read: its turn comes, and its samples are
+/* Represents a shard that cannot be opened as one failed block. It is processed in order, and its samples are
  * lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
@@ -104,8 +104,7 @@ static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *
         io_uring_prep_read(sqe, fd, buffer, aligned, uring->offset);
 }
 
-/* Queues reads until `depth` blocks are in flight or waiting. A short range costs no read of its own: it is
- * read whole. */
+/* Submits reads until `depth` blocks are in flight or waiting. A range shorter than a block is one read. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
@@ -120,7 +119,7 @@ static enum status submit(struct shards_uring *uring, const struct order *order)
         uint32_t index = (uint32_t)(uring->submitted % load->depth);
         uint64_t left = uring->end - uring->offset;
         uint32_t wanted = left < load->block_bytes ? (uint32_t)left : load->block_bytes;
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring); /* the ring has room for `depth` */
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring); /* the ring has room for `depth` entries */
         if (!sqe)
             return status_set(STATUS_FAILED, "io_uring: its queue is full");
         uring->blocks[index] =
@@ -148,15 +147,15 @@ static void reap(struct shards_uring *uring)
     }
 }
 
-/* The block that is next in order, complete. A read may have come short without being at the end: the rest is
- * read at once. */
+/* Waits for the next block in order. If a read returned fewer bytes before the end of the file, reads the
+ * rest immediately. */
 static enum status await(struct shards_uring *uring, const struct order *order, struct block **next)
 {
     const struct load *load = uring->reader.load;
     uint32_t index = (uint32_t)(uring->taken % load->depth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
-    /* The device must not run dry while what there is is copied. */
+    /* Submit in time, so that the device stays busy while this thread copies. */
     if (io_uring_sq_ready(&uring->ring) > load->depth / 8)
         TRY(uring_submit(&uring->ring));
     reap(uring);
@@ -172,7 +171,7 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
         if (count < 0)
             block->result = -errno;
         else if (have + (uint32_t)count <= (uint32_t)block->result)
-            break; /* the file ends here */
+            break; /* end of the file */
         else
             block->result = (int32_t)(have + (uint32_t)count);
     }
@@ -181,11 +180,11 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
 
 /* ---- Samples ---- */
 
-/* The sample that is being put together. */
+/* Position in the sample being assembled. */
 struct cursor {
     uint32_t arrival, sample, member;
-    uint64_t done;  /* bytes of the member */
-    uint8_t *place; /* where the next byte goes; NULL before the sample's first */
+    uint64_t done; /* bytes of the member already copied */
+    uint8_t *to;   /* destination of the next byte; NULL before the sample's first */
     bool lost;
 };
 
@@ -198,34 +197,35 @@ static enum status block_fault(const struct shards_uring *uring, const struct or
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[order->segments[block->segment].shard].name, (unsigned long long)offset,
                       dataset->samples[cursor->sample].key,
-                      result < 0 ? strerror(-result) : "the file ends inside of it");
+                      result < 0 ? strerror(-result) : "the file ends inside this sample");
 }
 
-/* Copies from a block what it has of the segment's samples, up to sample number `end`. */
+/* Copies the segment's samples from a block, up to sample number `end`. */
 static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes,
                               uint32_t end, struct cursor *cursor)
 {
     struct shards_uring *uring = (struct shards_uring *)worker->reader;
     const struct dataset *dataset = worker->load->dataset;
     uint64_t have = block->result < 0 ? 0 : (uint64_t)block->result;
-    uint64_t stop = block->offset + block->wanted; /* beyond: later blocks */
+    uint64_t stop = block->offset + block->wanted; /* later blocks hold the rest */
     RANGE(COPY);
     while (cursor->sample < end) {
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        if (from > stop || (left > 0 && from == stop)) /* an empty member waits too: all blocks are taken */
+        /* An empty member also waits, so that every block is processed. */
+        if (from > stop || (left > 0 && from == stop))
             return STATUS_OK;
-        if (!cursor->place)
-            cursor->place = worker_slot(worker, cursor->arrival);
+        if (!cursor->to)
+            cursor->to = worker_slot(worker, cursor->arrival);
         size_t count = (size_t)(left < stop - from ? left : stop - from);
         if (count > 0 && from + count > block->offset + have) {
             if (!cursor->lost)
                 TRY(worker_lose(worker, cursor->sample, block_fault(uring, &worker->order, block, cursor)));
             cursor->lost = true;
         } else if (count > 0)
-            memcpy(cursor->place, bytes + (from - block->offset), count);
-        cursor->place += count;
+            memcpy(cursor->to, bytes + (from - block->offset), count);
+        cursor->to += count;
         cursor->done += count;
         if (cursor->done < member->size)
             return STATUS_OK;
@@ -259,7 +259,7 @@ static enum status take_all(struct worker *worker)
     return STATUS_OK;
 }
 
-/* After a failure reads are still in flight into our buffers. */
+/* After a failure, waits for reads that still write to the buffers. */
 static void drain(struct shards_uring *uring)
 {
     for (; uring->taken < uring->submitted; uring->taken++)
@@ -309,14 +309,13 @@ static void uring_teardown(void *state)
     free(uring);
 }
 
-/* Says once that every read will have its pages pinned anew. */
+/* Warns once that every read must pin its pages. */
 static void warn_unregistered(size_t bytes, int failure)
 {
     static bool said;
     if (!said)
         status_warn(
-            "shards-uring: reads go to buffers that are not registered, which costs some time: cannot "
-            "register %zu bytes: %s%s",
+            "shards-uring: reads use unregistered buffers and are slower: cannot register %zu bytes: %s%s",
             bytes, strerror(-failure),
             failure == -ENOMEM ? "; raise ulimit -l, or lower --depth or --block" : "");
     said = true;
@@ -337,7 +336,7 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     whole.iov_base = uring->buffers;
     int failure = io_uring_queue_init(load->depth, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: no ring of depth %u: %s", load->depth,
+        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s", load->depth,
                           strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);
@@ -370,8 +369,10 @@ static enum status uring_run(void *state, uint64_t number, struct run_time *time
     return reader_run(state, number, uring_epoch);
 }
 
-static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+copy", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.shards = true,
+                                          .timed = "order+open+read+copy",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards_uring = {
     .platform = "cpu",

@@ -1,6 +1,7 @@
-/* `shards`: one thread reads its part of each shard in a row with read(2) and takes the samples from the tar
- * headers as they come by. Where the data lie is taken from these headers alone; only where a share begins in
- * the midst of a shard is known from when the directory was opened, and sought once. */
+/* `shards`: one thread reads its part of each shard sequentially with read(2) and finds the samples from the
+ * tar headers on the way. The position of the data comes only from these headers, with one exception: if a
+ * share starts in the middle of a shard, the start is known from the opened data set and reached by
+ * one seek. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,15 +15,15 @@
 #include "data/tar.h"
 #include "reader.h"
 
-/* A shard on its way through the buffer. */
+/* State of streaming one shard through the buffer. */
 struct stream {
-    struct reader reader; /* first: variants share its functions */
+    struct reader reader; /* must be first: variants share its functions */
     struct tar_parser parser;
     int fd;
     uint32_t file;
     uint8_t *buffer;
     size_t buffer_bytes;
-    uint64_t begin; /* the offset in the shard of the buffer's first byte */
+    uint64_t begin; /* offset in the shard of the buffer's first byte */
     size_t held;    /* bytes in the buffer */
     bool at_end;
 };
@@ -33,8 +34,8 @@ static enum status broken(const struct stream *stream, enum status status)
     return status_prefix(status, "%s/%s", dataset->path, dataset->files[stream->file].name);
 }
 
-/* Makes `need` bytes from offset `from` on available in the buffer, or as many as there are: what is before
- * them goes. */
+/* Provides `need` bytes from offset `from` on in the buffer, or as many as the shard has. Discards the bytes
+ * before them. */
 static enum status fill(struct stream *stream, uint64_t from, size_t need)
 {
     size_t gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
@@ -52,7 +53,7 @@ static enum status fill(struct stream *stream, uint64_t from, size_t need)
                               (unsigned long long)(stream->begin + stream->held), strerror(errno));
         stream->at_end = count == 0;
         stream->held += (size_t)count;
-        if (from > stream->begin) { /* padding and members that belong to no sample */
+        if (from > stream->begin) { /* skip padding and members that belong to no sample */
             gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
             memmove(stream->buffer, stream->buffer + gone, stream->held - gone);
             stream->held -= gone;
@@ -62,7 +63,7 @@ static enum status fill(struct stream *stream, uint64_t from, size_t need)
     return STATUS_OK;
 }
 
-/* The next member that belongs to a sample, and its extension. */
+/* Finds the next member that belongs to a sample, and its extension. */
 static enum status next_member(struct stream *stream, struct tar_member *member, size_t *key_length,
                                const char **extension)
 {
@@ -88,7 +89,7 @@ static enum status next_member(struct stream *stream, struct tar_member *member,
     }
 }
 
-/* The data of a member: what is in the buffer, and the rest straight into the slot. */
+/* Copies a member's data into the slot: first what is in the buffer, then the rest directly from the file. */
 static enum status take_data(struct stream *stream, const struct tar_member *member, uint8_t *slot)
 {
     uint64_t from = member->data;
@@ -102,10 +103,11 @@ static enum status take_data(struct stream *stream, const struct tar_member *mem
         from += ready;
         left -= ready;
     }
-    if (left > 0 && left < stream->buffer_bytes / 4) { /* small: with what follows it */
+    if (left > 0 &&
+        left < stream->buffer_bytes / 4) { /* small: read it through the buffer, with the data that follows */
         TRY(fill(stream, from, left));
         if (from + left > stream->begin + stream->held)
-            return status_set(STATUS_FAILED, "offset %llu: the shard ends inside of a member",
+            return status_set(STATUS_FAILED, "offset %llu: the shard ends inside a member",
                               (unsigned long long)(stream->begin + stream->held));
         memcpy(slot, stream->buffer + (from - stream->begin), left);
         return STATUS_OK;
@@ -114,7 +116,7 @@ static enum status take_data(struct stream *stream, const struct tar_member *mem
         ssize_t count = read(stream->fd, slot, left);
         if (count <= 0)
             return status_set(STATUS_FAILED, "offset %llu: %s", (unsigned long long)from,
-                              count < 0 ? strerror(errno) : "the shard ends inside of a member");
+                              count < 0 ? strerror(errno) : "the shard ends inside a member");
         slot += count;
         from += (uint64_t)count;
         left -= (size_t)count;
@@ -131,13 +133,13 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         struct tar_member member;
         size_t length;
         const char *extension;
-        do /* those before were left out when the directory was opened, or are of another share */
+        do /* earlier samples were skipped when the data set was opened, or belong to another share */
             TRY(next_member(stream, &member, &length, &extension));
         while (member.data < members[m].offset);
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
             strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
             return status_set(STATUS_FAILED,
-                              "offset %llu: '%s' of %llu bytes where '%s.%s' of %llu was before",
+                              "offset %llu: found '%s' of %llu bytes, expected '%s.%s' of %llu",
                               (unsigned long long)member.header, member.name, (unsigned long long)member.size,
                               sample->key, members[m].extension, (unsigned long long)members[m].size);
         TRY(take_data(stream, &member, slot));
@@ -146,8 +148,8 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
     return STATUS_OK;
 }
 
-/* Begins a shard at its first byte, or in its middle behind the sample before, unless a pax header for all
- * that follows may stand before that. */
+/* Starts a shard at its first byte, or in the middle, after the previous sample. Starts at the first byte too
+ * if a global pax header may precede. */
 static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
@@ -161,7 +163,7 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     stream->fd = dataset_file_open(dataset, segment->shard, 0);
     if (stream->fd < 0)
         return STATUS_FAILED;
-    posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* advice alone */
+    posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */
     if (position && lseek(stream->fd, (off_t)position, SEEK_SET) < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot seek: %s", dataset->path,
                           dataset->files[segment->shard].name, strerror(errno));
@@ -172,18 +174,18 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     return STATUS_OK;
 }
 
-/* Asks the kernel for the shard of a segment to come. */
+/* Asks the kernel to read ahead the shard of a later segment. */
 static void ask_for(const struct stream *stream, const struct order_segment *segment)
 {
     int fd = dataset_file_open(stream->reader.load->dataset, segment->shard, 0);
     if (fd < 0)
-        return; /* said when it is read */
+        return; /* reported when it is read */
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
     close(fd);
 }
 
-/* The samples of a segment. Behind a header that is broken nothing of it can be found: all
- * the rest is lost. */
+/* Reads the samples of a segment. After a broken header the rest of the shard cannot be parsed, so all later
+ * samples are lost. */
 static enum status read_segment(struct worker *worker, struct stream *stream,
                                 const struct order_segment *segment, uint32_t arrival)
 {
@@ -259,8 +261,10 @@ static enum status stream_run(void *state, uint64_t number, struct run_time *tim
     return reader_run(state, number, stream_epoch);
 }
 
-static const struct load_traits traits = {
-    .shards = true, .timed = "order+open+read+parse+copy", .copy = reader_copy, .look = reader_look};
+static const struct load_traits traits = {.shards = true,
+                                          .timed = "order+open+read+parse+copy",
+                                          .copy = reader_copy,
+                                          .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards = {
     .platform = "cpu",

@@ -9,17 +9,17 @@ enum status uring_probe(const int *operations)
     struct io_uring ring;
     int failure = io_uring_queue_init(4, &ring, 0);
     if (failure < 0)
-        return status_set(STATUS_UNAVAILABLE, "no io_uring here: %s%s", strerror(-failure),
-                          failure == -EPERM
-                              ? " (a seccomp filter, as containers have, or kernel.io_uring_disabled)"
-                          : failure == -ENOMEM ? " (too little memory may be locked: ulimit -l)"
-                          : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter)"
-                                               : "");
+        return status_set(
+            STATUS_UNAVAILABLE, "io_uring is not available: %s%s", strerror(-failure),
+            failure == -EPERM
+                ? " (blocked by a seccomp filter, as in containers, or by kernel.io_uring_disabled)"
+            : failure == -ENOMEM ? " (the limit of locked memory is too low: ulimit -l)"
+            : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter blocks it)"
+                                 : "");
     struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);
     enum status status = STATUS_OK;
     if (!probe)
-        status =
-            status_set(STATUS_UNAVAILABLE, "io_uring does not tell what it can do: the kernel is too old");
+        status = status_set(STATUS_UNAVAILABLE, "cannot query io_uring's operations: the kernel is too old");
     for (; status == STATUS_OK && *operations >= 0; operations++)
         if (!io_uring_opcode_supported(probe, *operations))
             status = status_set(STATUS_UNAVAILABLE, "this kernel's io_uring lacks operation %d", *operations);

@@ -1,14 +1,12 @@
-/* The hashes of data/checksum.h, of bytes that have arrived on the device, or, by the same lines, on the
- * host.
- */
-#ifndef FDSL_CUDA_LOAD_TALLY_CUH
-#define FDSL_CUDA_LOAD_TALLY_CUH
+/* The hashes of data/checksum.h for bytes on the device. The same source runs on the host for tests. */
+#ifndef FDSL_CUDA_LOAD_CHECKSUM_CUH
+#define FDSL_CUDA_LOAD_CHECKSUM_CUH
 
 #include "data/checksum.h"
 #include "load/xxh3.cuh"
 
-/* Of a member of more than 2 CHECKSUM_EDGE bytes: part number `part` of its edges, of XXH3_PARTS. The hash is
- * xxh3_of_parts() of their sum. */
+/* Hash of part `part` (of XXH3_PARTS) of the edges of a member larger than 2 * CHECKSUM_EDGE bytes. Pass the
+ * sum of the parts to xxh3_of_parts(). */
 FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint32_t part)
 {
     uint32_t at = xxh3_part_at(part);
@@ -16,8 +14,8 @@ FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint3
     return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
 }
 
-/* checksum_edges(): XXH3-64, with the size as the seed, of all bytes up to 2 CHECKSUM_EDGE, else of both
- * edges. */
+/* checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 * CHECKSUM_EDGE. The seed is
+ * the size. */
 FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
 {
     uint64_t sum = 0;

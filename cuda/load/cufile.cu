@@ -9,7 +9,7 @@ static enum status load_functions(void *handle, struct cufile *library)
 {
     const struct {
         const char *name;
-        void *place;
+        void *pointer;
         bool optional;
     } functions[] = {{"cuFileDriverOpen", &library->open_driver, false},
                      {"cuFileDriverGetProperties", &library->properties, false},
@@ -25,9 +25,10 @@ static enum status load_functions(void *handle, struct cufile *library)
     for (size_t i = 0; i < COUNT_OF(functions); i++) {
         void *symbol = dlsym(handle, functions[i].name);
         if (!symbol && !functions[i].optional)
-            return status_set(STATUS_UNAVAILABLE, "the cuFile library has no %s: it is too old",
+            return status_set(STATUS_UNAVAILABLE, "the cuFile library lacks %s: it is too old",
                               functions[i].name);
-        memcpy(functions[i].place, &symbol, sizeof symbol); /* a function's address, as POSIX has it */
+        memcpy(functions[i].pointer, &symbol,
+               sizeof symbol); /* POSIX allows this conversion to a function pointer */
     }
     return STATUS_OK;
 }
@@ -39,21 +40,21 @@ static enum status open_library(struct cufile *library)
         handle = dlopen("libcufile.so", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
         return status_set(STATUS_UNAVAILABLE,
-                          "no cuFile (libcufile.so.0), which comes with CUDA's toolkit: %s", dlerror());
+                          "cuFile not found (libcufile.so.0, part of the CUDA toolkit): %s", dlerror());
     TRY(load_functions(handle, library));
     struct cufile_error opened = library->open_driver();
     if (opened.error == 0)
         return STATUS_OK;
     return status_set(STATUS_UNAVAILABLE,
-                      "cuFile's driver does not open (error %d): GPUDirect Storage is not set up, and its "
-                      "compatibility mode is not allowed (cufile.json)",
+                      "cannot open cuFile's driver (error %d): GPUDirect Storage is not set up, and "
+                      "compatibility mode is disabled (cufile.json)",
                       opened.error);
 }
 
 enum status cufile_open(const struct cufile **library)
 {
     static std::mutex lock;
-    static struct cufile only; /* stays open to the end of the process, as CUDA does */
+    static struct cufile only; /* stays open until the process ends, like CUDA */
     static bool tried;
     static enum status status;
     static char reason[512];
@@ -73,7 +74,7 @@ enum status cufile_way(const struct cufile *library, bool *direct, bool *batches
     struct cufile_properties properties = {};
     struct cufile_error got = library->properties(&properties);
     if (got.error != 0)
-        return status_set(STATUS_FAILED, "cuFile does not tell its properties (error %d)", got.error);
+        return status_set(STATUS_FAILED, "cannot query cuFile's properties (error %d)", got.error);
     bool driver = properties.driver.major > 0 && properties.driver.status != 0;
     *direct = driver && !(properties.driver.control & CUFILE_CONTROL_COMPAT);
     *batches = library->batch_open && library->batch_submit && library->batch_status &&

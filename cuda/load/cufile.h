@@ -1,5 +1,5 @@
-/* cuFile (GPUDirect Storage), opened at run time: the program needs no library to start, and no header to
- * build. The declarations are those of the interface's documentation, as far as they are used here. */
+/* cuFile (GPUDirect Storage), loaded at run time. The program starts without the library and builds without
+ * its header. The declarations follow the documented interface, as far as they are used here. */
 #ifndef FDSL_CUDA_LOAD_CUFILE_H
 #define FDSL_CUDA_LOAD_CUFILE_H
 
@@ -13,7 +13,7 @@
 #include "core/status.h"
 
 struct cufile_error {
-    int error; /* 0, or from 5001 on */
+    int error; /* 0, or 5001 and higher */
     int cuda;  /* a CUresult */
 };
 
@@ -30,22 +30,22 @@ struct cufile_descriptor {
 
 struct cufile_properties {
     struct {
-        unsigned major, minor; /* of the kernel's driver; 0: there is none */
+        unsigned major, minor; /* version of the kernel driver; 0 if there is none */
         size_t poll_threshold, direct_max;
-        unsigned status, control; /* flags: file systems and devices that are served; how */
+        unsigned status, control; /* flags: supported file systems and devices; modes */
     } driver;
     unsigned features; /* flags */
     unsigned cache_max, buffer_cache, pinned_max, batch_max, batch_timeout_ms;
 };
 
-#define CUFILE_CONTROL_COMPAT (1u << 1) /* reads by way of host memory are allowed */
+#define CUFILE_CONTROL_COMPAT (1u << 1) /* reads through host memory are allowed */
 #define CUFILE_FEATURE_BATCH  (1u << 1)
 
 struct cufile_request {
     int mode; /* CUFILE_BATCH */
     union {
         struct {
-            void *base; /* of device memory */
+            void *base; /* device memory */
             off_t file_offset, base_offset;
             size_t bytes;
         } batch;
@@ -68,7 +68,7 @@ struct cufile_event {
 #define CUFILE_STATUS_PENDING  0x02
 #define CUFILE_STATUS_COMPLETE 0x10
 
-/* The library's functions. The last four are NULL in versions without batches. */
+/* Functions of the library. The last four are NULL in versions without batches. */
 struct cufile {
     struct cufile_error (*open_driver)(void);
     struct cufile_error (*properties)(struct cufile_properties *properties);
@@ -87,13 +87,13 @@ struct cufile {
 
 FDSL_C_BEGIN
 
-/* The library with its driver open, once for the process. STATUS_UNAVAILABLE with the reason. */
+/* Loads the library and opens its driver, once per process. STATUS_UNAVAILABLE with the reason. */
 enum status cufile_open(const struct cufile **library);
 
-/* How it reads: `*direct` only where the kernel's driver is there and nothing may be read by way of host
- * memory (allow_compat_mode false in cufile.json), as files that cannot be read directly are then refused;
- * what is open with O_DIRECT, and read by whole blocks, comes straight from the disk then. STATUS_FAILED
- * where the driver does not tell. */
+/* Queries how cuFile reads. `*direct` is set only if the kernel driver is present and reads through host
+ * memory are disabled (allow_compat_mode false in cufile.json). Files that cannot be read directly are then
+ * refused, and whole-block reads of files opened with O_DIRECT come straight from the disk. STATUS_FAILED if
+ * the driver does not report its properties. */
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END

@@ -32,24 +32,24 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     return STATUS_OK;
 }
 
-static enum status open_outlet(struct delivery *delivery, struct outlet *outlet)
+static enum status open_queue(struct delivery *delivery, struct output_queue *queue)
 {
     const struct dataset *dataset = delivery->load->dataset;
-    outlet->delivery = delivery;
-    outlet->plain.dataset = const_cast<struct dataset *>(dataset);
-    outlet->plain.fd = -1;
-    TRY(order_open(&delivery->verifier.plan, &outlet->order));
-    outlet->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *outlet->held));
-    outlet->berths = static_cast<struct berth *>(calloc(delivery->berths, sizeof *outlet->berths));
-    if (!outlet->held || !outlet->berths)
+    queue->delivery = delivery;
+    queue->plain.dataset = const_cast<struct dataset *>(dataset);
+    queue->plain.fd = -1;
+    TRY(order_open(&delivery->verifier.plan, &queue->order));
+    queue->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *queue->held));
+    queue->buffers = static_cast<struct batch_buffer *>(calloc(delivery->buffers, sizeof *queue->buffers));
+    if (!queue->held || !queue->buffers)
         return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
-    TRY(stream_open(&outlet->stream));
-    CUDA_TRY(cudaMalloc(&outlet->tensor, delivery->slots * delivery->stride));
-    CUDA_TRY(cudaMalloc(&outlet->labels, delivery->slots * sizeof *outlet->labels));
-    CUDA_TRY(cudaMalloc(&outlet->hashes, delivery->slots * sizeof *outlet->hashes));
-    outlet->checksum = &delivery->checksums[outlet->number];
-    for (uint32_t b = 0; b < delivery->berths; b++)
-        CUDA_TRY(cudaEventCreateWithFlags(&outlet->berths[b].ready, cudaEventDisableTiming));
+    TRY(stream_open(&queue->stream));
+    CUDA_TRY(cudaMalloc(&queue->tensor, delivery->slots * delivery->stride));
+    CUDA_TRY(cudaMalloc(&queue->labels, delivery->slots * sizeof *queue->labels));
+    CUDA_TRY(cudaMalloc(&queue->hashes, delivery->slots * sizeof *queue->hashes));
+    queue->checksum = &delivery->checksums[queue->number];
+    for (uint32_t b = 0; b < delivery->buffers; b++)
+        CUDA_TRY(cudaEventCreateWithFlags(&queue->buffers[b].ready, cudaEventDisableTiming));
     return STATUS_OK;
 }
 
@@ -57,17 +57,18 @@ static enum status open_all(struct delivery *delivery)
 {
     const struct load *load = delivery->load;
     uint64_t bytes = load->dataset->sample_count * sizeof *delivery->samples;
-    delivery->outlets = static_cast<struct outlet *>(calloc(delivery->workers, sizeof *delivery->outlets));
-    delivery->queues = new (std::nothrow) std::deque<uint32_t>[delivery->workers];
+    delivery->queues =
+        static_cast<struct output_queue *>(calloc(delivery->workers, sizeof *delivery->queues));
+    delivery->ready = new (std::nothrow) std::deque<uint32_t>[delivery->workers];
     delivery->left = static_cast<uint64_t *>(calloc(delivery->workers, sizeof *delivery->left));
-    if (!delivery->outlets || !delivery->queues || !delivery->left)
+    if (!delivery->queues || !delivery->ready || !delivery->left)
         return status_set(STATUS_FAILED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
     CUDA_TRY(cudaMalloc(&delivery->checksums, delivery->workers * sizeof *delivery->checksums));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
     for (uint32_t w = 0; w < delivery->workers; w++) {
-        delivery->outlets[w].number = w;
-        TRY(open_outlet(delivery, &delivery->outlets[w]));
+        delivery->queues[w].number = w;
+        TRY(open_queue(delivery, &delivery->queues[w]));
     }
     return STATUS_OK;
 }
@@ -75,47 +76,47 @@ static enum status open_all(struct delivery *delivery)
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes)
 {
     const struct load *load = delivery->load;
-    uint64_t berths = (slots + load->batch - 1) / load->batch, bytes;
-    if (berths * load->batch > UINT32_MAX)
+    uint64_t buffers = (slots + load->batch - 1) / load->batch, bytes;
+    if (buffers * load->batch > UINT32_MAX)
         return status_set(STATUS_USAGE, "more than %u slots; lower --batch or --shuffle", UINT32_MAX);
-    if (__builtin_mul_overflow(delivery->workers * berths * load->batch, delivery->stride + 12, &bytes) ||
+    if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
                                &bytes))
-        bytes = UINT64_MAX; /* no device has that */
+        bytes = UINT64_MAX; /* larger than any device */
     TRY(device_check_room(
         delivery->device, bytes, "its buffers and batches need",
-        "lower --batch, --shuffle, --threads, --ring or --chunk, or take a shorter --tensor"));
-    delivery->berths = (uint32_t)berths;
-    delivery->slots = (uint32_t)(berths * load->batch);
+        "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --tensor type"));
+    delivery->buffers = (uint32_t)buffers;
+    delivery->slots = (uint32_t)(buffers * load->batch);
     return open_all(delivery);
 }
 
-static void close_outlet(const struct delivery *delivery, struct outlet *outlet)
+static void close_queue(const struct delivery *delivery, struct output_queue *queue)
 {
-    for (uint32_t b = 0; outlet->berths && b < delivery->berths; b++)
-        if (outlet->berths[b].ready)
-            (void)cudaEventDestroy(outlet->berths[b].ready);
-    if (outlet->stream)
-        (void)cudaStreamDestroy(outlet->stream);
-    (void)cudaFree(outlet->tensor);
-    (void)cudaFree(outlet->labels);
-    (void)cudaFree(outlet->hashes);
-    free(outlet->held);
-    free(outlet->berths);
-    free(outlet->wanted);
-    free(outlet->found);
-    free(outlet->read);
-    order_close(&outlet->order);
-    if (outlet->delivery)
-        plain_close(&outlet->plain);
+    for (uint32_t b = 0; queue->buffers && b < delivery->buffers; b++)
+        if (queue->buffers[b].ready)
+            (void)cudaEventDestroy(queue->buffers[b].ready);
+    if (queue->stream)
+        (void)cudaStreamDestroy(queue->stream);
+    (void)cudaFree(queue->tensor);
+    (void)cudaFree(queue->labels);
+    (void)cudaFree(queue->hashes);
+    free(queue->held);
+    free(queue->buffers);
+    free(queue->wanted);
+    free(queue->found);
+    free(queue->read);
+    order_close(&queue->order);
+    if (queue->delivery)
+        plain_close(&queue->plain);
 }
 
 void delivery_close(struct delivery *delivery)
 {
-    for (uint32_t w = 0; delivery->outlets && w < delivery->workers; w++)
-        close_outlet(delivery, &delivery->outlets[w]);
-    free(delivery->outlets);
-    delete[] delivery->queues;
+    for (uint32_t w = 0; delivery->queues && w < delivery->workers; w++)
+        close_queue(delivery, &delivery->queues[w]);
+    free(delivery->queues);
+    delete[] delivery->ready;
     free(delivery->left);
     (void)cudaFree(delivery->samples);
     (void)cudaFree(delivery->checksums);
@@ -123,50 +124,50 @@ void delivery_close(struct delivery *delivery)
     verifier_close(&delivery->verifier);
 }
 
-/* ---- Handing over ---- */
+/* ---- Passing batches to the consumer ---- */
 
-/* The batch in a berth, as a consumer gets it. */
-static struct batch batch_in(const struct outlet *outlet, uint32_t index)
+/* Describes the batch in a buffer for the consumer. */
+static struct batch batch_in(const struct output_queue *queue, uint32_t index)
 {
-    const struct delivery *delivery = outlet->delivery;
+    const struct delivery *delivery = queue->delivery;
     const struct convert *convert = &delivery->convert;
     uint32_t slot = index * delivery->load->batch;
     struct batch batch = {};
-    batch.values = outlet->tensor + slot * delivery->stride;
-    batch.count = outlet->berths[index].count;
+    batch.values = queue->tensor + slot * delivery->stride;
+    batch.count = queue->buffers[index].count;
     batch.stride = delivery->stride;
     batch.bytes = batch.count * batch.stride;
     batch.type = convert->tensor == DTYPE_STORED ? convert->source
                  : convert->tensor == DTYPE_F32  ? DTYPE_F32
                  : convert->tensor == DTYPE_F16  ? DTYPE_F16
                                                  : DTYPE_BF16;
-    batch.labels = outlet->labels + slot;
+    batch.labels = queue->labels + slot;
     return batch;
 }
 
-/* Hands over what is next in turn, as long as it is there. Under the lock. */
+/* Passes batches to the consumer in turn, as long as the next one is ready. Needs the lock. */
 static enum status hand_over(struct delivery *delivery)
 {
     for (uint32_t passed = 0; passed < delivery->workers;) {
         uint32_t worker = delivery->next;
-        std::deque<uint32_t> *queue = &delivery->queues[worker];
-        if (delivery->left[worker] > 0 && queue->empty())
+        std::deque<uint32_t> *ready = &delivery->ready[worker];
+        if (delivery->left[worker] > 0 && ready->empty())
             return STATUS_OK;
         delivery->next = (worker + 1) % delivery->workers;
-        if (delivery->left[worker] == 0) { /* its share was a batch shorter */
+        if (delivery->left[worker] == 0) { /* this worker's share had fewer batches */
             passed++;
             continue;
         }
-        struct berth *berth = &delivery->outlets[worker].berths[queue->front()];
-        const struct batch batch = batch_in(&delivery->outlets[worker], queue->front());
+        struct batch_buffer *buffer = &delivery->queues[worker].buffers[ready->front()];
+        const struct batch batch = batch_in(&delivery->queues[worker], ready->front());
         void *done;
-        queue->pop_front();
+        ready->pop_front();
         delivery->left[worker]--;
         passed = 0;
-        TRY(consumer_take_device(delivery->load->control->consumer, &batch, berth->ready, &done));
-        berth->done = static_cast<cudaEvent_t>(done);
-        berth->step = delivery->steps++;
-        berth->handed = true;
+        TRY(consumer_take_device(delivery->load->control->consumer, &batch, buffer->ready, &done));
+        buffer->done = static_cast<cudaEvent_t>(done);
+        buffer->step = delivery->steps++;
+        buffer->handed = true;
     }
     return STATUS_OK;
 }
@@ -178,301 +179,306 @@ static void give_up(struct delivery *delivery)
     delivery->changed.notify_all();
 }
 
-enum status outlet_go_on(struct outlet *outlet)
+enum status queue_check_failed(struct output_queue *queue)
 {
-    if (!outlet->delivery->failed)
+    if (!queue->delivery->failed)
         return STATUS_OK;
-    outlet->told_off = true;
+    queue->stopped = true;
     return status_set(STATUS_FAILED, "another reader failed");
 }
 
-/* Until the consumer has the batch, so that `done` is recorded. `*ended`: its step has surely ended, for the
- * consumer lets no more than so many be under way; only later does it record the event anew. */
-static enum status await_handed(struct outlet *outlet, const struct berth *berth, bool *ended)
+/* Waits until the consumer has the batch, so that `done` is recorded. `*ended` is set if the step has
+ * certainly ended: the consumer limits the number of steps in flight, and records the event again only after
+ * that. */
+static enum status await_handed(struct output_queue *queue, const struct batch_buffer *buffer, bool *ended)
 {
-    struct delivery *delivery = outlet->delivery;
+    struct delivery *delivery = queue->delivery;
     std::unique_lock<std::mutex> guard(delivery->lock);
-    delivery->changed.wait(guard, [&] { return berth->handed || delivery->failed; });
-    *ended = delivery->steps - berth->step > CONSUMER_STEPS_AHEAD;
-    return berth->handed ? STATUS_OK : outlet_go_on(outlet);
+    delivery->changed.wait(guard, [&] { return buffer->handed || delivery->failed; });
+    *ended = delivery->steps - buffer->step > CONSUMER_STEPS_AHEAD;
+    return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
-/* The host waits for the step on the batch of a berth. With --verify the batch is looked at only then: it
- * must have come right, and have stayed so as long as the step could read it. */
-static enum status await_step(struct outlet *outlet, uint32_t index)
+/* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only then: it must
+ * be correct, and must have stayed so while the step could read it. */
+static enum status await_step(struct output_queue *queue, uint32_t index)
 {
-    const struct load *load = outlet->delivery->load;
-    struct berth *berth = &outlet->berths[index];
+    const struct load *load = queue->delivery->load;
+    struct batch_buffer *buffer = &queue->buffers[index];
     bool ended;
     RANGE(WAIT);
-    TRY(await_handed(outlet, berth, &ended));
+    TRY(await_handed(queue, buffer, &ended));
     if (!ended)
-        CUDA_TRY(cudaEventSynchronize(berth->done));
-    berth->waiting = false;
-    return load->control->whole ? outlet_check(outlet, index * load->batch, berth->count) : STATUS_OK;
+        CUDA_TRY(cudaEventSynchronize(buffer->done));
+    buffer->waiting = false;
+    return load->control->whole ? queue_check(queue, index * load->batch, buffer->count) : STATUS_OK;
 }
 
-enum status outlet_reserve(struct outlet *outlet, uint32_t slot)
+enum status queue_reserve(struct output_queue *queue, uint32_t slot)
 {
-    const struct load *load = outlet->delivery->load;
-    struct berth *berth = &outlet->berths[slot / load->batch];
+    const struct load *load = queue->delivery->load;
+    struct batch_buffer *buffer = &queue->buffers[slot / load->batch];
     bool ended;
-    if (!berth->waiting)
+    if (!buffer->waiting)
         return STATUS_OK;
     if (load->control->whole)
-        return await_step(outlet, slot / load->batch);
-    TRY(await_handed(outlet, berth, &ended));
+        return await_step(queue, slot / load->batch);
+    TRY(await_handed(queue, buffer, &ended));
     if (!ended)
-        CUDA_TRY(cudaStreamWaitEvent(outlet->stream, berth->done, 0));
-    berth->waiting = false;
+        CUDA_TRY(cudaStreamWaitEvent(queue->stream, buffer->done, 0));
+    buffer->waiting = false;
     return STATUS_OK;
 }
 
-/* The end of a run: all its steps have been made. */
-static enum status await_steps(struct outlet *outlet)
+/* Waits for all steps at the end of a run. */
+static enum status await_steps(struct output_queue *queue)
 {
-    for (uint32_t b = 0; b < outlet->delivery->berths; b++)
-        if (outlet->berths[b].waiting)
-            TRY(await_step(outlet, b));
+    for (uint32_t b = 0; b < queue->delivery->buffers; b++)
+        if (queue->buffers[b].waiting)
+            TRY(await_step(queue, b));
     return STATUS_OK;
 }
 
 /* ---- Delivery ---- */
 
-/* Somebody waits for the batch; nobody: an event would cost a microsecond of the stream. */
+/* Whether anything waits for the batch. If not, the event is not recorded, which saves about 1 µs of the
+ * stream's time. */
 static bool is_wanted(const struct delivery *delivery)
 {
     return delivery->load->control->whole || delivery->load->control->consumer;
 }
 
-/* Under the lock, where there is a consumer. */
-static enum status deliver(struct outlet *outlet, uint32_t index, uint32_t count)
+/* Needs the lock if there is a consumer. */
+static enum status deliver(struct output_queue *queue, uint32_t index, uint32_t count)
 {
-    struct delivery *delivery = outlet->delivery;
-    struct berth *berth = &outlet->berths[index];
-    CUDA_TRY(cudaEventRecord(berth->ready, outlet->stream));
+    struct delivery *delivery = queue->delivery;
+    struct batch_buffer *buffer = &queue->buffers[index];
+    CUDA_TRY(cudaEventRecord(buffer->ready, queue->stream));
     if (!delivery->load->control->consumer)
-        return outlet_check(outlet, index * delivery->load->batch, count);
-    berth->count = count;
-    berth->waiting = true;
-    berth->handed = false;
-    delivery->queues[outlet->number].push_back(index);
+        return queue_check(queue, index * delivery->load->batch, count);
+    buffer->count = count;
+    buffer->waiting = true;
+    buffer->handed = false;
+    delivery->ready[queue->number].push_back(index);
     enum status status = hand_over(delivery);
     delivery->changed.notify_all();
     return status;
 }
 
-enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count)
+enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count)
 {
-    if (!is_wanted(outlet->delivery))
+    if (!is_wanted(queue->delivery))
         return STATUS_OK;
-    std::unique_lock<std::mutex> guard = delivery_guard(outlet->delivery);
-    return deliver(outlet, slot / outlet->delivery->load->batch, count);
+    std::unique_lock<std::mutex> guard = delivery_guard(queue->delivery);
+    return deliver(queue, slot / queue->delivery->load->batch, count);
 }
 
 /* ---- Streams of samples ---- */
 
 uint64_t delivery_span(const struct load *load, uint64_t target)
 {
-    uint64_t window = load->window > 1 ? load->window : 1, samples = load->dataset->sample_count;
-    uint64_t span = window == 1        ? 4 * target
-                    : window >= target ? window
-                                       : (target + window - 1) / window * window;
-    return span < samples || window > 1 ? span : samples;
+    uint64_t shuffle = load->shuffle_buffer > 1 ? load->shuffle_buffer : 1,
+             samples = load->dataset->sample_count;
+    uint64_t span = shuffle == 1        ? 4 * target
+                    : shuffle >= target ? shuffle
+                                        : (target + shuffle - 1) / shuffle * shuffle;
+    return span < samples || shuffle > 1 ? span : samples;
 }
 
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
     uint64_t all = (uint64_t)load->ranks * workers;
-    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* as order_share() has it, at most */
+    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* upper bound of order_share() */
     span = span < share ? span : share;
     uint64_t ahead = span > load->batch ? span : load->batch;
     return load->batch + span + (load->control->consumer ? ahead : 0);
 }
 
-static uint64_t batches_of(const struct outlet *outlet)
+static uint64_t batches_of(const struct output_queue *queue)
 {
-    uint32_t batch = outlet->delivery->load->batch;
-    return ((uint64_t)outlet->order.count + batch - 1) / batch;
+    uint32_t batch = queue->delivery->load->batch;
+    return ((uint64_t)queue->order.count + batch - 1) / batch;
 }
 
-uint64_t outlet_batch(const struct outlet *outlet, uint32_t arrival)
+uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival)
 {
-    const struct load *load = outlet->delivery->load;
-    if (arrival == outlet->order.count)
-        return outlet->base + batches_of(outlet);
-    return outlet->base + (load->window > 1 ? arrival / load->window * load->window : arrival) / load->batch;
+    const struct load *load = queue->delivery->load;
+    if (arrival == queue->order.count)
+        return queue->base + batches_of(queue);
+    return queue->base +
+           (load->shuffle_buffer > 1 ? arrival / load->shuffle_buffer * load->shuffle_buffer : arrival) /
+               load->batch;
 }
 
-uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival)
+uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival)
 {
-    uint32_t slots = outlet->delivery->slots;
-    uint64_t slot = (uint64_t)outlet->first + outlet->order.places[arrival] % slots;
+    uint32_t slots = queue->delivery->slots;
+    uint64_t slot = (uint64_t)queue->first + queue->order.indices[arrival] % slots;
     return (uint32_t)(slot < slots ? slot : slot - slots);
 }
 
-void outlet_fill(struct outlet *outlet, uint32_t arrival, uint32_t count)
+void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count)
 {
-    const struct delivery *delivery = outlet->delivery;
+    const struct delivery *delivery = queue->delivery;
     if (!is_wanted(delivery))
         return;
     for (uint32_t i = 0; i < count; i++)
-        outlet->berths[outlet_slot(outlet, arrival + i) / delivery->load->batch].filled++;
+        queue->buffers[queue_slot(queue, arrival + i) / delivery->load->batch].filled++;
 }
 
-enum status outlet_advance(struct outlet *outlet)
+enum status queue_advance(struct output_queue *queue)
 {
-    const struct delivery *delivery = outlet->delivery;
+    const struct delivery *delivery = queue->delivery;
     const struct load *load = delivery->load;
-    while (is_wanted(delivery) && outlet->delivered < outlet->base + batches_of(outlet)) {
-        uint32_t index = (uint32_t)(outlet->delivered % delivery->berths);
-        uint64_t left = outlet->order.count - (outlet->delivered - outlet->base) * load->batch;
+    while (is_wanted(delivery) && queue->delivered < queue->base + batches_of(queue)) {
+        uint32_t index = (uint32_t)(queue->delivered % delivery->buffers);
+        uint64_t left = queue->order.count - (queue->delivered - queue->base) * load->batch;
         uint32_t count = left < load->batch ? (uint32_t)left : load->batch;
-        if (outlet->berths[index].filled < count)
+        if (queue->buffers[index].filled < count)
             break;
-        outlet->berths[index].filled = 0;
-        outlet->delivered++;
-        TRY(deliver(outlet, index, count));
+        queue->buffers[index].filled = 0;
+        queue->delivered++;
+        TRY(deliver(queue, index, count));
         if (!load->control->consumer)
-            outlet->freed++;
+            queue->freed++;
     }
     return STATUS_OK;
 }
 
-void outlet_next_epoch(struct outlet *outlet)
+void queue_next_epoch(struct output_queue *queue)
 {
-    outlet->base += batches_of(outlet);
-    outlet->first = (uint32_t)(outlet->base % outlet->delivery->berths) * outlet->delivery->load->batch;
+    queue->base += batches_of(queue);
+    queue->first = (uint32_t)(queue->base % queue->delivery->buffers) * queue->delivery->load->batch;
 }
 
-bool outlet_make_room(struct outlet *outlet, uint64_t turns)
+bool queue_make_room(struct output_queue *queue, uint64_t end)
 {
-    const struct delivery *delivery = outlet->delivery;
+    const struct delivery *delivery = queue->delivery;
     uint32_t batch = delivery->load->batch;
-    turns = outlet->base * batch + (turns < outlet->order.count ? turns : outlet->order.count);
-    while (is_wanted(delivery) && turns > (outlet->freed + delivery->berths) * batch) {
-        struct berth *berth = &outlet->berths[outlet->freed % delivery->berths];
-        if (delivery->load->control->whole || !outlet_handed(outlet))
+    end = queue->base * batch + (end < queue->order.count ? end : queue->order.count);
+    while (is_wanted(delivery) && end > (queue->freed + delivery->buffers) * batch) {
+        struct batch_buffer *buffer = &queue->buffers[queue->freed % delivery->buffers];
+        if (delivery->load->control->whole || !queue_handed(queue))
             return false;
-        if (delivery->steps - berth->step <= CONSUMER_STEPS_AHEAD &&
-            cudaEventQuery(berth->done) != cudaSuccess) {
-            (void)cudaGetLastError(); /* it has not come yet; whoever waits for it learns of errors */
+        if (delivery->steps - buffer->step <= CONSUMER_STEPS_AHEAD &&
+            cudaEventQuery(buffer->done) != cudaSuccess) {
+            (void)cudaGetLastError(); /* not complete yet; errors are reported by the call that waits for the
+                                         event */
             return false;
         }
-        berth->waiting = false;
-        outlet->freed++;
+        buffer->waiting = false;
+        queue->freed++;
     }
     return true;
 }
 
-bool outlet_handed(const struct outlet *outlet)
+bool queue_handed(const struct output_queue *queue)
 {
-    return outlet->freed < outlet->delivered &&
-           outlet->berths[outlet->freed % outlet->delivery->berths].handed;
+    return queue->freed < queue->delivered && queue->buffers[queue->freed % queue->delivery->buffers].handed;
 }
 
-enum status outlet_free(struct outlet *outlet)
+enum status queue_free(struct output_queue *queue)
 {
-    TRY(await_step(outlet, (uint32_t)(outlet->freed % outlet->delivery->berths)));
-    std::lock_guard<std::mutex> guard(outlet->delivery->lock);
-    outlet->freed++;
+    TRY(await_step(queue, (uint32_t)(queue->freed % queue->delivery->buffers)));
+    std::lock_guard<std::mutex> guard(queue->delivery->lock);
+    queue->freed++;
     return STATUS_OK;
 }
 
-enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status)
+enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status status)
 {
-    std::unique_lock<std::mutex> guard = delivery_guard(outlet->delivery);
-    return verifier_lose(&outlet->delivery->verifier, &outlet->losses, sample, status);
+    std::unique_lock<std::mutex> guard = delivery_guard(queue->delivery);
+    return verifier_lose(&queue->delivery->verifier, &queue->losses, sample, status);
 }
 
-struct unpack outlet_job(const struct outlet *outlet)
+struct unpack queue_job(const struct output_queue *queue)
 {
-    const struct delivery *delivery = outlet->delivery;
+    const struct delivery *delivery = queue->delivery;
     struct unpack job = {};
     job.samples = delivery->samples;
     job.convert = delivery->convert;
     job.values = delivery->arrays.values;
-    job.tensor = outlet->tensor;
+    job.tensor = queue->tensor;
     job.stride = delivery->stride;
-    job.labels = outlet->labels;
-    job.hashes = outlet->hashes;
+    job.labels = queue->labels;
+    job.hashes = queue->hashes;
     job.whole = delivery->load->control->whole;
-    job.checksum = outlet->checksum;
+    job.checksum = queue->checksum;
     return job;
 }
 
-/* ---- A run ---- */
+/* ---- Runs ---- */
 
 enum status delivery_ready(struct delivery *delivery, uint64_t number)
 {
-    for (uint32_t w = 0; w < delivery->workers; w++) /* nothing of this run is there yet: DELIVERY_LOST */
-        memset(delivery->outlets[w].held, 0xff, delivery->slots * sizeof *delivery->outlets[w].held);
+    for (uint32_t w = 0; w < delivery->workers; w++) /* no sample of this run has arrived: DELIVERY_LOST */
+        memset(delivery->queues[w].held, 0xff, delivery->slots * sizeof *delivery->queues[w].held);
     return verifier_ready(&delivery->verifier, number, &delivery->result.before);
 }
 
-void outlet_note(struct outlet *outlet, uint64_t lost)
+void queue_note(struct output_queue *queue, uint64_t lost)
 {
-    verifier_note(&outlet->delivery->verifier, &outlet->losses, &outlet->order, lost);
+    verifier_note(&queue->delivery->verifier, &queue->losses, &queue->order, lost);
 }
 
-enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet))
+enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(struct output_queue *queue))
 {
-    for (uint32_t i = 0; i < outlet->delivery->load->epochs; i++, outlet->epoch++) {
-        uint64_t lost = outlet->losses.checksum.count;
-        TRY(epoch(outlet));
-        outlet_note(outlet, outlet->losses.checksum.count - lost);
+    for (uint32_t i = 0; i < queue->delivery->load->epochs; i++, queue->epoch++) {
+        uint64_t lost = queue->losses.checksum.count;
+        TRY(epoch(queue));
+        queue_note(queue, queue->losses.checksum.count - lost);
     }
     return STATUS_OK;
 }
 
-static enum status read_share(struct outlet *outlet, enum status (*read)(struct outlet *outlet))
+static enum status read_share(struct output_queue *queue, enum status (*read)(struct output_queue *queue))
 {
-    CUDA_TRY(cudaSetDevice(outlet->delivery->device));
-    TRY(read(outlet));
-    TRY(await_steps(outlet));
-    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    CUDA_TRY(cudaSetDevice(queue->delivery->device));
+    TRY(read(queue));
+    TRY(await_steps(queue));
+    CUDA_TRY(cudaStreamSynchronize(queue->stream));
     return STATUS_OK;
 }
 
-/* One worker's part of a run. */
-static void work(struct outlet *outlet, enum status (*read)(struct outlet *outlet))
+/* A worker's part of a run. */
+static void work(struct output_queue *queue, enum status (*read)(struct output_queue *queue))
 {
-    outlet->status = read_share(outlet, read);
-    if (outlet->status == STATUS_OK)
+    queue->status = read_share(queue, read);
+    if (queue->status == STATUS_OK)
         return;
-    snprintf(outlet->failure, sizeof outlet->failure, "%s", status_text()); /* the message is this thread's */
-    give_up(outlet->delivery);
+    snprintf(queue->failure, sizeof queue->failure, "%s", status_text()); /* messages are per thread */
+    give_up(queue->delivery);
 }
 
-/* Nothing may be under way when the caller frees what it has. */
+/* Waits until nothing is in flight, because the caller will free its memory. */
 static enum status stop_after_failure(struct delivery *delivery)
 {
-    const struct outlet *first = nullptr;
+    const struct output_queue *first = nullptr;
     (void)cudaDeviceSynchronize();
     for (uint32_t w = 0; w < delivery->workers; w++) {
-        struct outlet *outlet = &delivery->outlets[w];
-        if (outlet->status != STATUS_OK && (!first || (first->told_off && !outlet->told_off)))
-            first = outlet;
-        for (uint32_t b = 0; b < delivery->berths; b++)
-            outlet->berths[b].waiting = false;
+        struct output_queue *queue = &delivery->queues[w];
+        if (queue->status != STATUS_OK && (!first || (first->stopped && !queue->stopped)))
+            first = queue;
+        for (uint32_t b = 0; b < delivery->buffers; b++)
+            queue->buffers[b].waiting = false;
     }
     return status_set(first->status, "%s", first->failure);
 }
 
-static void begin_share(struct outlet *outlet, uint64_t number)
+static void begin_share(struct output_queue *queue, uint64_t number)
 {
-    outlet->epoch = number * outlet->delivery->load->epochs;
-    outlet->base = outlet->delivered = outlet->freed = 0;
-    outlet->first = 0;
-    outlet->order.count = 0;
-    for (uint32_t b = 0; b < outlet->delivery->berths; b++)
-        outlet->berths[b].filled = 0;
-    outlet->losses = {};
-    outlet->told_off = false;
-    outlet->failure[0] = '\0';
+    queue->epoch = number * queue->delivery->load->epochs;
+    queue->base = queue->delivered = queue->freed = 0;
+    queue->first = 0;
+    queue->order.count = 0;
+    for (uint32_t b = 0; b < queue->delivery->buffers; b++)
+        queue->buffers[b].filled = 0;
+    queue->losses = {};
+    queue->stopped = false;
+    queue->failure[0] = '\0';
 }
 
-/* All shares before any thread: threads may read each other's. */
+/* Starts all shares before any thread runs, because threads may read each other's shares. */
 static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
@@ -483,10 +489,10 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
         uint32_t begin, end;
         order_share(&delivery->verifier.plan, load->rank * delivery->workers + w, &begin, &end);
         delivery->left[w] = (uint64_t)load->epochs * ((end - begin + load->batch - 1) / load->batch);
-        delivery->queues[w].clear();
-        begin_share(&delivery->outlets[w], number);
+        delivery->ready[w].clear();
+        begin_share(&delivery->queues[w], number);
     }
-    cudaStream_t stream = delivery->outlets[0].stream;
+    cudaStream_t stream = delivery->queues[0].stream;
     CUDA_TRY(
         cudaMemsetAsync(delivery->checksums, 0, delivery->workers * sizeof *delivery->checksums, stream));
     CUDA_TRY(cudaStreamSynchronize(stream));
@@ -503,27 +509,27 @@ static enum status finish_run(struct delivery *delivery, uint64_t number)
     delivery->result.checksum = {};
     for (uint32_t w = 0; w < delivery->workers; w++) {
         checksum_merge(&delivery->result.checksum, &checksums[w]);
-        losses_merge(&lost, &delivery->outlets[w].losses);
+        losses_merge(&lost, &delivery->queues[w].losses);
     }
     delivery->result.skipped = lost.checksum.count;
     return verifier_finish(&delivery->verifier, number, &delivery->result.checksum, &lost);
 }
 
 enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*read)(struct outlet *outlet))
+                         enum status (*read)(struct output_queue *queue))
 {
     std::vector<std::thread> threads;
     bool started = true;
     TRY(begin_run(delivery, number));
     try {
         for (uint32_t w = 1; w < delivery->workers; w++)
-            threads.emplace_back(work, &delivery->outlets[w], read);
-    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+            threads.emplace_back(work, &delivery->queues[w], read);
+    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
         started = false;
         give_up(delivery);
     }
     if (started)
-        work(&delivery->outlets[0], read);
+        work(&delivery->queues[0], read);
     for (std::thread &thread : threads)
         thread.join();
     if (!started) {
@@ -531,7 +537,7 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
         return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", delivery->workers);
     }
     for (uint32_t w = 0; w < delivery->workers; w++)
-        if (delivery->outlets[w].status != STATUS_OK)
+        if (delivery->queues[w].status != STATUS_OK)
             return stop_after_failure(delivery);
     return finish_run(delivery, number);
 }

@@ -1,6 +1,6 @@
-/* What the GPU load variants share: workers, each with its order, its slots in device memory and its
- * checksum, and the delivery of whole batches, to a consumer where there is one. A variant adds how bytes get
- * there. */
+/* Common part of the GPU load variants: workers, each with its order, slots in device memory and checksum,
+ * and the delivery of complete batches to a consumer, if there is one. A variant adds how the bytes reach the
+ * device. */
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
 
@@ -20,126 +20,127 @@
 #include "load/verifier.h"
 #include "load/unpack.cuh"
 
-#define DELIVERY_LOST UINT32_MAX /* in outlet->held: the slot's sample could not be read */
+#define DELIVERY_LOST UINT32_MAX /* in queue->held: this slot's sample could not be read */
 
 struct delivery;
 
-/* Room for a batch: `batch` slots in a row. */
-struct berth {
-    cudaEvent_t ready; /* behind the kernel that unpacked its last sample */
-    cudaEvent_t done;  /* the consumer's, behind the step on it, once it is handed over */
-    uint64_t step;     /* the step's number on this consumer */
-    uint32_t filled;   /* samples that have come: of a stream that is consumed */
-    uint32_t count;    /* samples of the batch in it */
-    bool waiting;      /* it has been delivered to a consumer, and must not be overwritten before `done` */
-    bool handed;       /* the consumer has it. Under the delivery's lock */
+/* Room for one batch: `batch` consecutive slots. */
+struct batch_buffer {
+    cudaEvent_t ready; /* recorded after the kernel that unpacked its last sample */
+    cudaEvent_t done;  /* the consumer's event after its step on the batch; set once `handed` */
+    uint64_t step;     /* number of that step */
+    uint32_t filled;   /* streams: samples that have arrived */
+    uint32_t count;    /* samples in the batch */
+    bool waiting;      /* delivered to the consumer; must not be overwritten before `done` */
+    bool handed;       /* the consumer has received it; protected by the delivery's lock */
 };
 
-/* Where the samples of a worker's share are delivered. */
-struct outlet {
+/* Output queue of one worker: receives the samples of its share. */
+struct output_queue {
     struct delivery *delivery;
-    uint32_t number;    /* of the worker on this rank */
-    struct order order; /* of the epoch under way */
+    uint32_t number;    /* worker number on this rank */
+    struct order order; /* order of the current epoch */
     uint64_t epoch;
-    cudaStream_t stream; /* its kernels, in order */
+    cudaStream_t stream; /* runs its kernels in order */
 
-    /* On the device, by slot, and the checksum of the run: one of the delivery's. */
+    /* Device memory, per slot; `checksum` is this worker's element of delivery->checksums. */
     uint8_t *tensor;
     int32_t *labels;
     uint64_t *hashes;
     struct checksum *checksum;
 
-    uint32_t *held; /* the number of the sample in each slot */
-    struct berth *berths;
+    uint32_t *held; /* per slot: number of its sample */
+    struct batch_buffer *buffers;
 
-    /* Of samples that come in a stream, in batches of the run. Berths follow each other across epochs. */
-    uint64_t base;             /* of the epochs before the one under way */
-    uint64_t delivered, freed; /* as they became whole; and those whose slots may be written again */
-    uint32_t first;            /* the slot of the epoch's first turn */
+    /* For samples that arrive as a stream. Counts are batches of the run. Buffers are used in a circle across
+     * epochs. */
+    uint64_t base;             /* batches of all epochs before the current one */
+    uint64_t delivered, freed; /* batches delivered so far; batches whose slots may be overwritten */
+    uint32_t first;            /* slot of the epoch's first sample */
 
-    struct losses losses; /* of the run: what could not be read */
+    struct losses losses; /* samples of the run that could not be read */
     enum status status;
-    bool told_off;      /* it failed because another did */
-    char failure[1024]; /* why the run failed */
+    bool stopped;       /* failed only because another worker failed */
+    char failure[1024]; /* error message, if the run failed */
 
-    /* To verify with */
+    /* For --verify */
     struct plain plain;
-    uint8_t *wanted, *found, *read; /* a slot as it must be, and as it is; a member */
+    uint8_t *wanted, *found, *read; /* expected and actual content of a slot; a member as read */
 
-    void *own; /* the variant's */
+    void *own; /* data of the variant */
 };
 
 struct delivery {
     const struct load *load;
     int device;
-    uint32_t workers, slots, berths; /* slots and berths of a worker */
-    uint64_t stride, slot_bytes;     /* of a slot, and what of it is values */
+    uint32_t workers, slots, buffers; /* slots and buffers per worker */
+    uint64_t stride, slot_bytes;      /* size of a slot; bytes of values in it */
     struct convert convert;
     struct arrays arrays;
-    struct array_sample *samples; /* arrays.samples on the device */
-    struct outlet *outlets;
-    struct checksum *checksums; /* of the run, by worker, on the device */
+    struct array_sample *samples; /* copy of arrays.samples on the device */
+    struct output_queue *queues;
+    struct checksum *checksums; /* per worker, for the current run, on the device */
     struct verifier verifier;
     struct load_result result;
 
-    /* Batches go to the consumer in strict turns over the workers, whoever is ready first: for a seed and a
-     * number of workers their order is always the same. */
+    /* The consumer receives batches round robin over the workers, no matter which worker is ready first. So
+     * for a given seed and number of workers the order never changes. */
     std::mutex lock;
-    std::condition_variable changed; /* what is under the lock, in a way that somebody may wait for */
-    std::deque<uint32_t> *queues;    /* by worker: berths that wait for their turn */
-    uint64_t *left;                  /* by worker: batches that the run will still bring */
-    uint32_t next;                   /* whose turn it is */
-    uint64_t steps;                  /* handed over so far */
-    std::atomic<bool> failed;        /* a worker has: the others stop */
+    std::condition_variable changed; /* signals changes of state under the lock */
+    std::deque<uint32_t> *ready;     /* per worker: buffers that wait for their turn */
+    uint64_t *left;                  /* per worker: batches still to come in this run */
+    uint32_t next;                   /* worker whose turn it is */
+    uint64_t steps;                  /* batches passed to the consumer so far */
+    std::atomic<bool> failed;        /* a worker has failed, so the others stop */
 };
 
-/* Looks the samples up (packed: see load/arrays.h) and their slots' sizes, before anything is allocated. The
- * caller closes it, also after a failure. */
+/* Examines the samples (`packed`: see load/arrays.h) and computes slot sizes; allocates no device memory yet.
+ * The caller closes the delivery, also after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
-/* Makes the workers with at least `slots` slots each, in whole batches. STATUS_USAGE where they, and
- * `more_bytes` that the variant will take, do not fit the device. */
+/* Creates the workers with at least `slots` slots each, in whole batches. STATUS_USAGE if they and
+ * `more_bytes`, which the variant will allocate, do not fit in device memory. */
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* Before a run, and the run: worker by worker, each in a thread of its own, `read` reads all epochs.
- * STATUS_WRONG where what was delivered is not what the plain reader read. */
+/* delivery_ready() prepares a run. delivery_run() makes it: each worker calls `read` in its own thread, which
+ * reads all epochs. STATUS_WRONG if the delivered samples differ from what the plain reader read. */
 enum status delivery_ready(struct delivery *delivery, uint64_t number);
 enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*read)(struct outlet *outlet));
+                         enum status (*read)(struct output_queue *queue));
 
-/* For `read`: calls `epoch` for one epoch after the other. */
-enum status outlet_each_epoch(struct outlet *outlet, enum status (*epoch)(struct outlet *outlet));
+/* Helper for `read`: calls `epoch` for each epoch. */
+enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(struct output_queue *queue));
 
-/* An epoch has been read, in which `lost` samples were lost. */
-void outlet_note(struct outlet *outlet, uint64_t lost);
+/* Records the end of an epoch in which `lost` samples were lost. */
+void queue_note(struct output_queue *queue, uint64_t lost);
 
 /* fetch() of the variants. */
 enum status delivery_fetch(struct delivery *delivery, struct load_result *result);
 
-/* Fills a job of the kernel but for what is to be unpacked. */
-struct unpack outlet_job(const struct outlet *outlet);
+/* Fills the kernel's arguments except for the input samples. */
+struct unpack queue_job(const struct output_queue *queue);
 
-/* STATUS_FAILED once another worker has failed: asked chunk by chunk, so that all stop soon. */
-enum status outlet_go_on(struct outlet *outlet);
+/* STATUS_FAILED if another worker has failed. Called before each chunk, so that all workers stop soon. */
+enum status queue_check_failed(struct output_queue *queue);
 
-/* Before slots are written, and before `held` is: the stream waits for the step that consumes what was
- * there. With --verify the host does, and looks whether the batch is still as it was delivered. */
-enum status outlet_reserve(struct outlet *outlet, uint32_t slot);
+/* Call before writing to slots or to `held`. Makes the stream wait for the step that consumes the old batch.
+ * With --verify the host waits, and checks that the batch is unchanged since its delivery. */
+enum status queue_reserve(struct output_queue *queue, uint32_t slot);
 
-/* A batch is whole once the stream comes here: `count` samples from slot number `slot` on. */
-enum status outlet_deliver(struct outlet *outlet, uint32_t slot, uint32_t count);
+/* Delivers a batch that is complete at this point of the stream: `count` samples from slot `slot` on. */
+enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* With --verify: waits until the batch of `count` slots from `slot` on is ready, and looks at its bytes,
- * labels and values, sample by sample; `seen` of the load counts those that are right. */
-enum status outlet_check(struct outlet *outlet, uint32_t slot, uint32_t count);
+/* With --verify: waits until the batch of `count` slots from `slot` on is ready, and compares its values,
+ * labels and hashes sample by sample. Counts correct samples in the load's `seen`. */
+enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* look() of the variants' traits: the values and labels in the slots of all workers, or in some thousands of
- * each where they have more. */
-enum status delivery_look(struct delivery *delivery, uint64_t *wrong);
+/* verify_slots() of the variants' traits: checks values and labels in the slots of all workers, or in a few
+ * thousand slots per worker if there are more. */
+enum status delivery_verify_slots(struct delivery *delivery, uint64_t *wrong);
 
-/* The lock, taken where there is a consumer: without one no worker touches what is another's. */
+/* Takes the lock if there is a consumer. Without one, no worker touches another's state. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
 {
     std::unique_lock<std::mutex> guard(delivery->lock, std::defer_lock);
@@ -148,38 +149,39 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
     return guard;
 }
 
-/* For samples that come in a stream, in whatever order chunks of it arrive. All under delivery_guard(), but
- * for outlet_slot(), which asks for nothing that changes within an epoch. */
+/* ---- Samples that arrive as a stream, in chunks in any order ----
+ * All functions need delivery_guard(), except queue_slot(), which reads only values that are constant within
+ * an epoch. */
 
-/* The slot where arrival number `arrival` of the epoch belongs; and the first batch of the run that it, or
- * one of its window, may be in. Behind the last arrival: the next epoch's first. */
-uint32_t outlet_slot(const struct outlet *outlet, uint32_t arrival);
-uint64_t outlet_batch(const struct outlet *outlet, uint32_t arrival);
+/* queue_slot() returns the slot of arrival `arrival` of the epoch. queue_batch() returns the first batch of
+ * the run that may contain this arrival or another of its shuffle buffer; for the end of the epoch, the first
+ * batch of the next one. */
+uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
+uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
-/* `count` samples from this arrival on are there; then batches that are whole are delivered, in their order.
- */
-void outlet_fill(struct outlet *outlet, uint32_t arrival, uint32_t count);
-enum status outlet_advance(struct outlet *outlet);
+/* queue_fill() records that `count` samples from this arrival on are present. queue_advance() delivers
+ * complete batches in order. */
+void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
+enum status queue_advance(struct output_queue *queue);
 
-/* All batches of the epoch have been delivered: berths follow on those of the next. */
-void outlet_next_epoch(struct outlet *outlet);
+/* Ends an epoch whose batches are all delivered. The next epoch continues with the following buffers. */
+void queue_next_epoch(struct output_queue *queue);
 
-/* Whether the slots of all turns below `turns` that have not been delivered may be written. If not, and
- * outlet_handed() says that the consumer has the oldest batch, outlet_free() waits for its step and frees its
- * slots: without the lock, one caller at a time. */
-bool outlet_make_room(struct outlet *outlet, uint64_t turns);
-bool outlet_handed(const struct outlet *outlet);
-enum status outlet_free(struct outlet *outlet);
+/* queue_make_room() returns whether the slots of all undelivered indices below `end` may be written. If
+ * not, and queue_handed() returns that the consumer has the oldest batch, call queue_free(): it waits for
+ * that step and frees its slots. Call queue_free() without the lock, from one thread at a time. */
+bool queue_make_room(struct output_queue *queue, uint64_t end);
+bool queue_handed(const struct output_queue *queue);
+enum status queue_free(struct output_queue *queue);
 
-/* Consecutive arrivals from a multiple of this on are brought in together: a window, or several until
- * `target` samples are in them. Slots of each of `workers`, for one batch; beside a consumer, for the next as
- * well.
- */
+/* delivery_span() returns the number of consecutive arrivals that are read together: one shuffle buffer, or
+ * several until they hold `target` samples. delivery_stream_slots() returns the slots per worker: room for
+ * one batch and, with a consumer, for the next one. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 
-/* A sample could not be read, and the message says why: STATUS_OK where it may be skipped, else the failure.
- */
-enum status outlet_lose(struct outlet *outlet, uint32_t sample, enum status status);
+/* Records that a sample could not be read; the error message is already set. STATUS_OK if it may be skipped,
+ * otherwise `status`. */
+enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status status);
 
 #endif

@@ -45,7 +45,7 @@ enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kin
         error = cudaMemcpyAsync(to, from, bytes, kind, stream);
         if (error == cudaSuccess && (i == 0 || i == COPIES))
             error = cudaStreamSynchronize(stream);
-        begin_s = i == 0 ? timer_now_s() : begin_s; /* the first one warms up */
+        begin_s = i == 0 ? timer_now_s() : begin_s; /* the first copy warms up */
     }
     *bytes_per_s = (host ? 1 : 2) * (double)COPIES * (double)bytes / (timer_now_s() - begin_s);
     if (stream)

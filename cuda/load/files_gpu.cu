@@ -1,5 +1,5 @@
-/* `files-gpu`: the naive way, as a baseline. Sample by sample: open, read, close into pageable memory, a copy
- * to the device, a kernel, and the wait for it. */
+/* `files-gpu`: the baseline. For each sample: open, read and close into pageable memory, copy to the device,
+ * launch a kernel, wait for it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,24 +13,24 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-#define BATCHES    2                   /* that have room: one is filled while another is consumed */
-#define COPY_BYTES ((uint64_t)4 << 20) /* of a pinned copy to learn the bandwidth */
+#define BATCHES    2                   /* buffers: one is filled while another is consumed */
+#define COPY_BYTES ((uint64_t)4 << 20) /* size of a pinned copy that measures the bandwidth */
 
 struct files_gpu {
     struct delivery delivery;
-    uint8_t *host, *device; /* a sample, a byte more, and its entry of the table behind them */
-    uint64_t table;         /* where the entry is */
+    uint8_t *host, *device; /* a sample, one extra byte, and its table entry */
+    uint64_t table;         /* offset of the table entry */
 };
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
                                uint8_t *bytes)
 {
     const char *name = dataset->files[member->file].name;
-    /* Not blocking: in place of the file may be a pipe by now. */
+    /* O_NONBLOCK: the file may have been replaced by a pipe. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
-    ssize_t count = read(fd, bytes, member->size + 1); /* one more: its end is where it should be */
+    ssize_t count = read(fd, bytes, member->size + 1); /* one byte more, to detect a file that grew */
     int failure = count < 0 ? errno : 0;
     close(fd);
     if (failure)
@@ -52,48 +52,49 @@ static enum status read_sample(struct files_gpu *files, uint32_t number)
     return STATUS_OK;
 }
 
-/* Copies what was read, converts it, and waits. */
-static enum status bring(struct files_gpu *files, struct outlet *outlet, uint32_t number, uint32_t slot)
+/* Copies a sample to the device, converts it, and waits. */
+static enum status transfer(struct files_gpu *files, struct output_queue *queue, uint32_t number,
+                            uint32_t slot)
 {
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
-    struct unpack job = outlet_job(outlet);
+    struct unpack job = queue_job(queue);
     *entry = {0, number, slot};
-    /* In the kernel's stream: cudaMemcpy() may return while the last bytes are still on their way. */
+    /* In the kernel's stream, because cudaMemcpy() may return while the last bytes are in flight. */
     {
         RANGE(COPY);
         CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry,
-                                 cudaMemcpyHostToDevice, outlet->stream));
+                                 cudaMemcpyHostToDevice, queue->stream));
     }
     job.bytes = files->device;
     job.entries = reinterpret_cast<const struct unpack_entry *>(files->device + files->table);
     job.count = 1;
-    TRY(unpack_launch(&job, outlet->stream));
+    TRY(unpack_launch(&job, queue->stream));
     RANGE(WAIT);
-    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    CUDA_TRY(cudaStreamSynchronize(queue->stream));
     return STATUS_OK;
 }
 
-static enum status files_gpu_epoch(struct outlet *outlet)
+static enum status files_gpu_epoch(struct output_queue *queue)
 {
-    struct files_gpu *files = static_cast<struct files_gpu *>(outlet->own);
+    struct files_gpu *files = static_cast<struct files_gpu *>(queue->own);
     const struct load *load = files->delivery.load;
-    order_make(&files->delivery.verifier.plan, outlet->epoch, load->rank, &outlet->order);
-    uint32_t count = outlet->order.count, batch = load->batch;
-    for (uint32_t turn = 0; turn < count; turn++) {
-        uint32_t slot = turn % files->delivery.slots, number = outlet->order.samples[turn];
-        TRY(outlet_reserve(outlet, slot));
+    order_make(&files->delivery.verifier.plan, queue->epoch, load->rank, &queue->order);
+    uint32_t count = queue->order.count, batch = load->batch;
+    for (uint32_t index = 0; index < count; index++) {
+        uint32_t slot = index % files->delivery.slots, number = queue->order.samples[index];
+        TRY(queue_reserve(queue, slot));
         enum status status = read_sample(files, number);
-        outlet->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
-        TRY(status == STATUS_OK ? bring(files, outlet, number, slot) : outlet_lose(outlet, number, status));
-        if (turn % batch == batch - 1 || turn == count - 1)
-            TRY(outlet_deliver(outlet, slot / batch * batch, slot % batch + 1));
+        queue->held[slot] = status == STATUS_OK ? number : DELIVERY_LOST;
+        TRY(status == STATUS_OK ? transfer(files, queue, number, slot) : queue_lose(queue, number, status));
+        if (index % batch == batch - 1 || index == count - 1)
+            TRY(queue_deliver(queue, slot / batch * batch, slot % batch + 1));
     }
     return STATUS_OK;
 }
 
-static enum status files_gpu_read(struct outlet *outlet)
+static enum status files_gpu_read(struct output_queue *queue)
 {
-    return outlet_each_epoch(outlet, files_gpu_epoch);
+    return queue_each_epoch(queue, files_gpu_epoch);
 }
 
 /* ---- The variant ---- */
@@ -119,7 +120,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     files->table = array_align(files->delivery.arrays.bytes_max + 1);
     uint64_t bytes = files->table + sizeof(struct unpack_entry);
     TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->batch, bytes));
-    files->delivery.outlets[0].own = files;
+    files->delivery.queues[0].own = files;
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));
     if (!files->host)
         return status_set(STATUS_FAILED, "out of memory for a sample of %llu bytes",
@@ -158,9 +159,9 @@ static enum status files_gpu_fetch(void *state, void *result)
                           static_cast<struct load_result *>(result));
 }
 
-static enum status files_gpu_look(void *state, uint64_t *wrong)
+static enum status files_gpu_verify_slots(void *state, uint64_t *wrong)
 {
-    return delivery_look(&static_cast<struct files_gpu *>(state)->delivery, wrong);
+    return delivery_verify_slots(&static_cast<struct files_gpu *>(state)->delivery, wrong);
 }
 
 static enum status files_gpu_copy(void *state, double *bytes_per_s)
@@ -180,7 +181,7 @@ static const struct load_traits traits = {.shards = false,
                                           .timed = "order+open+read+close+transfer+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = files_gpu_copy,
-                                          .look = files_gpu_look};
+                                          .verify_slots = files_gpu_verify_slots};
 
 extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
                                                      .threaded = false,

@@ -1,8 +1,8 @@
-/* `gds`: shards-gpu, with cuFile reading chunks of shards into buffers on the device. With the kernel's
- * driver and a file system that it serves (GPUDirect Storage), bytes go from the disk to the GPU: files are
- * open with O_DIRECT then, and reads whole blocks, as anything else may go by way of host memory. Without,
- * cuFile reads that way, which the column `gds` calls `compat`. A ring's reads are in flight at a time, as a
- * batch each where the library has batches. */
+/* `gds`: like shards-gpu, but cuFile reads chunks of shards into device buffers. With GPUDirect Storage's
+ * kernel driver and a supported file system, data goes directly from the disk to the GPU. Files are then
+ * opened with O_DIRECT and read in whole blocks, because other reads may go through host memory. Otherwise
+ * cuFile reads through host memory, and the column `gds` is `compat`. Reads of a whole ring are in flight
+ * together; each chunk is one batch if the library supports batches. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,17 +18,17 @@
 #include "machine/device.h"
 #include "load/ring.cuh"
 
-#define BLOCK_BYTES 4096 /* of a file system, that O_DIRECT and the kernel's driver want */
+#define BLOCK_BYTES 4096 /* alignment that O_DIRECT and the kernel driver need */
 
 struct gds {
-    struct ring ring;      /* first */
-    struct ring_type type; /* the ring's, aligned as `direct` wants */
+    struct ring ring;      /* must be first */
+    struct ring_type type; /* the ring's type, with the alignment that `direct` needs */
     const struct cufile *library;
     bool direct, batches;
-    uint32_t registered; /* workers whose buffers the library knows */
+    uint32_t registered; /* workers whose buffers are registered with cuFile */
 };
 
-/* A worker's batches, one a buffer. */
+/* Batches of a worker, one per buffer. */
 struct gds_worker {
     void **batches;
     struct cufile_request *requests;
@@ -39,13 +39,13 @@ static struct gds *gds_of(const struct ring_worker *worker)
     return reinterpret_cast<struct gds *>(worker->ring);
 }
 
-/* A shard that the library has. */
+/* A shard registered with cuFile. */
 struct gds_file {
     int fd;
     void *file;
 };
 
-/* STATUS_UNAVAILABLE where the library or the file system does not take the file so. */
+/* Registers a shard. STATUS_UNAVAILABLE if the library or the file system does not support it. */
 static enum status register_shard(const struct cufile *library, const struct dataset *dataset, uint32_t shard,
                                   bool direct, struct gds_file *file)
 {
@@ -53,11 +53,10 @@ static enum status register_shard(const struct cufile *library, const struct dat
     file->fd = dataset_file_open(dataset, shard, direct ? O_DIRECT : 0);
     if (file->fd < 0)
         return direct && errno == EINVAL
-                   ? status_set(
-                         STATUS_UNAVAILABLE,
-                         "%s/%s: this file system knows no O_DIRECT, which GPUDirect Storage needs: keep "
-                         "the shards on another (ext4, xfs, ...), or take shards-gpu",
-                         dataset->path, dataset->files[shard].name)
+                   ? status_set(STATUS_UNAVAILABLE,
+                                "%s/%s: this file system does not support O_DIRECT, which GPUDirect Storage "
+                                "needs: keep the shards on another one (ext4, xfs, ...), or use shards-gpu",
+                                dataset->path, dataset->files[shard].name)
                    : STATUS_FAILED;
     descriptor.type = CUFILE_OPAQUE_FD;
     descriptor.handle.fd = file->fd;
@@ -65,11 +64,10 @@ static enum status register_shard(const struct cufile *library, const struct dat
     if (error.error == 0)
         return STATUS_OK;
     close(file->fd);
-    return status_set(
-        STATUS_UNAVAILABLE,
-        "%s/%s: cuFile does not take the file (error %d; cufile.log says more): keep the shards on a "
-        "file system that it serves (ext4, xfs, ...), or take shards-gpu",
-        dataset->path, dataset->files[shard].name, error.error);
+    return status_set(STATUS_UNAVAILABLE,
+                      "%s/%s: cuFile refuses the file (error %d; details in cufile.log): keep the shards on "
+                      "a supported file system (ext4, xfs, ...), or use shards-gpu",
+                      dataset->path, dataset->files[shard].name, error.error);
 }
 
 static void deregister_shard(const struct cufile *library, const struct gds_file *file)
@@ -84,13 +82,14 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
     if (!file)
         return status_set(STATUS_FAILED, "out of memory");
     const struct gds *gds = gds_of(worker);
-    enum status status = register_shard(gds->library, worker->outlet->delivery->load->dataset, piece->shard,
-                                        gds->direct, file);
+    enum status status =
+        register_shard(gds->library, worker->queue->delivery->load->dataset, piece->shard, gds->direct, file);
     if (status == STATUS_OK)
         piece->handle = file;
     else
         free(file);
-    return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status; /* gds_accepts() has seen others taken */
+    return status == STATUS_UNAVAILABLE ? STATUS_FAILED
+                                        : status; /* gds_accepts() has registered other shards successfully */
 }
 
 static void gds_close(struct ring_worker *worker, void *handle)
@@ -99,13 +98,13 @@ static void gds_close(struct ring_worker *worker, void *handle)
     free(handle);
 }
 
-/* Whether the library takes the shards: before the variant is chosen. */
+/* Checks, before the variant is chosen, that the library supports the shards. */
 static enum status gds_accepts(const struct load *load)
 {
     const struct cufile *library;
     struct gds_file file;
     bool direct, batches;
-    if (device_count() == 0) /* gds_probe() looks at the one that was asked for */
+    if (device_count() == 0) /* gds_probe() reports the missing device */
         return device_probe(0);
     TRY(cufile_open(&library));
     TRY(cufile_way(library, &direct, &batches));
@@ -114,7 +113,7 @@ static enum status gds_accepts(const struct load *load)
     return STATUS_OK;
 }
 
-/* Takes what cuFile returned for a read: bytes, or a failure. */
+/* Stores cuFile's result of a read: bytes, or an error. */
 static void take(struct piece *piece, ssize_t result)
 {
     piece->got = result > 0 ? (uint64_t)result : 0;
@@ -149,7 +148,7 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     request->cookie = piece;
     struct cufile_error submitted = gds->library->batch_submit(own->batches[index], 1, request, 0);
     if (submitted.error != 0)
-        return status_set(STATUS_FAILED, "cuFile does not take a batch (error %d); see cufile.log",
+        return status_set(STATUS_FAILED, "cuFile refuses a batch (error %d); see cufile.log",
                           submitted.error);
     piece->read = true;
     return STATUS_OK;
@@ -167,7 +166,7 @@ static enum status gds_complete(struct ring_worker *worker, uint32_t index)
         struct cufile_error got =
             gds_of(worker)->library->batch_status(own->batches[index], 1, &count, &event, NULL);
         if (got.error != 0)
-            return status_set(STATUS_FAILED, "cuFile does not tell of a batch (error %d); see cufile.log",
+            return status_set(STATUS_FAILED, "cannot query a cuFile batch (error %d); see cufile.log",
                               got.error);
         if (count == 1 && !(event.status & (CUFILE_STATUS_WAITING | CUFILE_STATUS_PENDING)))
             take(piece, event.status == CUFILE_STATUS_COMPLETE ? (ssize_t)event.bytes : -2);
@@ -229,7 +228,7 @@ static enum status open_batches(struct gds *gds, struct ring_worker *worker)
         return status_set(STATUS_FAILED, "out of memory");
     for (uint32_t b = 0; gds->batches && b < buffers; b++) {
         struct cufile_error opened = gds->library->batch_open(&own->batches[b], 1);
-        if (opened.error != 0) { /* then one read at a time */
+        if (opened.error != 0) { /* fall back to one read at a time */
             own->batches[b] = NULL;
             gds->batches = false;
         }
@@ -247,7 +246,7 @@ static enum status open_gds(struct gds *gds, const struct resources *resources, 
     for (uint32_t w = 0; w < gds->ring.delivery.workers; w++) {
         struct ring_worker *worker = &gds->ring.workers[w];
         TRY(open_batches(gds, worker));
-        /* A buffer that is not registered works as well, by way of the library's own. */
+        /* An unregistered buffer also works, through the library's own buffers. */
         if (gds->registered == w &&
             gds->library->register_buffer(worker->device, gds->ring.buffers * gds->ring.buffer_bytes, 0)
                     .error == 0)
@@ -292,9 +291,9 @@ static enum status gds_copy(void *state, double *bytes_per_s)
     return ring_copy(&static_cast<struct gds *>(state)->ring, bytes_per_s);
 }
 
-static enum status gds_look(void *state, uint64_t *wrong)
+static enum status gds_verify_slots(void *state, uint64_t *wrong)
 {
-    return ring_look(&static_cast<struct gds *>(state)->ring, wrong);
+    return ring_verify_slots(&static_cast<struct gds *>(state)->ring, wrong);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -308,7 +307,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+open+read+unpack",
                                           .timed_unless_warm = NULL,
                                           .copy = gds_copy,
-                                          .look = gds_look};
+                                          .verify_slots = gds_verify_slots};
 
 extern "C" const struct variant variant_gds = {.platform = "cuda",
                                                .threaded = true,

@@ -1,6 +1,6 @@
-/* `gpu-resident`: the whole set in device memory, read once before any timing. An epoch sorts the samples by
- * random keys, and a kernel gathers and converts some batches at a time in that order: no byte crosses the
- * bus. */
+/* `gpu-resident`: the whole set is in device memory, read once before any timing. Each epoch sorts the
+ * samples by random keys. A kernel gathers and converts several batches at a time in that order. No data
+ * crosses the bus. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,19 +13,19 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-/* Of tensors a launch makes: its beginning and its end are lost time, some 5 us. */
+/* Tensor bytes per launch. The start and end of a launch cost about 5 us. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
-#define LAUNCHES     2                    /* that have room of their own */
-#define STAGE_BYTES  ((uint64_t)16 << 20) /* of a pinned buffer on the way in */
-#define COPY_BYTES   ((uint64_t)1 << 30)  /* of a copy to learn the bandwidth */
+#define LAUNCHES     2                    /* launches that have their own slots */
+#define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */
+#define COPY_BYTES   ((uint64_t)1 << 30)  /* size of a copy that measures the bandwidth */
 #define KEY_THREADS  256
 
 struct resident {
     struct delivery delivery;
-    uint8_t *bytes; /* all samples, one behind the other */
+    uint8_t *bytes; /* all samples, consecutive */
     uint64_t *keys[2];
-    uint32_t *order[2]; /* numbers as they are, and sorted by keys */
-    void *scratch;      /* the sort's */
+    uint32_t *order[2]; /* sample numbers: in order, and sorted by key */
+    void *scratch;      /* scratch memory of the sort */
     size_t scratch_bytes;
     cudaGraphExec_t sorting;
     uint32_t launch_slots;
@@ -50,10 +50,10 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
         static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
-/* The sort as a graph: launched one by one, its kernels take longer to launch than to run. */
+/* Records the sort as a graph, because its kernels take longer to launch one by one than to run. */
 static enum status record_sort(struct resident *resident)
 {
-    cudaStream_t stream = resident->delivery.outlets[0].stream;
+    cudaStream_t stream = resident->delivery.queues[0].stream;
     cudaGraph_t graph = NULL;
     CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     cudaError_t error = sort(resident, resident->scratch, &resident->scratch_bytes, stream);
@@ -66,71 +66,71 @@ static enum status record_sort(struct resident *resident)
     return cuda_status(error, "recording the sort", __FILE__, __LINE__);
 }
 
-/* The sort is stable: equal keys stay in the order of their numbers, as order_make() has them. */
-static enum status make_order(struct resident *resident, const struct outlet *outlet)
+/* The sort is stable: equal keys stay in order of sample number, as in order_make(). */
+static enum status make_order(struct resident *resident, const struct output_queue *queue)
 {
     const struct load *load = resident->delivery.load;
     uint32_t count = load->dataset->sample_count;
-    make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, outlet->stream>>>(
-        load->seed, outlet->epoch, count, resident->keys[0], resident->order[0]);
+    make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, queue->stream>>>(
+        load->seed, queue->epoch, count, resident->keys[0], resident->order[0]);
     CUDA_TRY_LAUNCH("make_keys");
-    CUDA_TRY(cudaGraphLaunch(resident->sorting, outlet->stream));
+    CUDA_TRY(cudaGraphLaunch(resident->sorting, queue->stream));
     return STATUS_OK;
 }
 
 /* ---- An epoch ---- */
 
-/* The host's twin of the order, where the host must know which sample is where. */
-static enum status know_order(struct resident *resident, struct outlet *outlet, uint32_t begin,
-                              uint32_t count)
+/* Copies the order to the host when the host must know which sample is in which slot. */
+static enum status fetch_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
+                               uint32_t count)
 {
-    CUDA_TRY(cudaMemcpyAsync(outlet->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
-                             cudaMemcpyDeviceToHost, outlet->stream));
-    CUDA_TRY(cudaStreamSynchronize(outlet->stream));
+    CUDA_TRY(cudaMemcpyAsync(queue->order.samples, resident->order[1] + begin, count * sizeof(uint32_t),
+                             cudaMemcpyDeviceToHost, queue->stream));
+    CUDA_TRY(cudaStreamSynchronize(queue->stream));
     return STATUS_OK;
 }
 
-/* Gathers turns [turn, turn + count), which stand in a row of slots, and delivers their batches. */
-static enum status gather(struct resident *resident, struct outlet *outlet, uint32_t begin, uint32_t turn,
-                          uint32_t count)
+/* Gathers the samples [index, index + count) of the order into consecutive slots and delivers batches. */
+static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
+                          uint32_t index, uint32_t count)
 {
     const struct load *load = resident->delivery.load;
-    uint32_t slot = turn % resident->delivery.slots;
-    struct unpack job = outlet_job(outlet);
+    uint32_t slot = index % resident->delivery.slots;
+    struct unpack job = queue_job(queue);
     job.bytes = resident->bytes;
-    job.order = resident->order[1] + begin + turn;
+    job.order = resident->order[1] + begin + index;
     job.slot = slot;
     job.count = count;
     for (uint32_t i = 0; i < count; i += load->batch)
-        TRY(outlet_reserve(outlet, slot + i));
-    TRY(unpack_launch(&job, outlet->stream));
+        TRY(queue_reserve(queue, slot + i));
+    TRY(unpack_launch(&job, queue->stream));
     for (uint32_t i = 0; load->control->whole && i < count; i++)
-        outlet->held[slot + i] = outlet->order.samples[turn + i];
+        queue->held[slot + i] = queue->order.samples[index + i];
     for (uint32_t i = 0; i < count; i += load->batch)
-        TRY(outlet_deliver(outlet, slot + i, count - i < load->batch ? count - i : load->batch));
+        TRY(queue_deliver(queue, slot + i, count - i < load->batch ? count - i : load->batch));
     return STATUS_OK;
 }
 
-static enum status resident_epoch(struct outlet *outlet)
+static enum status resident_epoch(struct output_queue *queue)
 {
-    struct resident *resident = static_cast<struct resident *>(outlet->own);
+    struct resident *resident = static_cast<struct resident *>(queue->own);
     const struct load *load = resident->delivery.load;
     uint32_t begin, end, step = resident->launch_slots;
     order_share(&resident->delivery.verifier.plan, load->rank, &begin, &end);
-    TRY(make_order(resident, outlet));
+    TRY(make_order(resident, queue));
     if (load->control->whole)
-        TRY(know_order(resident, outlet, begin, end - begin));
-    for (uint32_t turn = 0; turn < end - begin; turn += step)
-        TRY(gather(resident, outlet, begin, turn, end - begin - turn < step ? end - begin - turn : step));
+        TRY(fetch_order(resident, queue, begin, end - begin));
+    for (uint32_t index = 0; index < end - begin; index += step)
+        TRY(gather(resident, queue, begin, index, end - begin - index < step ? end - begin - index : step));
     return STATUS_OK;
 }
 
-static enum status resident_read(struct outlet *outlet)
+static enum status resident_read(struct output_queue *queue)
 {
-    return outlet_each_epoch(outlet, resident_epoch);
+    return queue_each_epoch(queue, resident_epoch);
 }
 
-/* ---- Bringing the set in ---- */
+/* ---- Loading the set ---- */
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member, int fd,
                                uint8_t *bytes)
@@ -142,14 +142,14 @@ static enum status read_member(const struct dataset *dataset, const struct datas
         if (count <= 0)
             return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
                               dataset->files[member->file].name, (unsigned long long)(member->offset + got),
-                              count < 0 ? strerror(errno) : "the file ends inside of a member");
+                              count < 0 ? strerror(errno) : "the file ends inside a member");
         got += (uint64_t)count;
     }
     return STATUS_OK;
 }
 
-/* Samples stand one behind the other, each as load/arrays.h packs it: from here on its offsets count from the
- * first byte of the set, so that a number is all that a kernel needs. Returns the bytes of the set. */
+/* Places samples consecutively, each packed as in load/arrays.h. Offsets then count from the first byte of
+ * the set, so a kernel needs only the sample's number. Returns the size of the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {
     uint64_t set_bytes = 0;
@@ -158,14 +158,14 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
         for (uint32_t m = 0; m < sample->members; m++)
             sample->at[m] += set_bytes;
         sample->values += set_bytes;
-        arrays->places[i].begin = set_bytes;
-        set_bytes += array_align(arrays->places[i].bytes);
+        arrays->extents[i].begin = set_bytes;
+        set_bytes += array_align(arrays->extents[i].bytes);
     }
     return set_bytes;
 }
 
-/* The members of a sample; `bytes` is for that number `first` of the set. `*fd` is open on `*file`, and stays
- * so. */
+/* Reads the members of a sample. `bytes` corresponds to byte `first` of the set. Keeps the last file open in
+ * `*fd` and its number in `*file`. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
                                uint8_t *bytes, uint64_t first)
 {
@@ -186,18 +186,18 @@ static enum status read_sample(const struct resident *resident, uint32_t number,
     return STATUS_OK;
 }
 
-/* Reads the set by way of `stage`, of `stage_bytes`, into resident->bytes. */
+/* Uploads the set to resident->bytes through the buffer `stage` of `stage_bytes`. */
 static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
-    const struct array_place *places = resident->delivery.arrays.places;
+    const struct array_extent *extents = resident->delivery.arrays.extents;
     int fd = -1;
     uint32_t file = 0, number = 0;
     enum status status = STATUS_OK;
     while (status == STATUS_OK && number < dataset->sample_count) {
-        uint64_t begin = places[number].begin, held = 0;
+        uint64_t begin = extents[number].begin, held = 0;
         for (; status == STATUS_OK && number < dataset->sample_count; number++) {
-            uint64_t end = places[number].begin + places[number].bytes - begin;
+            uint64_t end = extents[number].begin + extents[number].bytes - begin;
             if (end > stage_bytes)
                 break;
             status = read_sample(resident, number, &fd, &file, stage, begin);
@@ -219,7 +219,7 @@ static enum status bring_in(struct resident *resident, uint64_t set_bytes)
     uint8_t *stage;
     CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
-    memset(stage, 0, stage_bytes); /* what is between samples is copied, and never used */
+    memset(stage, 0, stage_bytes); /* the gaps between samples are copied but never used */
     enum status status = fill(resident, stage, stage_bytes);
     (void)cudaFreeHost(stage);
     return status;
@@ -265,20 +265,20 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint32_t count = load->dataset->sample_count;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
     CUDA_TRY(cudaSetDevice(delivery->device));
-    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* says what it needs */
+    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* returns the scratch size */
     uint64_t set_bytes = lay_out(&delivery->arrays, count);
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
     batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
-    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, as below */
+    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, allocated below */
                           count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
     TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
                           "the set and its batches need",
-                          "take a smaller set, or shards-gpu, which reads it every epoch"));
+                          "use a smaller set, or shards-gpu, which reads it in every epoch"));
     TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
     TRY(bring_in(resident, set_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
-    delivery->outlets[0].own = resident;
+    delivery->queues[0].own = resident;
     return open_order(resident);
 }
 
@@ -305,7 +305,7 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     (void)time;
     struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
     TRY(delivery_run(delivery, number, resident_read));
-    const struct checksum *checksum = &delivery->result.checksum; /* what was read, and what was written */
+    const struct checksum *checksum = &delivery->result.checksum; /* bytes read plus bytes written */
     delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
 }
@@ -316,25 +316,25 @@ static enum status resident_fetch(void *state, void *result)
                           static_cast<struct load_result *>(result));
 }
 
-/* Which sample is in which slot the host finds out only here: the last epoch's order is still on the device.
- */
-static enum status resident_look(void *state, uint64_t *wrong)
+/* The host learns only here which sample is in which slot. The order of the last epoch is still on the
+ * device. */
+static enum status resident_verify_slots(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
     struct delivery *delivery = &resident->delivery;
-    struct outlet *outlet = &delivery->outlets[0];
+    struct output_queue *queue = &delivery->queues[0];
     uint32_t begin, end, slots = delivery->slots;
     CUDA_TRY(cudaSetDevice(delivery->device));
     order_share(&delivery->verifier.plan, delivery->load->rank, &begin, &end);
-    TRY(know_order(resident, outlet, begin, end - begin));
+    TRY(fetch_order(resident, queue, begin, end - begin));
     for (uint32_t i = 0; i < slots; i++)
-        outlet->held[i] = DELIVERY_LOST;
-    for (uint32_t turn = end - begin > slots ? end - begin - slots : 0; turn < end - begin; turn++)
-        outlet->held[turn % slots] = outlet->order.samples[turn];
-    return delivery_look(delivery, wrong);
+        queue->held[i] = DELIVERY_LOST;
+    for (uint32_t index = end - begin > slots ? end - begin - slots : 0; index < end - begin; index++)
+        queue->held[index % slots] = queue->order.samples[index];
+    return delivery_verify_slots(delivery, wrong);
 }
 
-/* A copy from device memory to device memory: bytes read and bytes written, as moved_bytes is. */
+/* Measures a copy within device memory. Counts bytes read plus bytes written, like moved_bytes. */
 static enum status resident_copy(void *state, double *bytes_per_s)
 {
     const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
@@ -355,7 +355,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+gather",
                                           .timed_unless_warm = NULL,
                                           .copy = resident_copy,
-                                          .look = resident_look};
+                                          .verify_slots = resident_verify_slots};
 
 extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
                                                         .threaded = false,

@@ -15,7 +15,7 @@
 #include "core/timer.h"
 #include "machine/env.h"
 
-#define PIECE_ALIGNMENT 512 /* of pieces in a buffer: the members of tars keep their alignment */
+#define PIECE_ALIGNMENT 512 /* of pieces in a buffer; preserves the alignment of tar members */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
 #define COPY_MAX_BYTES  ((uint64_t)4 << 30)
 
@@ -26,25 +26,25 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* ---- Planning a chunk ---- */
 
-/* Asks the kernel for the shards of the segments to come. */
+/* Asks the kernel to read ahead the shards of the next segments. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
-    const struct load *load = share->outlet->delivery->load;
-    const struct order *order = &share->outlet->order;
+    const struct load *load = share->queue->delivery->load;
+    const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* it is there; or it must not come by way of the page cache */
+        return; /* already resident, or must not go through the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
         if (fd < 0)
-            continue; /* said when it is read */
+            continue; /* reported when it is read */
         posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
         close(fd);
     }
 }
 
-/* One user less. */
-static void leave(struct ring_worker *worker, struct opened *opened)
+/* Drops one user; the last one closes the shard. */
+static void release(struct ring_worker *worker, struct open_shard *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
         return;
@@ -53,7 +53,7 @@ static void leave(struct ring_worker *worker, struct opened *opened)
     free(opened);
 }
 
-/* Opens the shard of the segment that begins. */
+/* Opens the shard of a new segment. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
@@ -63,7 +63,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     share->broken = status != STATUS_OK;
     if (!share->broken && !piece.handle)
         return STATUS_OK;
-    struct opened *opened = static_cast<struct opened *>(calloc(1, sizeof *opened));
+    struct open_shard *opened = static_cast<struct open_shard *>(calloc(1, sizeof *opened));
     if (!opened) {
         if (piece.handle && worker->ring->type->close)
             worker->ring->type->close(worker, piece.handle);
@@ -75,14 +75,15 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     if (!share->broken)
         return STATUS_OK;
     snprintf(opened->failure, sizeof opened->failure, "%s", status_text());
-    return share->outlet->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return share->queue->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
-/* As many samples of the segment as fit behind what the chunk has: a piece. None where there is no room. */
+/* Fits as many samples of the segment as possible into the rest of the chunk, as one piece. The piece is
+ * empty if there is no room. */
 static void fit_piece(const struct ring *ring, const struct ring_share *share, const struct chunk *chunk,
                       struct piece *piece)
 {
-    const struct order_segment *segment = &share->outlet->order.segments[share->segment];
+    const struct order_segment *segment = &share->queue->order.segments[share->segment];
     uint64_t begin = UINT64_MAX, end = 0, room = ring->span - share->arrival % ring->span;
     uint32_t left = segment->count - share->within, table = ring->table_max - chunk->samples;
     uint32_t most = left < table ? left : table, alignment = ring->type->alignment;
@@ -92,9 +93,9 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
     piece->arrival = share->arrival;
     piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
     for (; piece->count < most && piece->count < room; piece->count++) {
-        const struct array_place *place = &ring->delivery.arrays.places[piece->first + piece->count];
-        uint64_t lower = place->begin / alignment * alignment;
-        uint64_t upper = align_to(place->begin + place->bytes, alignment);
+        const struct array_extent *extent = &ring->delivery.arrays.extents[piece->first + piece->count];
+        uint64_t lower = extent->begin / alignment * alignment;
+        uint64_t upper = align_to(extent->begin + extent->bytes, alignment);
         lower = lower < begin ? lower : begin;
         upper = upper > end ? upper : end;
         if (piece->at + (upper - lower) > ring->data_bytes)
@@ -106,7 +107,7 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
     piece->bytes = piece->count ? end - begin : 0;
 }
 
-/* The share goes on behind the piece, which is the chunk's. */
+/* Adds the piece to the chunk and advances the share past it. */
 static void take_piece(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk,
                        struct piece *piece)
 {
@@ -120,19 +121,19 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     chunk->bytes = piece->at + piece->bytes;
     share->arrival += piece->count;
     share->within += piece->count;
-    if (share->within < share->outlet->order.segments[share->segment].count)
+    if (share->within < share->queue->order.segments[share->segment].count)
         return;
-    leave(worker, share->opened);
+    release(worker, share->opened);
     share->opened = NULL;
     share->segment++;
     share->within = 0;
 }
 
-/* The next chunk: samples as they come, up to a buffer full and never beyond a span. */
+/* Plans the next chunk: samples in sequence, until the buffer is full or the span ends. */
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
-    const struct order *order = &share->outlet->order;
+    const struct order *order = &share->queue->order;
     while (share->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
         struct piece *piece = &chunk->pieces[chunk->piece_count];
         fit_piece(ring, share, chunk, piece);
@@ -147,25 +148,25 @@ static enum status plan_chunk(struct ring_worker *worker, struct ring_share *sha
     return STATUS_OK;
 }
 
-/* ---- Whose chunk ---- */
+/* ---- Choosing a chunk ---- */
 
 static bool is_at_end(const struct ring_share *share)
 {
-    return share->arrival == share->outlet->order.count;
+    return share->arrival == share->queue->order.count;
 }
 
 static bool is_over(const struct ring_share *share)
 {
-    return share->epochs == share->outlet->delivery->load->epochs && is_at_end(share);
+    return share->epochs == share->queue->delivery->load->epochs && is_at_end(share);
 }
 
-/* The share whose next samples are wanted first, of those that a worker may go on with now. `*over`: nothing
- * is left of any. */
+/* Returns the share whose next samples are needed first, among those that this worker may continue now. Sets
+ * `*over` if no share has samples left. */
 static struct ring_share *most_urgent(const struct ring_worker *worker, bool *over)
 {
     const struct delivery *delivery = &worker->ring->delivery;
     bool all = delivery->load->control->consumer;
-    uint32_t first = all ? 0 : worker->outlet->number, behind = all ? delivery->workers : first + 1;
+    uint32_t first = all ? 0 : worker->queue->number, behind = all ? delivery->workers : first + 1;
     struct ring_share *urgent = NULL;
     uint64_t wanted = UINT64_MAX;
     *over = true;
@@ -174,9 +175,9 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
         if (!share->claimed && is_over(share))
             continue;
         *over = false;
-        if (share->claimed || (is_at_end(share) && share->under_way > 0))
+        if (share->claimed || (is_at_end(share) && share->in_flight > 0))
             continue;
-        uint64_t turn = outlet_batch(share->outlet, share->arrival) * delivery->workers + w;
+        uint64_t turn = queue_batch(share->queue, share->arrival) * delivery->workers + w;
         if (turn >= wanted)
             continue;
         wanted = turn;
@@ -187,56 +188,57 @@ static struct ring_share *most_urgent(const struct ring_worker *worker, bool *ov
 
 static void end_epoch(struct ring_share *share)
 {
-    uint64_t lost = share->outlet->losses.checksum.count;
+    uint64_t lost = share->queue->losses.checksum.count;
     if (share->epochs == 0)
         return;
-    outlet_note(share->outlet, lost - share->lost);
-    outlet_next_epoch(share->outlet);
+    queue_note(share->queue, lost - share->lost);
+    queue_next_epoch(share->queue);
     share->lost = lost;
 }
 
 static void begin_epoch(struct ring_share *share)
 {
-    struct outlet *outlet = share->outlet;
-    const struct verifier *verifier = &outlet->delivery->verifier;
+    struct output_queue *queue = share->queue;
+    const struct verifier *verifier = &queue->delivery->verifier;
     end_epoch(share);
-    order_make(&verifier->plan, outlet->epoch + share->epochs,
-               verifier->load->rank * outlet->delivery->workers + outlet->number, &outlet->order);
+    order_make(&verifier->plan, queue->epoch + share->epochs,
+               verifier->load->rank * queue->delivery->workers + queue->number, &queue->order);
     share->segment = share->within = share->arrival = share->asked = 0;
     share->epochs++;
 }
 
-/* Whether the next chunk may be written: it ends with its span at the latest. */
+/* Whether the slots of the next chunk may be written. A chunk never extends past the end of its span. */
 static bool has_room(const struct ring *ring, const struct ring_share *share)
 {
-    return outlet_make_room(share->outlet, (share->arrival / ring->span + 1) * ring->span);
+    return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Claims the share that the worker's next chunk comes from, once its slots may be written. NULL where nothing
- * is left; or before a wait, where the worker has chunks that others may wait for. */
+/* Claims the share of the worker's next chunk, once its slots may be written. Returns NULL if nothing is
+ * left. Also returns NULL instead of waiting if the worker still has chunks to complete, because others may
+ * wait for them. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
     struct delivery *delivery = &worker->ring->delivery;
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     for (;;) {
         bool over;
-        TRY(outlet_go_on(worker->outlet));
+        TRY(queue_check_failed(worker->queue));
         struct ring_share *share = most_urgent(worker, &over);
         bool begins = share && is_at_end(share);
         bool fits = share && (begins || has_room(worker->ring, share));
         *claimed = NULL;
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
-        if (!fits && !(share && outlet_handed(share->outlet))) {
-            /* Only with a consumer, so the lock is held: else a worker has its share alone, and room in it.
-             */
+        if (!fits && !(share && queue_handed(share->queue))) {
+            /* This happens only with a consumer, so the lock is held. Without one, a worker is alone on its
+             * share and has room. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;
         }
         share->claimed = true;
         if (fits && !begins) {
-            share->under_way++;
+            share->in_flight++;
             *claimed = share;
             return STATUS_OK;
         }
@@ -246,7 +248,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (begins)
             begin_epoch(share);
         else
-            TRY(outlet_free(share->outlet));
+            TRY(queue_free(share->queue));
         if (locked)
             guard.lock();
         share->claimed = false;
@@ -256,7 +258,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
 
 static void unclaim(struct ring_share *share)
 {
-    struct delivery *delivery = share->outlet->delivery;
+    struct delivery *delivery = share->queue->delivery;
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     share->claimed = false;
     delivery->changed.notify_all();
@@ -264,41 +266,41 @@ static void unclaim(struct ring_share *share)
 
 /* ---- Completing a chunk ---- */
 
-static enum status piece_fault(const struct outlet *outlet, const struct piece *piece, uint32_t sample)
+static enum status piece_fault(const struct output_queue *queue, const struct piece *piece, uint32_t sample)
 {
-    const struct dataset *dataset = outlet->delivery->load->dataset;
+    const struct dataset *dataset = queue->delivery->load->dataset;
     if (piece->broken)
         return status_set(STATUS_FAILED, "%s", piece->opened->failure);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
                       dataset->samples[sample].key,
-                      piece->error ? strerror(piece->error) : "the file ends inside of it");
+                      piece->error ? strerror(piece->error) : "the file ends inside this sample");
 }
 
-/* Adds the samples of a piece to the table, but those that did not come. */
-static enum status tabulate(struct outlet *outlet, const struct piece *piece, struct unpack_entry *table,
+/* Adds the samples of a piece to the table, except those that were not read. */
+static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
     for (uint32_t i = 0; i < piece->count; i++) {
-        const struct array_place *place = &outlet->delivery->arrays.places[piece->first + i];
-        uint32_t sample = piece->first + i, slot = outlet_slot(outlet, piece->arrival + i);
-        uint64_t within = place->begin - piece->offset;
-        bool came = !piece->broken && within + place->bytes <= piece->got;
-        outlet->held[slot] = came ? sample : DELIVERY_LOST;
+        const struct array_extent *extent = &queue->delivery->arrays.extents[piece->first + i];
+        uint32_t sample = piece->first + i, slot = queue_slot(queue, piece->arrival + i);
+        uint64_t within = extent->begin - piece->offset;
+        bool came = !piece->broken && within + extent->bytes <= piece->got;
+        queue->held[slot] = came ? sample : DELIVERY_LOST;
         if (came)
             table[(*count)++] = {piece->at + within, sample, slot};
         else
-            TRY(outlet_lose(outlet, sample, piece_fault(outlet, piece, sample)));
+            TRY(queue_lose(queue, sample, piece_fault(queue, piece, sample)));
     }
     return STATUS_OK;
 }
 
-/* Brings the chunk to the device, and has it unpacked there. */
+/* Copies the chunk to the device and launches the kernel that unpacks it. */
 static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
 {
     const struct ring *ring = worker->ring;
     struct chunk *chunk = &worker->chunks[index];
-    struct outlet *outlet = chunk->share->outlet;
+    struct output_queue *queue = chunk->share->queue;
     uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
              from = ring->type->on_device ? table : 0;
     {
@@ -308,32 +310,32 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
                                  worker->copies));
     }
     CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
-    CUDA_TRY(cudaStreamWaitEvent(outlet->stream, worker->copied[index], 0));
-    struct unpack job = outlet_job(outlet);
+    CUDA_TRY(cudaStreamWaitEvent(queue->stream, worker->copied[index], 0));
+    struct unpack job = queue_job(queue);
     job.bytes = ring_device(worker, index);
     job.entries = reinterpret_cast<const struct unpack_entry *>(job.bytes + table);
     job.count = count;
-    TRY(unpack_launch(&job, outlet->stream));
-    CUDA_TRY(cudaEventRecord(worker->unpacked[index], outlet->stream));
+    TRY(unpack_launch(&job, queue->stream));
+    CUDA_TRY(cudaEventRecord(worker->unpacked[index], queue->stream));
     chunk->launched = true;
     return STATUS_OK;
 }
 
-/* The chunk's samples are on their way: batches that are whole with them are delivered. */
+/* Records that the chunk's samples are in the stream, and delivers the batches that are now complete. */
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;
-    struct delivery *delivery = share->outlet->delivery;
+    struct delivery *delivery = share->queue->delivery;
     std::unique_lock<std::mutex> guard = delivery_guard(delivery);
     for (uint32_t p = 0; p < chunk->piece_count; p++)
-        outlet_fill(share->outlet, chunk->pieces[p].arrival, chunk->pieces[p].count);
-    TRY(outlet_advance(share->outlet));
-    if (--share->under_way == 0)
+        queue_fill(share->queue, chunk->pieces[p].arrival, chunk->pieces[p].count);
+    TRY(queue_advance(share->queue));
+    if (--share->in_flight == 0)
         delivery->changed.notify_all();
     return STATUS_OK;
 }
 
-/* The oldest chunk that was started. */
+/* Completes the oldest chunk that was started. */
 static enum status complete(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers), count = 0;
@@ -342,9 +344,9 @@ static enum status complete(struct ring_worker *worker)
     struct unpack_entry *entries = reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + table);
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
-        TRY(tabulate(chunk->share->outlet, &chunk->pieces[p], entries, &count));
-        leave(worker, chunk->pieces[p].opened);
-        chunk->pieces[p].opened = NULL; /* once: whoever fails behind this comes by again */
+        TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
+        release(worker, chunk->pieces[p].opened);
+        chunk->pieces[p].opened = NULL; /* only once: after a failure, abandon() visits this chunk again */
     }
     worker->completed++;
     if (count > 0)
@@ -354,8 +356,8 @@ static enum status complete(struct ring_worker *worker)
 
 /* ---- Reading ---- */
 
-/* The host waits until the buffer that has been free for longest is unpacked, not only copied: then copies
- * wait for nothing and follow each other without a gap. */
+/* Waits on the host until the oldest buffer is unpacked, not only copied. Then no copy has to wait, and
+ * copies follow each other without a gap. */
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -365,7 +367,7 @@ static enum status await_buffer(struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Plans the next chunk of the share, which is claimed until then, and starts to read it. */
+/* Plans the next chunk of the share, releases the claim, and starts reading the chunk. */
 static enum status start(struct ring_worker *worker, struct ring_share *share)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -385,7 +387,7 @@ static enum status read_all(struct ring_worker *worker)
     uint32_t ahead = ring->type->on_device ? ring->buffers : 1;
     for (;;) {
         struct ring_share *share = NULL;
-        TRY(outlet_go_on(worker->outlet));
+        TRY(queue_check_failed(worker->queue));
         if (worker->started - worker->completed < ahead) {
             TRY(await_buffer(worker));
             TRY(claim(worker, &share));
@@ -399,7 +401,7 @@ static enum status read_all(struct ring_worker *worker)
     }
 }
 
-/* After a failure: no read may be under way, and no file open. */
+/* After a failure: waits for reads in flight and closes files. */
 static void abandon(struct ring_worker *worker)
 {
     for (; worker->completed < worker->started; worker->completed++) {
@@ -407,30 +409,30 @@ static void abandon(struct ring_worker *worker)
         struct chunk *chunk = &worker->chunks[index];
         (void)worker->ring->type->complete(worker, index);
         for (uint32_t p = 0; p < chunk->piece_count; p++)
-            leave(worker, chunk->pieces[p].opened);
+            release(worker, chunk->pieces[p].opened);
     }
 }
 
-/* Others may still read of the worker's share when nothing is left to begin. */
+/* Waits until other workers have finished reading from this worker's share. */
 static enum status end_share(struct ring_worker *worker, struct ring_share *share)
 {
     struct delivery *delivery = &worker->ring->delivery;
     if (delivery->load->control->consumer) {
         std::unique_lock<std::mutex> guard(delivery->lock);
         delivery->changed.wait(
-            guard, [&] { return (share->under_way == 0 && !share->claimed) || delivery->failed; });
-        TRY(outlet_go_on(worker->outlet));
+            guard, [&] { return (share->in_flight == 0 && !share->claimed) || delivery->failed; });
+        TRY(queue_check_failed(worker->queue));
     }
     end_epoch(share);
     return STATUS_OK;
 }
 
-static enum status ring_read(struct outlet *outlet)
+static enum status ring_read(struct output_queue *queue)
 {
-    struct ring_worker *worker = static_cast<struct ring_worker *>(outlet->own);
+    struct ring_worker *worker = static_cast<struct ring_worker *>(queue->own);
     enum status status = read_all(worker);
     if (status == STATUS_OK)
-        return end_share(worker, &worker->ring->shares[outlet->number]);
+        return end_share(worker, &worker->ring->shares[queue->number]);
     char reason[1024];
     snprintf(reason, sizeof reason, "%s", status_text());
     abandon(worker);
@@ -440,10 +442,10 @@ static enum status ring_read(struct outlet *outlet)
 enum status ring_run(struct ring *ring, uint64_t number)
 {
     for (uint32_t w = 0; w < ring->delivery.workers; w++)
-        ring->shares[w] = {.outlet = &ring->delivery.outlets[w]};
+        ring->shares[w] = {.queue = &ring->delivery.queues[w]};
     enum status status = delivery_run(&ring->delivery, number, ring_read);
-    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure leaves some open */
-        leave(&ring->workers[w], ring->shares[w].opened);
+    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure may leave shards open */
+        release(&ring->workers[w], ring->shares[w].opened);
     return status;
 }
 
@@ -470,14 +472,14 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Buffers of a chunk each, or of the largest sample; their tables hold as many samples as fit. */
+/* Sizes buffers for one chunk, or for the largest sample. The table has room for as many samples as fit. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
     uint64_t least = UINT64_MAX;
     uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
-        least = arrays->places[i].bytes < least ? arrays->places[i].bytes : least;
+        least = arrays->extents[i].bytes < least ? arrays->extents[i].bytes : least;
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
@@ -502,8 +504,8 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     for (uint32_t w = 0; w < workers; w++) {
         struct ring_worker *worker = &ring->workers[w];
         worker->ring = ring;
-        worker->outlet = &ring->delivery.outlets[w];
-        worker->outlet->own = worker;
+        worker->queue = &ring->delivery.queues[w];
+        worker->queue->own = worker;
         TRY(open_worker(ring, worker));
     }
     return STATUS_OK;
@@ -537,9 +539,9 @@ void ring_close(struct ring *ring)
     delivery_close(&ring->delivery);
 }
 
-enum status ring_look(void *state, uint64_t *wrong)
+enum status ring_verify_slots(void *state, uint64_t *wrong)
 {
-    return delivery_look(&static_cast<struct ring *>(state)->delivery, wrong);
+    return delivery_verify_slots(&static_cast<struct ring *>(state)->delivery, wrong);
 }
 
 /* ---- Copy bandwidth ---- */
@@ -572,7 +574,7 @@ enum status ring_copy(void *state, double *bytes_per_s)
     try {
         for (uint32_t w = 1; w < workers; w++)
             threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
-    } catch (const std::exception &) { /* C++ tells so that there are no more threads, or no memory */
+    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
         started = false;
     }
     errors[0] = copy_share(&ring->workers[0], bytes / workers);

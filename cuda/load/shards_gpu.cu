@@ -1,7 +1,7 @@
-/* `shards-gpu`: all threads bring chunks of shards into pinned buffers, which are copied to the device and
- * unpacked there. What is warm is copied out of mappings, which are made once, under a guard; else it is
- * read, as faults page by page are slower than reads where pages are missing. docs/load_gpu.md has the times.
- */
+/* `shards-gpu`: all threads read chunks of shards into pinned buffers, which are copied to the device and
+ * unpacked there. With a warm page cache, data is copied from mappings under a guard; shards are mapped only
+ * once. Otherwise data is read, because page faults are slower than reads if pages are missing.
+ * docs/load_gpu.md has measurements. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,14 +16,14 @@
 #include "load/ring.cuh"
 
 struct shards_gpu {
-    struct ring ring;   /* first */
-    uint8_t **mappings; /* by shard, where all is warm */
+    struct ring ring;   /* must be first */
+    uint8_t **mappings; /* per shard, with a warm page cache */
     struct guard guard;
 };
 
 /* ---- Bytes into buffers ---- */
 
-/* A shard that is read: its descriptor, and one more, as a handle is never NULL. */
+/* Handle of a shard read by descriptor: the descriptor plus one, because a handle is never NULL. */
 static void *handle_of(int fd)
 {
     return reinterpret_cast<void *>(static_cast<intptr_t>(fd) + 1);
@@ -41,9 +41,9 @@ static const struct shards_gpu *shards_of(const struct ring_worker *worker)
 
 static enum status shards_gpu_open(struct ring_worker *worker, struct piece *piece)
 {
-    const struct load *load = worker->outlet->delivery->load;
+    const struct load *load = worker->queue->delivery->load;
     if (load->cache == LOAD_WARM)
-        return STATUS_OK; /* it is mapped */
+        return STATUS_OK; /* already mapped */
     int fd = dataset_file_open(load->dataset, piece->shard, 0);
     if (fd < 0)
         return STATUS_FAILED;
@@ -72,21 +72,21 @@ static void read_piece(uint8_t *to, struct piece *piece)
     }
 }
 
-/* Sample by sample where a page is gone, so that those before it are still there. */
+/* Copies sample by sample if a page no longer exists, so that the samples before it are not lost. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);
-    const struct array_place *places = worker->ring->delivery.arrays.places + piece->first;
+    const struct array_extent *extents = worker->ring->delivery.arrays.extents + piece->first;
     const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
     piece->got = piece->bytes;
     if (guard_copy(to, from, piece->bytes))
         return;
     piece->got = 0;
     for (uint32_t i = 0; i < piece->count; i++) {
-        uint64_t at = places[i].begin - piece->offset;
-        if (!guard_copy(to + at, from + at, places[i].bytes))
+        uint64_t at = extents[i].begin - piece->offset;
+        if (!guard_copy(to + at, from + at, extents[i].bytes))
             return;
-        piece->got = at + places[i].bytes > piece->got ? at + places[i].bytes : piece->got;
+        piece->got = at + extents[i].bytes > piece->got ? at + extents[i].bytes : piece->got;
     }
 }
 
@@ -106,7 +106,7 @@ static enum status shards_gpu_start(struct ring_worker *worker, uint32_t index)
 
 static enum status shards_gpu_complete(struct ring_worker *worker, uint32_t index)
 {
-    (void)worker, (void)index; /* start() has read it */
+    (void)worker, (void)index; /* start() has already read the chunk */
     return STATUS_OK;
 }
 
@@ -137,7 +137,7 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
     return STATUS_OK;
 }
 
-/* Before the first run, once all has been read. */
+/* Maps all shards before the first run, after they were read into the page cache. */
 static enum status map_all(struct shards_gpu *shards)
 {
     const struct dataset *dataset = shards->ring.delivery.load->dataset;
@@ -214,9 +214,9 @@ static enum status shards_gpu_copy(void *state, double *bytes_per_s)
     return ring_copy(&static_cast<struct shards_gpu *>(state)->ring, bytes_per_s);
 }
 
-static enum status shards_gpu_look(void *state, uint64_t *wrong)
+static enum status shards_gpu_verify_slots(void *state, uint64_t *wrong)
 {
-    return ring_look(&static_cast<struct shards_gpu *>(state)->ring, wrong);
+    return ring_verify_slots(&static_cast<struct shards_gpu *>(state)->ring, wrong);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -230,7 +230,7 @@ static const struct load_traits traits = {.shards = true,
                                           .timed = "order+copy+transfer+unpack",
                                           .timed_unless_warm = "order+open+read+transfer+unpack",
                                           .copy = shards_gpu_copy,
-                                          .look = shards_gpu_look};
+                                          .verify_slots = shards_gpu_verify_slots};
 
 extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
                                                       .threaded = true,

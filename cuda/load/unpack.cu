@@ -9,11 +9,11 @@
 #include "load/checksum.cuh"
 
 #define BLOCK_THREADS    256
-#define BLOCKS_WANTED    4   /* on a multiprocessor: what is left over of registers, checksums spill */
-#define GROUP_BYTES      16  /* of the tensor, which a thread writes at once: a warp writes whole lines */
-#define GROUPS_MAX       8u  /* of a thread, so that as many loads are in flight */
-#define FLIGHT_BYTES     128 /* of a thread's loads at most: they are in registers */
-#define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* that a block checksums */
+#define BLOCKS_WANTED    4   /* per multiprocessor; at this register limit only checksum code spills */
+#define GROUP_BYTES      16  /* of the tensor per thread and write, so that a warp writes whole lines */
+#define GROUPS_MAX       8u  /* per thread: the number of loads in flight */
+#define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads, which are held in registers */
+#define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* checksummed per block */
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {
@@ -22,15 +22,15 @@ static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpa
     return {0, job.order[i], job.slot + i};
 }
 
-/* ---- Checksums: as many threads a sample as its edges have parts ---- */
+/* ---- Checksums: one thread per part of a sample's edges ---- */
 
 static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_t size, bool whole)
 {
     return whole ? device_checksum_whole(bytes, size) : device_checksum_edges(bytes, size);
 }
 
-/* The hash of a member, at least in lane 0 of its threads. All threads of the warp call it; `there`: theirs
- * has this member. */
+/* Hash of a member, valid at least in lane 0 of its threads. All threads of the warp must call it; `there` is
+ * set in threads that have a member. */
 static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
                                                        uint32_t lane, bool there)
 {
@@ -43,7 +43,7 @@ static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uin
     return there && lane == 0 ? hash_alone(bytes, size, whole) : 0;
 }
 
-/* The sum over a warp, in lane 0. */
+/* Sum over a warp, valid in lane 0. */
 static __device__ uint64_t warp_sum(uint64_t value)
 {
     for (int distance = 16; distance > 0; distance /= 2)
@@ -56,7 +56,8 @@ static __device__ void add(uint64_t *to, uint64_t value)
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(value));
 }
 
-/* Adds the sum over the block: atomics to one place take turns. All threads call it. */
+/* Adds the block's sum with one set of atomics, because atomics to one address serialise. All threads must
+ * call it. */
 static __device__ void block_add(struct checksum *to, struct checksum own)
 {
     __shared__ struct checksum warps[BLOCK_THREADS / 32];
@@ -98,9 +99,9 @@ static __device__ void checksum_samples(const struct unpack &job, uint32_t block
     block_add(job.checksum, own);
 }
 
-/* ---- Conversion: a thread some groups of values ---- */
+/* ---- Conversion: several groups of values per thread ---- */
 
-/* A group's bytes as words, from an address that is as aligned as the group is long, up to 16 bytes. */
+/* The bytes of a group as words. The address must be aligned to the group's size, at most 16 bytes. */
 template <int BYTES> struct words {
     uint32_t word[BYTES / 4];
 };
@@ -145,7 +146,7 @@ static __host__ __device__ constexpr int tensor_bytes(enum dtype source, enum dt
     return tensor == DTYPE_STORED ? source_bytes(source) : tensor == DTYPE_F32 ? 4 : 2;
 }
 
-/* Values of a group, the bytes that they come from, and how many groups a thread takes. */
+/* Values per group, the source bytes of a group, and groups per thread. */
 template <enum dtype S, enum dtype T>
 struct group {
     static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T);
@@ -153,8 +154,8 @@ struct group {
     static constexpr uint32_t GROUPS = FROM * GROUPS_MAX <= FLIGHT_BYTES ? GROUPS_MAX : FLIGHT_BYTES / FROM;
 };
 
-/* Value i of a group. A byte becomes the end of a float's bits, 2^23 and the byte, less 2^23: two
- * instructions of full rate. */
+/* Converts value i of a group to float. A byte becomes the low bits of the float 2^23 + byte, minus 2^23: two
+ * full-rate instructions. */
 template <enum dtype S, int BYTES>
 static __device__ __forceinline__ float value_of(const struct words<BYTES> &words, int i)
 {
@@ -166,7 +167,7 @@ static __device__ __forceinline__ float value_of(const struct words<BYTES> &word
         return __uint_as_float(words.word[i]);
 }
 
-/* What no bytes can become needs no look. */
+/* Scales a value. The NaN check is omitted for bytes, which never produce NaN. */
 template <enum dtype S>
 static __device__ __forceinline__ float scaled(const struct convert &convert, float value)
 {
@@ -174,7 +175,7 @@ static __device__ __forceinline__ float scaled(const struct convert &convert, fl
                          : convert_scale(value, convert.scale, convert.bias);
 }
 
-/* Two values of the tensor, 2i and 2i + 1 of a group. */
+/* Stores two values of the tensor, 2i and 2i + 1 of a group. */
 template <enum dtype T, int BYTES>
 static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int i, float first, float second)
 {
@@ -190,7 +191,7 @@ static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int 
     }
 }
 
-/* As convert_one(), a group at once. */
+/* Converts a group with the results of convert_one(). */
 template <enum dtype S, enum dtype T>
 static __device__ __forceinline__ struct words<GROUP_BYTES>
 convert_group(const struct convert &convert, const struct words<group<S, T>::FROM> &from) {
@@ -206,16 +207,16 @@ convert_group(const struct convert &convert, const struct words<group<S, T>::FRO
     }
 }
 
-/* How the groups of samples fall to threads: `lanes` threads a sample (a power of two, up to a block), each
- * with every lanes'th group, group::GROUPS of them; and `pieces` blocks a sample where it has more groups
- * than a block takes. */
+/* How groups are distributed over threads. Each sample gets `lanes` threads (a power of two, at most a
+ * block); a thread converts every lanes'th group, group::GROUPS of them. A sample with more groups than a
+ * block converts gets `pieces` blocks. */
 struct share {
-    uint32_t groups, whole; /* of a sample; of these, full ones */
+    uint32_t groups, whole; /* groups per sample; full groups among them */
     uint32_t lanes_log2, pieces;
-    uint32_t run; /* blocks that convert, behind each that checksums */
+    uint32_t run; /* converting blocks after each checksumming block */
 };
 
-/* The end of a sample, or groups at an odd address: value by value. */
+/* Converts value by value: the end of a sample, or groups at an unaligned address. */
 template <enum dtype S, enum dtype T>
 static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
                                                  uint64_t first, uint64_t end, uint8_t *slot)
@@ -256,8 +257,8 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
                                job.values, slot);
 }
 
-/* Blocks that checksum stand among those that convert the same samples: few threads of theirs have loads in
- * flight, and nothing of theirs is last. */
+/* Checksumming blocks are interleaved with the blocks that convert the same samples. They have few loads in
+ * flight, and should neither run together nor last. */
 template <enum dtype S, enum dtype T>
 static __global__
 __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
@@ -272,10 +273,10 @@ __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_
 
 /* ---- Launching ---- */
 
-/* A kernel, and what a thread of it takes. */
+/* A kernel, and the amount of work per thread. */
 struct unpacker {
     void (*kernel)(const struct unpack, const struct share);
-    uint32_t values, groups; /* of a group; of a thread */
+    uint32_t values, groups; /* values per group; groups per thread */
 };
 
 template <enum dtype S, enum dtype T> static struct unpacker unpacker_of()
@@ -304,7 +305,8 @@ static struct unpacker choose(const struct convert *convert)
                                           : unpacker_from<DTYPE_F32>(convert->tensor);
 }
 
-/* A block a piece of a sample, or several samples a block where they are small. */
+/* Computes the distribution: one block per piece of a sample, or several samples per block if they are
+ * small. */
 static struct share share_of(const struct unpack *unpack, const struct unpacker *unpacker, uint64_t *blocks)
 {
     struct share share = {static_cast<uint32_t>((unpack->values + unpacker->values - 1) / unpacker->values),
@@ -325,14 +327,14 @@ enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
     if (unpack->count == 0)
         return STATUS_OK;
     if (unpack->values > UINT32_MAX)
-        return status_set(STATUS_USAGE, "samples of %llu values are more than the kernel takes (2^32)",
+        return status_set(STATUS_USAGE, "samples of %llu values exceed the kernel's limit (2^32)",
                           (unsigned long long)unpack->values);
     struct unpacker unpacker = choose(&unpack->convert);
     uint64_t blocks;
     struct share share = share_of(unpack, &unpacker, &blocks);
     if (blocks > INT32_MAX)
         return status_set(STATUS_USAGE,
-                          "%u samples of %llu values are more than one launch takes; lower --chunk",
+                          "%u samples of %llu values exceed the limit of one launch; lower --chunk",
                           unpack->count, (unsigned long long)unpack->values);
     RANGE(UNPACK);
     unpacker.kernel<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(*unpack, share);

@@ -1,5 +1,5 @@
-/* Samples out of the bytes that arrived: one kernel a chunk finds them by a table, converts them into the
- * slots of a batch tensor, reads their labels, and checksums the bytes as they came. */
+/* Unpacks samples on the device. One kernel per chunk finds the samples by a table, converts them into the
+ * slots of a batch tensor, parses their labels, and checksums the original bytes. */
 #ifndef FDSL_CUDA_LOAD_UNPACK_CUH
 #define FDSL_CUDA_LOAD_UNPACK_CUH
 
@@ -12,38 +12,39 @@
 #include "load/arrays.h"
 #include "load/convert.h"
 
-/* Where a sample is, and where it belongs. */
+/* Position of a sample in the chunk, and its slot. */
 struct unpack_entry {
-    uint64_t at; /* of its first byte in the chunk */
+    uint64_t at; /* offset of its first byte in the chunk */
     uint32_t sample, slot;
 };
 
-/* A job of the kernel. All pointers are the device's. */
+/* Arguments of the kernel. All pointers are device pointers. */
 struct unpack {
     const uint8_t *bytes; /* the chunk */
-    uint32_t count;       /* samples in it */
+    uint32_t count;       /* number of samples in it */
 
-    /* Either a table, or the first of `count` samples in an order, whose offsets count from `bytes`, for
-     * slots in a row from `slot` on. */
+    /* Either a table, or an order: `count` sample numbers whose offsets count from `bytes`, written to
+     * consecutive slots from `slot` on. */
     const struct unpack_entry *entries;
     const uint32_t *order;
     uint32_t slot;
 
-    const struct array_sample *samples; /* of the set */
+    const struct array_sample *samples; /* of the data set, by sample number */
     struct convert convert;
-    uint64_t values; /* of a sample */
+    uint64_t values; /* per sample */
 
     uint8_t *tensor;
-    uint64_t stride;           /* of a slot in bytes, a multiple of UNPACK_ALIGNMENT */
-    int32_t *labels;           /* by slot; LABEL_NONE where a sample has none */
-    uint64_t *hashes;          /* by slot: the sample's hash, as it is tallied */
-    bool whole;                /* over every byte, not over the edges */
-    struct checksum *checksum; /* added to */
+    uint64_t stride;           /* bytes per slot, a multiple of UNPACK_ALIGNMENT */
+    int32_t *labels;           /* per slot; LABEL_NONE if the sample has no label */
+    uint64_t *hashes;          /* per slot: hash of the sample, as in `checksum` */
+    bool whole;                /* hash every byte, not only the edges */
+    struct checksum *checksum; /* the results are added here */
 };
 
 #define UNPACK_ALIGNMENT 32
 
-/* Launches it on the stream. STATUS_FAILED where CUDA fails. */
+/* Launches the kernel on the stream. STATUS_USAGE if the samples exceed the kernel's limits; STATUS_FAILED on
+ * CUDA errors. */
 enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream);
 
 #endif

@@ -1,7 +1,8 @@
-/* XXH3-64, for one thread of a device, and for the host by the same lines.
+/* XXH3-64 for a single device thread; the same source runs on the host.
  *
- * By the specification of xxHash (doc/xxhash_spec.md of Cyan4973/xxHash, "XXH3 algorithm overview"), with its
- * default secret; a seed changes the secret as there. tests/test_load_gpu.c holds it against libxxhash. */
+ * Follows the xxHash specification (doc/xxhash_spec.md of Cyan4973/xxHash, "XXH3 algorithm overview") with
+ * its default secret; a seed modifies the secret as specified. tests/test_load_gpu.c compares it with
+ * libxxhash. */
 #ifndef FDSL_CUDA_LOAD_XXH3_CUH
 #define FDSL_CUDA_LOAD_XXH3_CUH
 
@@ -21,12 +22,12 @@
 #define XXH3_PRIME_MX1 UINT64_C(0x165667919E3779F9)
 #define XXH3_PRIME_MX2 UINT64_C(0x9FB21C651E98DF25)
 #define XXH3_LANES     8
-#define XXH3_STRIPE    64                 /* bytes; the secret moves on by 8 */
+#define XXH3_STRIPE    64                 /* bytes; the secret advances by 8 per stripe */
 #define XXH3_SECRET    192                /* bytes */
-#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* stripes until the secret is used up */
+#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes until the secret is used up */
 #define XXH3_LAST_KEY  (XXH3_SECRET - XXH3_STRIPE)
 
-/* The secret in words of 8 bytes, the lowest first. */
+/* The secret as words of 8 bytes, lowest byte first. */
 #define XXH3_WORDS                                                                                    \
     {                                                                                                 \
         UINT64_C(0xBE4BA423396CFEB8), UINT64_C(0x1CAD21F72C81017C), UINT64_C(0xDB979083E96DD4DE),     \
@@ -53,7 +54,7 @@ FDSL_HD uint64_t xxh3_secret_word(uint32_t word)
 #endif
 }
 
-/* Eight bytes of the secret from byte `at` on, changed by the seed. */
+/* Eight bytes of the secret from byte `at` on, modified by the seed. */
 FDSL_HD uint64_t xxh3_key(uint32_t at, uint64_t seed)
 {
     uint32_t word = at / 8, bits = at % 8 * 8;
@@ -64,7 +65,7 @@ FDSL_HD uint64_t xxh3_key(uint32_t at, uint64_t seed)
     return low >> bits | high << (64 - bits);
 }
 
-/* Little-endian words at any address; whole ones where it is aligned. */
+/* Read little-endian words at any address; aligned words with one load. */
 FDSL_HD uint64_t xxh3_read64(const uint8_t *bytes)
 {
 #ifdef __CUDA_ARCH__
@@ -86,7 +87,7 @@ FDSL_HD uint32_t xxh3_read32(const uint8_t *bytes)
     return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
 
-/* Both halves of the product of 128 bits, one over the other. */
+/* XORs the two halves of the 128-bit product. */
 FDSL_HD uint64_t xxh3_fold(uint64_t a, uint64_t b)
 {
 #ifdef __CUDA_ARCH__
@@ -112,7 +113,7 @@ FDSL_HD uint64_t xxh3_rotate(uint64_t word, uint32_t bits)
     return word << bits | word >> (64 - bits);
 }
 
-/* How XXH3 mixes its last word, and how it does for the shortest inputs, as XXH64. */
+/* The final mixing steps of XXH3, and of XXH64 for the shortest inputs. */
 FDSL_HD uint64_t xxh3_avalanche(uint64_t hash)
 {
     hash ^= hash >> 37;
@@ -178,8 +179,8 @@ FDSL_HD uint64_t xxh3_up_to_128(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* The same of 128 bytes, as a sum of parts that as many threads can make. Part i is of the two words at
- * xxh3_part_at(i). */
+/* XXH3-64 of exactly 128 bytes, as a sum of XXH3_PARTS parts that separate threads can compute. Part i covers
+ * the two words at xxh3_part_at(i). */
 #define XXH3_PARTS 8
 
 FDSL_HD uint32_t xxh3_part_at(uint32_t part)
@@ -209,7 +210,7 @@ FDSL_HD uint64_t xxh3_up_to_240(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* Takes a stripe into the lanes, with the secret from byte `at` on. */
+/* Accumulates a stripe into the lanes, with the secret from byte `at` on. */
 FDSL_HD void xxh3_stripe(uint64_t lanes[XXH3_LANES], const uint8_t *bytes, uint32_t at, uint64_t seed)
 {
     for (uint32_t i = 0; i < XXH3_LANES; i++) {

@@ -1,8 +1,9 @@
-/* What was delivered, as a number: a sum over samples, so that it depends on no order, of a hash over a
- * sample's key and content. A sample left out, delivered twice, torn or under another's key changes it.
+/* A checksum of delivered samples: the sum of one hash per sample, over its key and content. The sum does not
+ * depend on the order. It changes if a sample is missing, delivered twice, torn, or delivered under another
+ * sample's key.
  *
- * There are two: over every byte, which --verify takes, and over the sizes and edges of the members, which
- * every timed run takes: hashing whole samples would be half of its time. */
+ * There are two kinds. --verify hashes every byte. Every timed run hashes only the size and the edges of each
+ * member, because hashing whole samples would take half of the run time. */
 #ifndef FDSL_DATA_CHECKSUM_H
 #define FDSL_DATA_CHECKSUM_H
 
@@ -11,7 +12,7 @@
 
 #include "core/portable.h"
 
-#define CHECKSUM_EDGE 64 /* bytes at either end of a member */
+#define CHECKSUM_EDGE 64 /* bytes at each end of a member */
 
 struct checksum {
     uint64_t count, bytes, sum; /* the sum is modulo 2^64 */
@@ -19,22 +20,22 @@ struct checksum {
 
 FDSL_C_BEGIN
 
-/* XXH3-64 of a key: the seed of its sample's hash. */
+/* XXH3-64 of a key. It seeds the hash of the sample. */
 uint64_t checksum_key(const char *key, size_t length);
 
 /* XXH3-64 of a member's data. */
 uint64_t checksum_whole(const uint8_t *data, size_t size);
 
-/* XXH3-64, with its size as the seed, of a member's data up to 2 CHECKSUM_EDGE bytes, else of its first and
- * its last CHECKSUM_EDGE bytes. */
+/* Hash of a member's edges: XXH3-64 of its first and last CHECKSUM_EDGE bytes, or of all its data if it has
+ * at most 2 * CHECKSUM_EDGE bytes. The seed is the member's size. */
 uint64_t checksum_edges(const uint8_t *data, size_t size);
 
-/* The same where only the edges are at hand: `edges` is what the hash is over, checksum_edge_bytes() of it.
- */
+/* Computes checksum_edges() of a member of `size` bytes when only its edges are in memory. `edges` holds the
+ * checksum_edge_bytes(size) bytes to hash. */
 uint64_t checksum_edges_only(const uint8_t *edges, size_t size);
 size_t checksum_edge_bytes(size_t size);
 
-/* The hash of a sample from those of its members, in their order. */
+/* Hash of a sample: combines the hashes of its members, in member order. */
 uint64_t checksum_sample(uint64_t key, const uint64_t *members, size_t count);
 
 static inline void checksum_add(struct checksum *checksum, uint64_t hash, uint64_t bytes)

@@ -6,11 +6,12 @@ enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
 {
     *cifar = (struct cifar){size / CIFAR_RECORD_BYTES, bytes};
     if (size == 0 || size % CIFAR_RECORD_BYTES != 0)
-        return status_set(STATUS_FAILED, "no binary CIFAR-10: %zu bytes are not whole records of %d", size,
-                          CIFAR_RECORD_BYTES);
+        return status_set(STATUS_FAILED,
+                          "not a binary CIFAR-10 file: %zu bytes is not a multiple of the record size, %d",
+                          size, CIFAR_RECORD_BYTES);
     for (uint64_t i = 0; i < cifar->count; i++)
         if (cifar_label(cifar, i) >= CIFAR_CLASSES)
-            return status_set(STATUS_FAILED, "no binary CIFAR-10: record %" PRIu64 " has label %u", i,
+            return status_set(STATUS_FAILED, "not a binary CIFAR-10 file: record %" PRIu64 " has label %u", i,
                               cifar_label(cifar, i));
     return STATUS_OK;
 }

@@ -1,4 +1,5 @@
-/* CIFAR-10 in its binary form: records of a label and a picture of 32 x 32 pixels, channel by channel. */
+/* The CIFAR-10 binary format: records of one label and one image of 32 x 32 pixels, stored channel by
+ * channel. */
 #ifndef FDSL_DATA_CIFAR_H
 #define FDSL_DATA_CIFAR_H
 
@@ -24,7 +25,7 @@ static inline uint8_t cifar_label(const struct cifar *cifar, uint64_t number)
     return cifar->records[number * CIFAR_RECORD_BYTES];
 }
 
-/* The picture: all red values, row by row, then green, then blue. */
+/* The image: all red values, row by row, then green, then blue. */
 static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t number)
 {
     return cifar->records + number * CIFAR_RECORD_BYTES + 1;
@@ -32,8 +33,8 @@ static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t num
 
 FDSL_C_BEGIN
 
-/* Reads one file in memory; `cifar->records` points into it. STATUS_FAILED where it is not whole records with
- * labels 0 to 9: CIFAR-100 has two labels a record, and is refused so. */
+/* Parses a file in memory; `cifar->records` points into it. STATUS_FAILED if the file does not consist of
+ * whole records with labels 0 to 9. This also rejects CIFAR-100, which has two labels per record. */
 enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar);
 
 FDSL_C_END

@@ -1,6 +1,6 @@
-/* The source `clips`: a blob that moves, over eight frames of 16 x 16 halves; its class is which of eight
- * ways it goes. No frame alone tells, so what learns this has looked along time. Sample n goes the way n mod
- * 8, a pure function of (seed, n), with the same bits everywhere. */
+/* The source `clips`: a blob moves across eight frames of 16 x 16 halves. The class is the direction, one of
+ * eight. A single frame does not show the direction, so a network must combine frames to learn it. Sample n
+ * moves in direction n mod 8. It is a pure function of (seed, n) and bit-identical on every machine. */
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #define SIDE     16
 #define WAYS     8
 #define RADIUS   2.5f
-#define HALF_ONE 0x3C00 /* the bits of 1.0; those of 1 + i / 1024 are i more */
+#define HALF_ONE 0x3C00 /* the bits of 1.0; adding i gives the bits of 1 + i / 1024 */
 
 struct parameters {
     uint64_t seed;
@@ -25,7 +25,7 @@ static struct philox_block draw_clip(uint64_t seed, uint64_t number, uint32_t bl
     return philox(philox_key(seed), (uint32_t)number, (uint32_t)(number >> 32), block, DRAW_CLIP);
 }
 
-/* Where the blob is in the middle of the clip, and how far it goes in a frame. */
+/* The blob's position in the middle of the clip, and its movement per frame. */
 struct way {
     float x, y, right, down;
 };
@@ -41,7 +41,7 @@ static struct way way_of(uint64_t seed, uint64_t number)
                         SIDE * (0.35f + 0.3f * philox_unit(block.word[1])), speed * step[0], speed * step[1]};
 }
 
-/* Values from 1 to 2, a multiple of 1/1024: noise, and the blob over it. */
+/* Draws noise with the blob on top. Values are from 1 to 2, multiples of 1/1024. */
 static void draw_frames(uint64_t seed, uint64_t number, uint16_t *halves)
 {
     struct way way = way_of(seed, number);
@@ -102,7 +102,7 @@ static const char *const no_options[] = {NULL};
 
 const struct source source_clips = {
     .name = "clips",
-    .summary = "blobs that move one of eight ways, float16 (1, 8, 16, 16)",
+    .summary = "blobs moving in one of eight directions, float16 (1, 8, 16, 16)",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

@@ -1,5 +1,5 @@
-/* The source `dataset`: the samples of a directory that --prepare, or somebody else, made; so a dataset can
- * take another layout, and other rooms can read any. */
+/* The source `dataset`: reads the samples of an existing directory, written by --prepare or another tool. It
+ * converts a data set to another layout and serves any data set to other workloads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static void dataset_source_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Reads one member; keeps the file open for the next, as that of a shard is in it. */
+/* Reads one member. Keeps the file open, because the next member of a shard is in the same file. */
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
                                FILE **file, uint32_t *number, void **bytes, size_t *size)
 {
@@ -44,11 +44,11 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     if (fseeko(*file, (off_t)member->offset, SEEK_SET) == 0 && fread(*bytes, 1, *size, *file) == *size)
         return STATUS_OK;
     free(*bytes);
-    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file ends inside of a member", dataset->path,
-                      name, (unsigned long long)member->offset);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file ends inside a member", dataset->path, name,
+                      (unsigned long long)member->offset);
 }
 
-/* Members in the order of their extensions. */
+/* Sorts members by extension. */
 static void sort_members(struct source_sample *sample)
 {
     for (size_t i = 1; i < sample->count; i++)
@@ -97,7 +97,7 @@ static void dataset_source_describe(const void *state, uint64_t number, char tex
 
 /* ---- Opening ---- */
 
-/* A hash of the samples' keys and the edges of their members. */
+/* Hashes the samples' keys and the edges of their members. */
 static uint64_t identify(const struct dataset *dataset)
 {
     uint64_t identity = 0;
@@ -111,7 +111,7 @@ static uint64_t identify(const struct dataset *dataset)
     return identity;
 }
 
-/* Whether the copy can hold every member. Looked at before anything is written. */
+/* Checks, before anything is written, that the copy can hold every member. */
 static enum status check_extensions(const struct dataset *dataset)
 {
     struct index_extensions extensions = {.count = 0};
@@ -124,13 +124,15 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* A copy that is written into the source would be read as a part of it, now or when --prepare continues. */
+/* Refuses a target inside the source: the copy would be read as part of the source, now or when --prepare
+ * continues. */
 static enum status check_target(const char *source, const char *target)
 {
     return target && file_is_inside(target, source)
-               ? status_set(STATUS_USAGE,
-                            "--prepare %s: this is in its own source, %s; name a folder outside of it",
-                            target, source)
+               ? status_set(
+                     STATUS_USAGE,
+                     "--prepare %s: this folder is inside its own source, %s; name a folder outside it",
+                     target, source)
                : STATUS_OK;
 }
 
@@ -139,10 +141,10 @@ static enum status dataset_source_open(const struct source_request *request, str
 {
     const struct parameters *parameters = request->parameters;
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE, "datasets are not read: this build has no xxHash");
+    return status_set(STATUS_UNAVAILABLE, "cannot read datasets: this build has no xxHash");
 #endif
     if (!parameters->source)
-        return status_set(STATUS_USAGE, "say which folder to read with --source DIR");
+        return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(check_target(parameters->source, request->target));
     struct dataset *dataset = calloc(1, sizeof *dataset);
     if (!dataset)

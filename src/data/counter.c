@@ -17,7 +17,7 @@
 #define HALF_ONE      0x3C00 /* the bits of 1.0 */
 #define HALF_FRACTION 0x03FF
 
-/* The values of one block: 16, 8 or 4. */
+/* Computes the values of one block: 16, 8 or 4. */
 static void values_of_block(struct philox_block block, enum dtype type, uint8_t out[16])
 {
     for (int i = 0; i < 4; i++) {
@@ -59,17 +59,17 @@ static const char *const types[] = {"u8", "f16", "f32", NULL}; /* as enum dtype 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), "3,8,64,64", 0, 0, NULL, true, "shape of a tensor"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f16", 0, 0, types, true, "type of its values"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f16", 0, 0, types, true, "type of the values"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of the counter"},
 };
 
 struct counter {
     struct parameters parameters;
     size_t values;
-    char shape[NPY_SHAPE_MAX]; /* as a header holds it */
+    char shape[NPY_SHAPE_MAX]; /* formatted for a .npy header */
 };
 
-/* Reads "3,8,64,64". */
+/* Parses a shape such as "3,8,64,64". */
 static enum status read_shape(struct counter *counter)
 {
     const char *text = counter->parameters.shape;
@@ -81,7 +81,7 @@ static enum status read_shape(struct counter *counter)
         size_t bytes = strcspn(text, ",");
         snprintf(word, sizeof word, "%.*s", (int)bytes, text);
         if (bytes >= sizeof word || axes == AXES_MAX)
-            return status_set(STATUS_USAGE, "--sample-shape: '%.80s' is no list of at most %d lengths",
+            return status_set(STATUS_USAGE, "--sample-shape: '%.80s' is not a list of at most %d lengths",
                               counter->parameters.shape, AXES_MAX);
         TRY(parse_count("--sample-shape", word, 1, 4294967295.0, &length));
         if (length > VALUES_MAX / values)
@@ -149,7 +149,7 @@ static const char *const no_options[] = {NULL};
 
 const struct source source_counter = {
     .name = "counter",
-    .summary = "tensors of a counter, whose content is known",
+    .summary = "tensors filled from a counter, so their content is known",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

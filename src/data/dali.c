@@ -1,4 +1,4 @@
-/* DALI's index of a shard, read by its webdataset reader. */
+/* Writes the index of a shard that DALI's webdataset reader uses. */
 #include "data/index.h"
 
 #include <inttypes.h>
@@ -17,18 +17,18 @@ enum status dali_add_sample(FILE *stream, const char *key, const struct index_me
 
 enum status dali_format(const struct index *index, uint64_t number, char **text, size_t *size)
 {
-    const struct index_place *place = &index->places[number];
+    const struct index_unit *unit = &index->units[number];
     *text = NULL;
     FILE *stream = open_memstream(text, size);
     if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for an index of DALI");
-    fprintf(stream, DALI_HEAD, place->count);
+        return status_set(STATUS_FAILED, "out of memory for a DALI index");
+    fprintf(stream, DALI_HEAD, unit->count);
     enum status status = STATUS_OK;
-    for (uint64_t s = place->first; status == STATUS_OK && s < place->first + place->count; s++)
+    for (uint64_t s = unit->first; status == STATUS_OK && s < unit->first + unit->count; s++)
         status = dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
                                  index->samples[s].count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for an index of DALI")
+    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for a DALI index")
                                          : status;
 }

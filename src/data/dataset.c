@@ -17,16 +17,16 @@ enum status dataset_out_of_memory(void)
 
 enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
 {
-    void **place = array;
+    void **pointer = array;
     if (count < *capacity)
         return STATUS_OK;
     if (count >= UINT32_MAX / 2)
         return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
     uint32_t wanted = *capacity ? 2 * *capacity : 1024;
-    void *larger = realloc(*place, wanted * size);
+    void *larger = realloc(*pointer, wanted * size);
     if (!larger)
         return dataset_out_of_memory();
-    *place = larger;
+    *pointer = larger;
     *capacity = wanted;
     return STATUS_OK;
 }
@@ -73,15 +73,15 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
     return STATUS_OK;
 }
 
-enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples)
+enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples)
 {
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < DATASET_WARNINGS_MAX)
-        status_warn("left out%s: %s", samples == DATASET_NOT_KNOWN ? ", and all behind it" : "",
+        status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " with everything after it" : "",
                     status_text());
-    dataset->uncounted |= samples == DATASET_NOT_KNOWN;
-    dataset->skipped += samples == DATASET_NOT_KNOWN ? 0 : samples;
+    dataset->uncounted |= samples == DATASET_UNKNOWN;
+    dataset->skipped += samples == DATASET_UNKNOWN ? 0 : samples;
     return STATUS_OK;
 }
 
@@ -89,7 +89,7 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
     struct stat info;
-    /* Not blocking: a pipe would wait for its writer. What is read then may block as usual. */
+    /* O_NONBLOCK: opening a pipe must not wait for its writer. It has no effect on reads of regular files. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     int failure = fd < 0 ? errno : 0;
     if (!failure && fcntl(fd, F_SETFL, flags) != 0)
@@ -97,7 +97,7 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
     bool known = fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(fd, &info) == 0;
     if (known && !S_ISREG(info.st_mode)) {
         failure = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
-        status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, name);
+        status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, name);
     } else if (failure)
         status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(failure),
                    failure == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");

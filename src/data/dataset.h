@@ -1,6 +1,6 @@
-/* A directory as samples: what it holds and where every member lies. Found out before any timing, from our
- * index where there is one, else from the headers of the shards or the names of the files; then a plain
- * reader looks at every sample once, so that what the variants deliver can be compared with it. */
+/* A directory as a list of samples, with the position of every member. The list is built before any timing:
+ * from our index if there is one, else from shard headers or file names. A plain reader then reads every
+ * sample once, so the variants' output can be compared with it. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -12,60 +12,62 @@
 #include "core/status.h"
 #include "data/index.h"
 
-#define DATASET_MEMBERS_MAX 64 /* of a sample: more extensions than any data set has */
+#define DATASET_MEMBERS_MAX 64 /* per sample; more extensions than any data set has */
 
-/* A shard, or a file of one member. */
+/* A shard, or a file that holds one member. */
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
-    const char *md5; /* as a list of wids tells it; NULL: nobody does */
-    bool global;     /* a pax header in it may hold for all that follows */
+    const char *md5; /* from a wids index; NULL if there is none */
+    bool global;     /* may contain a pax header that applies to all following members */
 };
 
 struct dataset_member {
     const char *extension;
-    uint64_t offset, size; /* of its data in the file */
-    uint64_t edges;        /* checksum_edges() of it */
-    uint64_t whole;        /* checksum_whole() of it; from the index, and from dataset_hash() */
+    uint64_t offset, size; /* of its data in the file, in bytes */
+    uint64_t edges;        /* checksum_edges() of the data */
+    uint64_t whole;        /* checksum_whole() of the data; set from the index or by dataset_hash() */
     uint32_t file;
 };
 
 struct dataset_sample {
     const char *key;
     uint64_t key_hash;     /* checksum_key() */
-    uint64_t edges, whole; /* checksum_sample() of its members, likewise */
-    uint64_t bytes;        /* of its members together */
+    uint64_t edges, whole; /* checksum_sample() over its members' `edges` and `whole` */
+    uint64_t bytes;        /* total over its members */
     uint32_t member, members;
 };
 
 struct dataset {
     char *path;
-    int directory; /* open */
+    int directory; /* open file descriptor */
     bool shards, indexed;
-    bool hashed; /* `whole` is known of all samples */
-    bool skip;   /* what cannot be read is left out with a warning */
+    bool hashed; /* `whole` is set for all samples */
+    bool skip;   /* skip unreadable samples with a warning */
     struct dataset_file *files;
     struct dataset_member *members;
-    struct dataset_sample *samples; /* those of a shard stand together, in its order */
+    struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
     uint32_t file_count, member_count, sample_count;
-    uint32_t *shard_first; /* the first sample of each file, and behind the last; NULL without shards */
+    uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
-    uint64_t skipped;   /* samples left out */
-    bool uncounted;     /* and more, behind a break that hides how many: no index and no list of wids tells */
-    uint64_t faults;    /* reasons for that: the first few were warned about */
-    struct index index; /* owns names where `indexed` */
-    char **names;       /* owns them else */
+    uint64_t skipped;   /* samples skipped */
+    bool uncounted;     /* further samples were skipped, but their number is unknown: they follow a break, and
+                           neither an index nor a wids list gives a count */
+    uint64_t faults;    /* faults that led to skipped samples; only the first few were reported */
+    struct index index; /* owns the names if `indexed` */
+    char **names;       /* owns the names otherwise */
     size_t name_count, name_capacity;
-    uint32_t file_capacity, member_capacity, sample_capacity; /* while it grows */
+    uint32_t file_capacity, member_capacity,
+        sample_capacity; /* allocated elements, used while the lists grow */
 };
 
 FDSL_C_BEGIN
 
-/* Releases what dataset_open() filled. */
+/* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
 
-/* Opens file number `file`, read only, with further open flags. Negative, with a message and errno, when it
- * cannot: ESPIPE and EISDIR where it is no regular file. */
+/* Opens file number `file` read-only, with additional open(2) flags. Returns a descriptor. On failure returns
+ * a negative value and sets a message and errno; ESPIPE and EISDIR mean that it is not a regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
 
 FDSL_C_END

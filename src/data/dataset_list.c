@@ -1,4 +1,4 @@
-/* The files under a directory. */
+/* Lists the files under a directory. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -11,11 +11,11 @@
 
 #include "data/dataset_parts.h"
 
-/* A folder: to be listed, or listed already and kept for those that are in it. */
+/* A folder that is still to be listed, or was listed and is kept as the parent of others. */
 struct branch {
-    const char *path; /* "", or relative to the dataset's directory and with a slash at its end */
+    const char *path; /* relative to the dataset's directory, with a final slash; "" for that directory */
     const struct branch *above;
-    struct branch *next; /* in the list that it is in */
+    struct branch *next; /* next folder in its list */
     dev_t device;
     ino_t inode;
 };
@@ -46,7 +46,7 @@ static void free_branches(struct branch *branch)
     }
 }
 
-/* Whether a link led back to a folder that this one is in. */
+/* Whether the folder is the same as one of its ancestors, reached through a link. */
 static bool leads_back(const struct branch *branch)
 {
     for (const struct branch *above = branch->above; above; above = above->above)
@@ -55,11 +55,11 @@ static bool leads_back(const struct branch *branch)
     return false;
 }
 
-/* What cannot be read is left out, or ends everything; the reason is in `cause`, an errno. */
+/* Skips an unreadable entry or fails. `cause` is the errno. */
 static enum status lose(struct walk *walk, const struct branch *branch, const char *name, int cause)
 {
     status_set(STATUS_FAILED, "%s/%s%s: %s", walk->dataset->path, branch->path, name, strerror(cause));
-    return dataset_leave_out(walk->dataset, STATUS_FAILED, DATASET_NOT_KNOWN);
+    return dataset_skip(walk->dataset, STATUS_FAILED, DATASET_UNKNOWN);
 }
 
 static enum status add_file(struct walk *walk, const char *path)
@@ -74,7 +74,7 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
     char path[PATH_MAX];
     struct stat info;
     int length = snprintf(path, sizeof path, "%s%s", branch->path, name);
-    if (length >= (int)sizeof path - 1) /* room for a slash */
+    if (length >= (int)sizeof path - 1) /* leave room for a slash */
         return lose(walk, branch, name, ENAMETOOLONG);
     if (fstatat(fd, name, &info, 0) != 0)
         return lose(walk, branch, name, errno);
@@ -83,11 +83,11 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
     if (S_ISDIR(info.st_mode) && walk->deep)
         return add_branch(walk, strcat(path, "/"), branch);
     if (!S_ISDIR(info.st_mode) && !walk->deep && length > 4 && strcmp(path + length - 4, ".tar") == 0)
-        status_warn("%s/%s is no regular file, and is not read", walk->dataset->path, path);
+        status_warn("%s/%s is not a regular file and will not be read", walk->dataset->path, path);
     return STATUS_OK;
 }
 
-/* Everything in one folder. */
+/* Lists all entries of one folder. */
 static enum status list_branch(struct walk *walk, struct branch *branch)
 {
     struct dataset *dataset = walk->dataset;
@@ -102,19 +102,19 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
             closedir(stream);
         else if (fd >= 0)
             close(fd);
-        return branch->above ? dataset_leave_out(dataset, STATUS_FAILED, DATASET_NOT_KNOWN) : STATUS_FAILED;
+        return branch->above ? dataset_skip(dataset, STATUS_FAILED, DATASET_UNKNOWN) : STATUS_FAILED;
     }
     branch->device = info.st_dev;
     branch->inode = info.st_ino;
     enum status status = STATUS_OK;
     if (leads_back(branch))
-        status = status_set(STATUS_USAGE, "%s/%s leads back to a folder that it is in; remove that link",
+        status = status_set(STATUS_USAGE, "%s/%s links back to one of its parent folders; remove that link",
                             dataset->path, branch->path);
     struct dirent *entry = NULL;
     while (status == STATUS_OK && (errno = 0, entry = readdir(stream)))
         if (entry->d_name[0] != '.')
             status = add_entry(walk, branch, fd, entry->d_name);
-    if (status == STATUS_OK && errno != 0) /* there may be more */
+    if (status == STATUS_OK && errno != 0) /* more entries may follow */
         status = lose(walk, branch, "", errno);
     closedir(stream);
     return status;

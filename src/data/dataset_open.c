@@ -36,7 +36,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Files by key, then by extension. Those without a key come first. */
+/* Orders files by key, then by extension. Files without a key come first. */
 static int by_key(const void *a, const void *b)
 {
     const char *left = *(const char *const *)a, *right = *(const char *const *)b, *left_end, *right_end;
@@ -51,7 +51,7 @@ static int by_key(const void *a, const void *b)
     return order ? order : strcmp(left, right);
 }
 
-/* ---- Where the list comes from ---- */
+/* ---- Sources of the sample list ---- */
 
 static enum status shards_room(struct dataset *dataset, size_t shards)
 {
@@ -70,7 +70,7 @@ static enum status open_shards(struct dataset *dataset, const struct dataset_nam
     return STATUS_OK;
 }
 
-/* Whether a path has ".." among its parts. */
+/* Whether a path contains a ".." component. */
 static bool climbs(const char *path)
 {
     for (const char *part = path; part; part = strchr(part, '/')) {
@@ -81,23 +81,24 @@ static bool climbs(const char *path)
     return false;
 }
 
-/* A shard that the list of wids called `list` names. */
-static enum status open_told(struct dataset *dataset, const char *list, const struct wids_shard *told)
+/* Opens a shard that the wids index `list` names. */
+static enum status open_listed(struct dataset *dataset, const char *list, const struct wids_shard *listed)
 {
     const char *name = NULL, *md5 = NULL;
-    if (told->url[0] == '/' || strstr(told->url, "://") || climbs(told->url))
-        return status_set(STATUS_FAILED,
-                          "%s/%s: '%.200s' leads out of the folder; keep shards beside their list",
-                          dataset->path, list, told->url);
-    TRY(dataset_keep_name(dataset, told->url, strlen(told->url), &name));
-    if (*told->md5)
-        TRY(dataset_keep_name(dataset, told->md5, strlen(told->md5), &md5));
-    TRY(dataset_scan_shard(dataset, name, told));
+    if (listed->url[0] == '/' || strstr(listed->url, "://") || climbs(listed->url))
+        return status_set(
+            STATUS_FAILED,
+            "%s/%s: '%.200s' leads out of the folder; keep shards in the folder of their wids index",
+            dataset->path, list, listed->url);
+    TRY(dataset_keep_name(dataset, listed->url, strlen(listed->url), &name));
+    if (*listed->md5)
+        TRY(dataset_keep_name(dataset, listed->md5, strlen(listed->md5), &md5));
+    TRY(dataset_scan_shard(dataset, name, listed));
     dataset->files[dataset->file_count - 1].md5 = md5;
     return STATUS_OK;
 }
 
-/* The shards that a list of wids names, of which none may be missing. */
+/* Opens the shards that a wids index names. None may be missing. */
 static enum status open_wids(struct dataset *dataset, const char *name)
 {
     char path[2 * PATH_MAX];
@@ -107,7 +108,7 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     if (status == STATUS_OK)
         status = shards_room(dataset, wids.count);
     for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
-        status = open_told(dataset, name, &wids.shards[i]);
+        status = open_listed(dataset, name, &wids.shards[i]);
     if (status == STATUS_OK)
         dataset->shard_first[dataset->file_count] = dataset->sample_count;
     wids_free(&wids);
@@ -131,11 +132,11 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
     sample->members++;
     return dataset_add_member(dataset,
                               (struct dataset_member){.extension = extension,
-                                                      .size = UINT64_MAX, /* the file's, once it is open */
+                                                      .size = UINT64_MAX, /* set once the file is open */
                                                       .file = dataset->file_count - 1});
 }
 
-/* Archives among files are read as files of one sample each, which is rarely what was wanted. */
+/* Warns of archives among files: each is read as a file that holds one sample, which is rarely intended. */
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
     static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
@@ -144,10 +145,9 @@ static void warn_of_archives(const struct dataset *dataset, const struct dataset
             size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
             if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
                 continue;
-            status_warn(
-                "%s/%s looks like a shard and is read as a file: shards are plain tars whose names end "
-                "in .tar and that stand in --data DIR itself",
-                dataset->path, names->items[i]);
+            status_warn("%s/%s looks like a shard but is read as a file: shards are uncompressed tar files "
+                        "whose names end in .tar, directly in --data DIR",
+                        dataset->path, names->items[i]);
             return;
         }
 }
@@ -166,7 +166,7 @@ static enum status open_files(struct dataset *dataset)
     return status;
 }
 
-/* One sample of our index. */
+/* Adds one sample from our index. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;
@@ -177,11 +177,11 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
                                         .offset = from->offset,
                                         .size = from->size,
                                         .whole = from->hash,
-                                        .file = (uint32_t)sample->place};
+                                        .file = (uint32_t)sample->unit};
         if (!dataset->shards) {
             char path[PATH_MAX];
             const char *kept = NULL;
-            snprintf(path, sizeof path, "%s/%s.%s", index->places[sample->place].name, sample->key,
+            snprintf(path, sizeof path, "%s/%s.%s", index->units[sample->unit].name, sample->key,
                      from->extension);
             TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
             TRY(dataset_add_file(dataset, kept, from->size));
@@ -193,7 +193,7 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
     return STATUS_OK;
 }
 
-/* Whether a shard is as long as the index says. */
+/* Checks that a shard exists and has the size that the index gives. */
 static enum status check_shard(struct dataset *dataset, uint32_t file)
 {
     struct stat status_;
@@ -202,20 +202,21 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
         return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
                           strerror(errno));
     if (!S_ISREG(status_.st_mode))
-        return status_set(STATUS_FAILED, "%s/%s: it is no regular file", dataset->path, shard->name);
+        return status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, shard->name);
     uint64_t bytes = (uint64_t)status_.st_size;
     if (bytes != shard->bytes)
         return status_set(
-            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes and its index says %llu",
+            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
             dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
             (unsigned long long)bytes, (unsigned long long)shard->bytes);
     return STATUS_OK;
 }
 
-/* Whether more than a header stands before the first member, which may be a pax header for all. */
-static bool begins_extended(const struct index *index, const struct index_place *place)
+/* Whether more than one header block precedes the first member. The extra bytes may be a pax header for all
+ * members. */
+static bool begins_extended(const struct index *index, const struct index_unit *unit)
 {
-    return place->count > 0 && index->members[index->samples[place->first].first].offset > TAR_BLOCK_BYTES;
+    return unit->count > 0 && index->members[index->samples[unit->first].first].offset > TAR_BLOCK_BYTES;
 }
 
 static enum status open_indexed(struct dataset *dataset, const char *name)
@@ -226,16 +227,16 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     TRY(index_read(path, index));
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS)
-        TRY(shards_room(dataset, index->place_count));
-    for (uint64_t p = 0; dataset->shards && p < index->place_count; p++) {
-        TRY(dataset_add_file(dataset, index->places[p].name, index->places[p].bytes));
+        TRY(shards_room(dataset, index->unit_count));
+    for (uint64_t p = 0; dataset->shards && p < index->unit_count; p++) {
+        TRY(dataset_add_file(dataset, index->units[p].name, index->units[p].bytes));
         if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
             if (!dataset->skip)
                 return STATUS_FAILED;
-            status_warn("%s; its samples are looked at one by one", status_text());
+            status_warn("%s; checking its samples one by one", status_text());
         }
-        dataset->shard_first[p] = (uint32_t)index->places[p].first;
-        dataset->files[p].global = begins_extended(index, &index->places[p]);
+        dataset->shard_first[p] = (uint32_t)index->units[p].first;
+        dataset->files[p].global = begins_extended(index, &index->units[p]);
     }
     for (uint64_t i = 0; i < index->sample_count; i++)
         TRY(add_indexed(dataset, &index->samples[i]));
@@ -244,14 +245,14 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     return STATUS_OK;
 }
 
-/* ---- Looking at the samples ---- */
+/* ---- Checking the samples ---- */
 
-/* Looks at every sample, at its edges or at every byte. Those left out are closed up. */
-static enum status look_at_all(struct dataset *dataset, bool whole)
+/* Reads every sample, either its edges or every byte, and compacts the list over skipped samples. */
+static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0;
-    bool closed = false; /* the latest file could not be opened, and that was said */
+    bool closed = false; /* the latest file could not be opened; already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
@@ -267,7 +268,7 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
             continue;
         }
         if (status != STATUS_OK) {
-            status = dataset_leave_out(dataset, status, 1);
+            status = dataset_skip(dataset, status, 1);
             continue;
         }
         dataset->bytes += sample->bytes;
@@ -285,7 +286,7 @@ static enum status look_at_all(struct dataset *dataset, bool whole)
     return STATUS_OK;
 }
 
-/* The md5 of an open file. */
+/* Computes the md5 of an open file. */
 static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
 {
     void *md5 = NULL;
@@ -294,26 +295,26 @@ static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
     while (status == STATUS_OK && (count = read(fd, buffer, MD5_BYTES)) > 0)
         status = md5_add(md5, buffer, (size_t)count);
     if (status == STATUS_OK && count < 0)
-        status = status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
     if (status == STATUS_OK)
         status = md5_end(md5, hex);
     md5_free(md5);
     return status;
 }
 
-/* Whether a shard has the md5 that a list of wids tells, where this build can make one. Which sample is
- * another cannot be known, so nothing can be left out. */
+/* Compares a shard's md5 with the one in the wids index, if this build has libcrypto. An md5 does not tell
+ * which sample changed, so a mismatch cannot be skipped. */
 static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
 {
     const struct dataset_file *shard = &dataset->files[file];
     char hex[33];
     int fd = dataset_file_open(dataset, file, 0);
     if (fd < 0)
-        return dataset->skip ? STATUS_OK : STATUS_FAILED; /* its samples are lost, and counted */
+        return dataset->skip ? STATUS_OK : STATUS_FAILED; /* its samples are skipped and counted */
     enum status status = md5_of(fd, buffer, hex);
     close(fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
-        status = status_set(STATUS_FAILED, "the shard's md5 is %s and its wids index says %s: flipped bits?",
+        status = status_set(STATUS_FAILED, "the shard's md5 is %s but its wids index says %s: flipped bits?",
                             hex, shard->md5);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
@@ -335,12 +336,12 @@ enum status dataset_hash(struct dataset *dataset)
     if (dataset->hashed)
         return STATUS_OK;
     TRY(check_sums(dataset));
-    return look_at_all(dataset, true);
+    return read_all_samples(dataset, true);
 }
 
 /* ---- Opening ---- */
 
-/* The one name that ends so, or NULL; `*several` tells of more. */
+/* Returns the only name with this ending, or NULL. `*several` is set if there is more than one. */
 static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
 {
     const char *found = NULL;
@@ -364,15 +365,14 @@ static enum status list_samples(struct dataset *dataset)
         ;
     else if (several)
         status =
-            status_set(STATUS_USAGE, "%s holds more than one .index; keep a data set in a folder of its own",
+            status_set(STATUS_USAGE, "%s holds more than one .index; keep each data set in its own folder",
                        dataset->path);
     else if (index)
         status = open_indexed(dataset, index);
     else if (faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
-        status = status_set(STATUS_USAGE,
-                            "%s is not whole: what prepared it did not come to its end; give that command "
-                            "once more, and it goes on",
-                            dataset->path);
+        status = status_set(
+            STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
+            dataset->path);
     else if (wids)
         status = open_wids(dataset, wids);
     else if (the_one(&names, ".tar", &unused))
@@ -392,18 +392,18 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     if (dataset->directory < 0)
         return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
     TRY(list_samples(dataset));
-    TRY(look_at_all(dataset, skip && dataset->indexed));
+    TRY(read_all_samples(dataset, skip && dataset->indexed));
     if (dataset->faults > DATASET_WARNINGS_MAX)
-        status_warn("%s: %llu more faults like these; %llu samples are left out%s", path,
+        status_warn("%s: %llu more faults like these; %llu samples skipped%s", path,
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
-                    (unsigned long long)dataset->skipped, dataset->uncounted ? ", and more uncounted" : "");
+                    (unsigned long long)dataset->skipped,
+                    dataset->uncounted ? ", and an unknown number more" : "");
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
-        return status_set(STATUS_FAILED, "--data %s: all of its samples are broken; see the warnings above",
-                          path);
+        return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "--data %s: no samples there; fdsl-bench --prepare %s makes some",
+        return status_set(STATUS_USAGE, "--data %s: no samples found; fdsl-bench --prepare %s creates some",
                           path, path);
     if (dataset->bytes == 0)
-        return status_set(STATUS_USAGE, "--data %s: its samples hold no bytes", path);
+        return status_set(STATUS_USAGE, "--data %s: the samples contain no data", path);
     return STATUS_OK;
 }

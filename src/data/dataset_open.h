@@ -1,5 +1,4 @@
-/* Finding the samples under a directory: by an index of ours, by a list of wids, by scanning shards, or as
- * files. */
+/* Finds the samples under a directory: from our index, from a wids index, by scanning shards, or as files. */
 #ifndef FDSL_DATA_DATASET_OPEN_H
 #define FDSL_DATA_DATASET_OPEN_H
 
@@ -10,16 +9,19 @@
 
 FDSL_C_BEGIN
 
-/* Opens a directory. `skip`: samples and shards that are broken are left out, with a warning and in
- * dataset->skipped; then every byte and every header is compared with the index, if there is one. Else the
- * first of them is STATUS_FAILED, with shard and offset. STATUS_USAGE where the directory holds no samples.
- * A list of wids that names a shard outside of the directory is STATUS_FAILED in either case. The caller
- * closes it, also after a failure. */
+/* Opens a directory and lists its samples.
+ *
+ * Without `skip`, the first broken sample or shard is STATUS_FAILED, with shard and offset. With `skip`,
+ * broken samples and shards are skipped with a warning and counted in dataset->skipped; every byte and header
+ * is then compared with the index, if there is one.
+ *
+ * STATUS_USAGE if the directory holds no samples. A wids index that names a shard outside the directory is
+ * always STATUS_FAILED. The caller closes the dataset, also after a failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 
-/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, where an
- * index has another hash, or the headers of a shard name another member than it does; and where a list of
- * wids has another md5 of a shard, in builds with libcrypto. */
+/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, if a hash
+ * differs from the index or a shard header names a different member than the index. In builds with libcrypto,
+ * also if a shard's md5 differs from the wids index. */
 enum status dataset_hash(struct dataset *dataset);
 
 FDSL_C_END

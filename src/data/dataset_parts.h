@@ -1,6 +1,6 @@
-/* What the parts of a dataset's opening share: dataset.c (the lists), dataset_open.c (where they
- * come from), dataset_list.c (the files under a directory) and dataset_scan.c (shards that have no index of
- * ours). Nothing else includes this. */
+/* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (the sources of
+ * the lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without our index). No
+ * other file includes this header. */
 #ifndef FDSL_DATA_DATASET_PARTS_H
 #define FDSL_DATA_DATASET_PARTS_H
 
@@ -11,28 +11,28 @@
 #include "data/dataset.h"
 #include "data/index.h"
 
-#define DATASET_WARNINGS_MAX 8          /* about samples left out, one by one; then only a count */
-#define DATASET_NOT_KNOWN    UINT64_MAX /* how many samples were lost */
+#define DATASET_WARNINGS_MAX 8          /* faults reported one by one; further ones are only counted */
+#define DATASET_UNKNOWN      UINT64_MAX /* an unknown number of samples was lost */
 
 /* ---- dataset.c ---- */
 
-/* STATUS_FAILED, with the message. */
+/* Sets the message and returns STATUS_FAILED. */
 enum status dataset_out_of_memory(void);
 
-/* Makes room for one more than `count` in an array of `size` bytes per element. */
+/* Grows an array of `size`-byte elements so that it can hold more than `count`. */
 enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size);
 
-/* Copies a name, which lives as long as the dataset. */
+/* Copies a name. The copy lives as long as the dataset. */
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept);
 
-/* Append to the lists. A sample begins without members, at the member that is added next. */
+/* Append to the lists. A sample starts without members; its first member is the next one added. */
 enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes);
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member);
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
-/* What was just recorded as a failure leaves `samples` samples out, which may be DATASET_NOT_KNOWN, or ends
- * everything. */
-enum status dataset_leave_out(struct dataset *dataset, enum status status, uint64_t samples);
+/* Handles the failure just recorded: skips `samples` samples (DATASET_UNKNOWN if unknown) with a warning,
+ * or returns the failure. */
+enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */
 
@@ -41,15 +41,15 @@ struct dataset_names {
     uint32_t count, capacity;
 };
 
-/* Adds the regular files in the dataset's directory, `deep`: and in all folders under it, in any order. Names
- * that begin with a dot are left out. However deep folders are, one at a time is open. The caller frees
- * names->items, also after a failure. STATUS_USAGE where a link leads back to a folder above it. */
+/* Adds the regular files in the dataset's directory, with `deep` also those in all folders below, in any
+ * order. Ignores names that begin with a dot. Keeps only one folder open at a time, at any depth. The caller
+ * frees names->items, also after a failure. STATUS_USAGE if a link leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
 /* ---- dataset_scan.c ---- */
 
-/* The samples of one shard, of which a list of wids may tell (else NULL). A broken one keeps what stands
- * before the break. */
-enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told);
+/* Adds the samples of one shard. `listed` is its entry in a wids index, or NULL. If the shard is broken,
+ * keeps the samples before the break. */
+enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
 
 #endif

@@ -1,4 +1,4 @@
-/* Shards without an index of ours: their samples by their headers. */
+/* Lists the samples of shards without our index by reading their headers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +9,18 @@
 #include "data/key.h"
 #include "data/tar.h"
 
-#define WINDOW_BYTES 8192 /* of a shard, read at once while looking for headers */
+#define WINDOW_BYTES 8192 /* bytes of a shard read at once while looking for headers */
 
-/* One shard under the scanner. */
+/* State of scanning one shard. */
 struct scan {
     struct dataset *dataset;
     int fd;
     uint8_t window[WINDOW_BYTES];
-    uint8_t *large; /* for what needs more than the window; owned */
+    uint8_t *large; /* for requests larger than the window; owned */
     struct tar_parser parser;
 };
 
-/* Adds a member that the parser found to its sample: the latest, or a new one. */
+/* Adds a member found by the parser to its sample: the current one, or a new one. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;
@@ -45,27 +45,27 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     return STATUS_OK;
 }
 
-/* Bytes of the shard from the parser's position on, at least `need` where there are as many. */
+/* Provides the shard's bytes from the parser's position on: at least `need`, or all that are left. */
 static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
                               size_t *available)
 {
     uint64_t left = scan->parser.position < shard_bytes ? shard_bytes - scan->parser.position : 0;
-    uint8_t *place = scan->window;
+    uint8_t *to = scan->window;
     size_t wanted = need > sizeof scan->window ? need : sizeof scan->window;
     if (wanted > left)
         wanted = (size_t)left;
     if (wanted > sizeof scan->window) {
         free(scan->large);
-        place = scan->large = malloc(wanted);
-        if (!place)
+        to = scan->large = malloc(wanted);
+        if (!to)
             return dataset_out_of_memory();
     }
-    ssize_t count = pread(scan->fd, place, wanted, (off_t)scan->parser.position);
+    ssize_t count = pread(scan->fd, to, wanted, (off_t)scan->parser.position);
     if (count < 0 || (size_t)count < wanted)
         return status_set(STATUS_FAILED, "offset %llu: cannot read: %s",
                           (unsigned long long)scan->parser.position,
-                          count < 0 ? strerror(errno) : "the file has become shorter");
-    *bytes = place;
+                          count < 0 ? strerror(errno) : "the file was truncated");
+    *bytes = to;
     *available = wanted;
     return STATUS_OK;
 }
@@ -73,7 +73,7 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
 static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
 {
     size_t need = TAR_BLOCK_BYTES;
-    uint64_t at = 0; /* where `bytes` begin */
+    uint64_t at = 0; /* offset of `bytes` in the shard */
     const uint8_t *bytes = NULL;
     size_t available = 0;
     tar_open(&scan->parser, shard_bytes);
@@ -103,30 +103,30 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     struct dataset *dataset = scan->dataset;
     uint32_t first = dataset->sample_count;
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        return status_set(STATUS_FAILED, "it is no regular file");
+        return status_set(STATUS_FAILED, "not a regular file");
     dataset->files[file].bytes = (uint64_t)status_.st_size;
     enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
     if (status == STATUS_OK && dataset->sample_count == first)
-        status = status_set(STATUS_FAILED, "the shard is empty: it holds no samples");
+        status = status_set(STATUS_FAILED, "the shard is empty");
     if (status != STATUS_OK && dataset->sample_count > first)
-        dataset->sample_count--; /* the break may have cut it */
+        dataset->sample_count--; /* the break may have cut this sample */
     return status;
 }
 
-/* Whether a shard that was read to its end is the one that a list of wids means. */
-static enum status check_told(const struct wids_shard *told, uint64_t samples, uint64_t bytes)
+/* Compares a completely read shard with its entry in the wids index. */
+static enum status check_listed(const struct wids_shard *listed, uint64_t samples, uint64_t bytes)
 {
-    if (samples != told->samples)
-        return status_set(STATUS_FAILED, "the shard holds %llu samples and its wids index says %llu",
-                          (unsigned long long)samples, (unsigned long long)told->samples);
-    if (told->bytes && bytes != told->bytes)
-        return status_set(STATUS_FAILED, "the shard has %llu bytes and its wids index says %llu",
-                          (unsigned long long)bytes, (unsigned long long)told->bytes);
+    if (samples != listed->samples)
+        return status_set(STATUS_FAILED, "the shard holds %llu samples but its wids index says %llu",
+                          (unsigned long long)samples, (unsigned long long)listed->samples);
+    if (listed->bytes && bytes != listed->bytes)
+        return status_set(STATUS_FAILED, "the shard has %llu bytes but its wids index says %llu",
+                          (unsigned long long)bytes, (unsigned long long)listed->bytes);
     return STATUS_OK;
 }
 
-enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *told)
+enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed)
 {
     TRY(dataset_add_file(dataset, name, 0));
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
@@ -138,8 +138,8 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     scan->fd = dataset_file_open(dataset, file, 0);
     enum status status = scan->fd < 0 ? STATUS_FAILED : scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
-    if (status == STATUS_OK && told)
-        status = check_told(told, found, dataset->files[file].bytes);
+    if (status == STATUS_OK && listed)
+        status = check_listed(listed, found, dataset->files[file].bytes);
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
     if (scan->fd >= 0)
@@ -148,6 +148,6 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     free(scan);
     if (status == STATUS_OK)
         return STATUS_OK;
-    uint64_t left = told && told->samples > found ? told->samples - found : 0;
-    return dataset_leave_out(dataset, status, told ? left : DATASET_NOT_KNOWN);
+    uint64_t left = listed && listed->samples > found ? listed->samples - found : 0;
+    return dataset_skip(dataset, status, listed ? left : DATASET_UNKNOWN);
 }

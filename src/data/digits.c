@@ -1,6 +1,6 @@
-/* The source `digits`: strokes with affine jitter and noise, 28 x 28 bytes, ten classes, no end. Sample n is
- * a digit n mod 10, a pure function of (seed, n); no function of libm but the square root is in it, so it has
- * the same bits everywhere. */
+/* The source `digits`: digits drawn as strokes, with affine jitter and noise, 28 x 28 bytes, ten classes,
+ * unlimited. Sample n shows digit n mod 10 and is a pure function of (seed, n). It uses no libm function
+ * except the square root, so it is bit-identical on every machine. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -15,13 +15,13 @@
 #define SIDE       28
 #define CLASSES    10
 #define POINTS_MAX 17
-#define NOISE      40 /* levels at most, either way */
+#define NOISE      40 /* maximum noise level, in either direction */
 
 struct point {
-    float x, y; /* right and down, 0 to 1 */
+    float x, y; /* right and down, from 0 to 1 */
 };
 
-/* Each digit in one stroke. */
+/* Each digit as a single stroke. */
 static const struct {
     struct point points[POINTS_MAX];
     int count;
@@ -119,10 +119,10 @@ static const struct {
      11},
 };
 
-/* Draws of a sample: blocks of its number. */
+/* Random numbers of a sample: consecutive Philox blocks. */
 struct pen {
     uint64_t seed, number;
-    uint32_t next; /* block */
+    uint32_t next; /* next block */
 };
 
 static struct philox_block pen_block(struct pen *pen)
@@ -131,18 +131,18 @@ static struct philox_block pen_block(struct pen *pen)
                   DRAW_DIGIT);
 }
 
-/* Evenly from [low, high). */
+/* Maps a random word uniformly to [low, high). */
 static float between(uint32_t word, float low, float high)
 {
     return low + philox_unit(word) * (high - low);
 }
 
-/* The strokes of the sample where its pen puts them. */
+/* Computes the points of the sample's stroke after jitter. */
 static int place_points(struct pen *pen, struct point points[POINTS_MAX])
 {
     int digit = (int)(pen->number % CLASSES), count = strokes[digit].count;
     struct philox_block one = pen_block(pen), two = pen_block(pen);
-    float t = between(one.word[0], -0.15f, 0.15f); /* tan of half the angle: 17 degrees at most */
+    float t = between(one.word[0], -0.15f, 0.15f); /* tangent of half the angle; at most 17 degrees */
     float cosine = (1 - t * t) / (1 + t * t), sine = 2 * t / (1 + t * t),
           shear = between(one.word[1], -0.25f, 0.25f);
     float width = between(one.word[2], 0.65f, 1.0f), height = between(one.word[3], 0.7f, 1.0f);
@@ -158,7 +158,7 @@ static int place_points(struct pen *pen, struct point points[POINTS_MAX])
     return count;
 }
 
-/* The squared distance of p from the line between a and b. */
+/* Squared distance of p from the line segment between a and b. */
 static float distance2(struct point p, struct point a, struct point b)
 {
     float x = b.x - a.x, y = b.y - a.y, length2 = x * x + y * y;
@@ -241,7 +241,7 @@ static enum status digits_open(const struct source_request *request, struct sour
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "what a picture becomes"},
+     "encoding of the image"},
 };
 
 static const char *const columns[] = {"class", NULL};
@@ -249,7 +249,7 @@ static const char *const no_options[] = {NULL};
 
 const struct source source_digits = {
     .name = "digits",
-    .summary = "digits in strokes, to learn from",
+    .summary = "digits drawn as strokes, a training set",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

@@ -1,7 +1,8 @@
-/* Everything random in training, as pure functions of a Philox counter: the same on every host and device,
- * for any batch, thread or rank, and a resumed run needs no more than its epoch.
+/* All random numbers of training, as pure functions of a Philox counter. They are identical on host and
+ * device, for any batch, thread count and rank count. To resume, a run needs only its epoch.
  *
- * The key is the seed. Counters: (element / 16, sample, epoch, stream); a sample is its number in the set. */
+ * The key is the seed. Counters are (element / 16, sample, epoch, stream), where `sample` is the sample's
+ * number in the set. */
 #ifndef FDSL_DATA_DRAWS_H
 #define FDSL_DATA_DRAWS_H
 
@@ -11,7 +12,7 @@
 #include "core/philox.h"
 #include "core/portable.h"
 
-/* The last word of a counter: what is drawn, and for which layer or tensor. */
+/* The last word of a counter: the kind of random number, plus the layer or tensor. */
 #define DRAW_INIT    0x54520000u
 #define DRAW_DROPOUT 0x54530000u
 #define DRAW_AUGMENT 0x54540000u
@@ -22,7 +23,7 @@
 
 /* ---- Initial parameters ---- */
 
-/* The initial value of element `i` of a tensor, evenly from [-bound, bound). */
+/* Initial value of element `i` of a tensor, uniform in [-bound, bound). */
 FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bound)
 {
     uint64_t block = i / 4;
@@ -33,7 +34,7 @@ FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bou
 
 /* ---- Dropout ---- */
 
-/* One block serves 16 neighbouring elements (in C order of channel, depth, height, width), a byte each. */
+/* One block serves 16 adjacent elements (in C order of channel, depth, height, width), one byte each. */
 #define DRAW_DROPOUT_ELEMENTS 16
 
 FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer,
@@ -42,8 +43,8 @@ FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t
     return philox(philox_key(seed), element / DRAW_DROPOUT_ELEMENTS, sample, epoch, DRAW_DROPOUT | layer);
 }
 
-/* Whether the element of that block is kept, at a rate of `threshold` / 256; if so, it is multiplied by
- * 256 / (256 - threshold). */
+/* Whether dropout keeps this element of the block. The dropout rate is `threshold` / 256; kept elements are
+ * multiplied by 256 / (256 - threshold). */
 FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t threshold)
 {
     uint32_t at = element % DRAW_DROPOUT_ELEMENTS;
@@ -52,9 +53,9 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 
 /* ---- Order ---- */
 
-/* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the least even number of bits,
- * walked again where it leaves the range (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
- * Round functions are murmur3's finaliser over keys from Philox. */
+/* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the smallest even number of
+ * bits, applied again while the result is out of range (Black and Rogaway, "Ciphers with arbitrary finite
+ * domains", 2002). The round function is murmur3's finaliser with keys from Philox. */
 #define ORDER_ROUNDS 8
 
 struct draw_order {
@@ -62,7 +63,7 @@ struct draw_order {
     uint32_t keys[ORDER_ROUNDS];
 };
 
-/* The order of an epoch. 1 <= count < 2^31. */
+/* The order of the samples in an epoch. Requires 1 <= count < 2^31. */
 FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t count)
 {
     struct draw_order order;
@@ -85,32 +86,32 @@ FDSL_HD uint32_t draw_mix(uint32_t word)
     return word ^ word >> 16;
 }
 
-/* The sample at a place of the order, 0 <= place < count. */
-FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t place)
+/* The sample at an index of the order, 0 <= index < count. */
+FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 {
     uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
     do {
-        uint32_t left = place >> bits, right = place & mask;
+        uint32_t left = index >> bits, right = index & mask;
         for (uint32_t i = 0; i < ORDER_ROUNDS; i++) {
             uint32_t next = left ^ (draw_mix(right + order->keys[i]) & mask);
             left = right;
             right = next;
         }
-        place = left << bits | right;
-    } while (place >= order->count);
-    return place;
+        index = left << bits | right;
+    } while (index >= order->count);
+    return index;
 }
 
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* pixels at most, either way along height and width; zeros (before they are normalised)
-                     * come in from outside: cropping after padding by as much */
-    bool flip;      /* each sample with probability 1/2, left to right */
+    uint32_t shift; /* largest shift in pixels, in both directions of height and width. Pixels from outside
+                       are zero before normalisation. This equals padding by `shift` and cropping */
+    bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 
-/* What becomes of one sample: the value at (y, x) is the one from (y + down, x' + right), where x' is x, or
- * width - 1 - x where it is flipped. */
+/* The augmentation of one sample. The output at (y, x) is the input at (y + down, x' + right), where x' is x,
+ * or width - 1 - x if flipped. */
 struct draw_move {
     int32_t down, right;
     bool flip;
@@ -130,7 +131,7 @@ FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed,
     return move;
 }
 
-/* The element (y * width + x) of a plane that comes to (y, x); negative where it comes from outside. */
+/* Index (y * width + x) of the input element that moves to (y, x); negative if it is outside the image. */
 FDSL_HD int32_t draw_moved(const struct draw_move *move, uint32_t height, uint32_t width, uint32_t y,
                            uint32_t x)
 {

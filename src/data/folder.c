@@ -12,20 +12,20 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 #include "data/samples.h"
 
 #define WORK "/.prepare"
 
-void folder_place_name(const struct folder *folder, uint64_t place, char name[PATH_MAX])
+void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX])
 {
     if (folder->layout == INDEX_FILES)
-        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->place_count > 1000 ? 6 : 3, place);
+        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->unit_count > 1000 ? 6 : 3, unit);
     else
-        snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, place);
+        snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
 
-/* FOLDER and what follows in it. */
+/* Builds the path FOLDER followed by the formatted text. */
 __attribute__((format(printf, 3, 4))) static enum status inside(const struct folder *folder,
                                                                 char path[PATH_MAX], const char *format, ...)
 {
@@ -39,9 +39,9 @@ __attribute__((format(printf, 3, 4))) static enum status inside(const struct fol
                            : status_set(STATUS_USAGE, "the path '%.80s...' is too long", folder->path);
 }
 
-enum status folder_part_path(const struct folder *folder, uint64_t place, char path[PATH_MAX])
+enum status folder_part_path(const struct folder *folder, uint64_t unit, char path[PATH_MAX])
 {
-    return inside(folder, path, WORK "/%06" PRIu64 ".part", place);
+    return inside(folder, path, WORK "/%06" PRIu64 ".part", unit);
 }
 
 static enum status index_path(const struct folder *folder, char path[PATH_MAX])
@@ -49,7 +49,7 @@ static enum status index_path(const struct folder *folder, char path[PATH_MAX])
     return inside(folder, path, "/%s.index", folder->name);
 }
 
-/* ---- What is there ---- */
+/* ---- Checks ---- */
 
 static bool has_size(const char *path, uint64_t bytes)
 {
@@ -57,15 +57,15 @@ static bool has_size(const char *path, uint64_t bytes)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
 }
 
-static bool file_is_whole(const struct folder *folder, const struct index_place *place, const char *key,
+static bool file_is_whole(const struct folder *folder, const struct index_unit *unit, const char *key,
                           const struct index_member *member)
 {
     char path[PATH_MAX];
-    return inside(folder, path, "/%s/%s.%s", place->name, key, member->extension) == STATUS_OK &&
+    return inside(folder, path, "/%s/%s.%s", unit->name, key, member->extension) == STATUS_OK &&
            has_size(path, member->size);
 }
 
-/* Whether a file holds this text and nothing else. */
+/* Whether a file contains exactly this text. */
 static bool has_text(const char *path, const char *text, size_t size)
 {
     char *bytes = NULL;
@@ -76,13 +76,13 @@ static bool has_text(const char *path, const char *text, size_t size)
     return same;
 }
 
-/* A shard, and what DALI is told of it. */
+/* Whether a shard and its DALI index are complete. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
+    const struct index_unit *unit = &index->units[number];
     char path[PATH_MAX], *dali = NULL;
     size_t size = 0;
-    if (inside(folder, path, "/%s", place->name) != STATUS_OK || !has_size(path, place->bytes))
+    if (inside(folder, path, "/%s", unit->name) != STATUS_OK || !has_size(path, unit->bytes))
         return false;
     char *dot = strrchr(path, '.');
     if (dot)
@@ -92,22 +92,22 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether all files of a place have the sizes that the index tells. */
+/* Whether a unit's files all have the sizes given in the index. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
+    const struct index_unit *unit = &index->units[number];
     if (index->layout == INDEX_SHARDS)
         return shard_is_whole(folder, index, number);
-    for (uint64_t s = place->first; s < place->first + place->count; s++) {
+    for (uint64_t s = unit->first; s < unit->first + unit->count; s++) {
         const struct index_sample *sample = &index->samples[s];
         for (uint64_t m = sample->first; m < sample->first + sample->count; m++)
-            if (!file_is_whole(folder, place, sample->key, &index->members[m]))
+            if (!file_is_whole(folder, unit, sample->key, &index->members[m]))
                 return false;
     }
     return true;
 }
 
-/* The list of shards for wids; a build that writes none misses none. */
+/* Whether the wids index is complete. True in builds that cannot write one. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
@@ -119,63 +119,64 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return whole;
 }
 
-/* Whether what tells of all places is there. */
+/* Whether the lists that cover all units are complete. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&
            (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
-/* Reads the part of a place: false where there is none, or not that of this dataset's place. */
-static enum status read_part(const struct folder *folder, uint64_t place, struct index *part)
+/* Reads a unit's part of the index. Fails if there is none, or if it belongs to another unit or dataset. */
+static enum status read_part(const struct folder *folder, uint64_t unit, struct index *part)
 {
     char path[PATH_MAX], name[PATH_MAX];
     *part = (struct index){0};
-    folder_place_name(folder, place, name);
-    TRY(folder_part_path(folder, place, path));
+    folder_unit_name(folder, unit, name);
+    TRY(folder_part_path(folder, unit, path));
     TRY(index_read(path, part));
-    if (part->place_count == 1 && part->layout == folder->layout && strcmp(part->places[0].name, name) == 0 &&
-        strcmp(part->made, folder->made) == 0)
+    if (part->unit_count == 1 && part->layout == folder->layout && strcmp(part->units[0].name, name) == 0 &&
+        strcmp(part->provenance, folder->provenance) == 0)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: place %" PRIu64 " is not the one that was made; is another program at work there?",
-                      folder->path, place);
+                      "%s: unit %" PRIu64
+                      " is not the one written by this run; is another program using the folder?",
+                      folder->path, unit);
 }
 
-bool folder_finished(const struct folder *folder, uint64_t place)
+bool folder_finished(const struct folder *folder, uint64_t unit)
 {
     struct index part;
-    bool finished = read_part(folder, place, &part) == STATUS_OK && is_whole(folder, &part, 0);
+    bool finished = read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
     index_free(&part);
     return finished;
 }
 
 /* ---- Claiming ---- */
 
-/* Two lines of options, words between blanks, and the first word in which they differ. */
+/* Refuses to continue with other options. Both lines hold words separated by blanks; the message shows the
+ * first word that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
-    const char *ours = folder->made;
+    const char *ours = folder->provenance;
     size_t word = 0;
     for (size_t i = 0; ours[i] && ours[i] == theirs[i]; i++)
         if (ours[i] == ' ')
             word = i + 1;
-    return status_set(
-        STATUS_USAGE,
-        "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, or "
-        "remove it",
-        folder->path, (int)strcspn(theirs + word, " \n"), theirs + word, (int)strcspn(ours + word, " "),
-        ours + word);
+    return status_set(STATUS_USAGE,
+                      "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, "
+                      "or remove this one",
+                      folder->path, (int)strcspn(theirs + word, " \n"), theirs + word,
+                      (int)strcspn(ours + word, " "), ours + word);
 }
 
 static enum status make_folder(const char *path)
 {
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(errno));
+    return status_set(STATUS_USAGE, "cannot create folder '%s': %s", path, strerror(errno));
 }
 
-/* Makes a folder and those that it is in. */
+/* Creates a folder and its parents. */
 static enum status make_folders(const char *path)
 {
     char above[PATH_MAX];
@@ -189,14 +190,15 @@ static enum status make_folders(const char *path)
     return make_folder(path);
 }
 
-/* The folder, locked; the lock goes with the process. Where the file system has no locks there is none. */
+/* Opens and locks the folder. The lock ends with the process. File systems without locks are used without
+ * one. */
 static enum status lock_folder(struct folder *folder)
 {
     folder->lock = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder->lock < 0)
         return status_set(STATUS_USAGE, "cannot open folder '%s': %s", folder->path, strerror(errno));
     if (flock(folder->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return status_set(STATUS_USAGE, "another run is preparing %s; wait for its end", folder->path);
+        return status_set(STATUS_USAGE, "another run is preparing %s; wait until it ends", folder->path);
     if (access(folder->path, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "cannot write into folder '%s': %s", folder->path, strerror(errno));
     return STATUS_OK;
@@ -209,7 +211,7 @@ void folder_release(struct folder *folder)
     folder->lock = -1;
 }
 
-/* Whether the folder holds anything but .prepare/, and the leftovers that are removed. */
+/* Checks that the folder contains nothing but .prepare/ and temporary files, which are removed. */
 static enum status check_empty(const struct folder *folder)
 {
     enum status status = STATUS_OK;
@@ -226,7 +228,7 @@ static enum status check_empty(const struct folder *folder)
     return status;
 }
 
-/* Begins a new dataset. */
+/* Starts a new dataset. */
 static enum status begin(const struct folder *folder)
 {
     char work[PATH_MAX], spec[PATH_MAX];
@@ -234,11 +236,11 @@ static enum status begin(const struct folder *folder)
     TRY(inside(folder, work, WORK));
     TRY(inside(folder, spec, WORK "/spec"));
     TRY(make_folder(work));
-    return file_write_atomic(spec, folder->made, strlen(folder->made));
+    return file_write_atomic(spec, folder->provenance, strlen(folder->provenance));
 }
 
-/* Goes on with one that is not whole, or begins. */
-static enum status go_on(const struct folder *folder)
+/* Continues an incomplete dataset, or starts a new one. */
+static enum status resume(const struct folder *folder)
 {
     char spec[PATH_MAX], work[PATH_MAX], *theirs;
     size_t size;
@@ -247,18 +249,18 @@ static enum status go_on(const struct folder *folder)
     if (access(spec, F_OK) != 0)
         return begin(folder);
     TRY(file_read(spec, &theirs, &size));
-    enum status status = strcmp(theirs, folder->made) == 0 ? STATUS_OK : refuse_options(folder, theirs);
+    enum status status = strcmp(theirs, folder->provenance) == 0 ? STATUS_OK : refuse_options(folder, theirs);
     free(theirs);
     if (status != STATUS_OK)
         return status;
-    place_sweep(folder->path);
-    place_sweep(work);
+    unit_sweep(folder->path);
+    unit_sweep(work);
     return STATUS_OK;
 }
 
 /* ---- A dataset that was complete ---- */
 
-/* Turns a dataset that lost files back into one that is being made: places that are whole stay. */
+/* Reopens a complete dataset that lost files. Complete units are kept. */
 static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
 {
     char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];
@@ -266,23 +268,22 @@ static enum status reopen(const struct folder *folder, const struct index *index
     TRY(inside(folder, work, WORK));
     TRY(inside(folder, spec, WORK "/spec"));
     TRY(make_folder(work));
-    for (uint64_t i = 0; i < index->place_count; i++)
+    for (uint64_t i = 0; i < index->unit_count; i++)
         if (is_whole(folder, index, i)) {
             TRY(folder_part_path(folder, i, part));
             TRY(index_save(part, index, i, 1));
             kept++;
         }
-    TRY(file_write_atomic(spec, folder->made, strlen(folder->made)));
-    if (index->place_count == 0)
-        status_warn("%s was cut or changed: all is made again", path);
-    else if (kept < index->place_count)
+    TRY(file_write_atomic(spec, folder->provenance, strlen(folder->provenance)));
+    if (index->unit_count == 0)
+        status_warn("%s was cut or changed: preparing everything again", path);
+    else if (kept < index->unit_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
-                    " %s lack files, or have some of another size, and are made again",
-                    folder->path, index->place_count - kept, index->place_count,
+                    " %s have missing files, or files of the wrong size; preparing them again",
+                    folder->path, index->unit_count - kept, index->unit_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
-        status_warn("%s: samples.csv or the list for wids is missing or cut, and is written again",
-                    folder->path);
+        status_warn("%s: samples.csv or the wids index is missing or cut; writing it again", folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
 }
@@ -290,26 +291,27 @@ static enum status reopen(const struct folder *folder, const struct index *index
 static void remove_work(const struct folder *folder)
 {
     char path[PATH_MAX];
-    for (uint64_t i = 0; i < folder->place_count; i++)
+    for (uint64_t i = 0; i < folder->unit_count; i++)
         if (folder_part_path(folder, i, path) == STATUS_OK)
             unlink(path);
     if (inside(folder, path, WORK "/spec") == STATUS_OK)
         unlink(path);
     if (inside(folder, path, WORK) == STATUS_OK) {
-        place_sweep(path);
+        unit_sweep(path);
         rmdir(path);
     }
 }
 
-/* An index that was cut or changed tells nothing of the places. Where its first line still has the options of
- * this run, they are all made again, which gives the same bytes; else it may be of another dataset. */
+/* Handles an index that was cut or changed: it no longer describes the units. If its first line still has the
+ * options of this run, all units are prepared again, which produces the same bytes. Otherwise the index may
+ * belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
     char *theirs = NULL;
     size_t size;
     struct index_text ours;
     const struct index none = {0};
-    TRY(index_text_begin(&ours, folder->layout, folder->made));
+    TRY(index_text_begin(&ours, folder->layout, folder->provenance));
     fflush(ours.stream);
     enum status status = file_read(path, &theirs, &size);
     bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
@@ -318,8 +320,8 @@ static enum status replace_index(const struct folder *folder, const char *path)
     TRY(status);
     return same ? reopen(folder, &none, path)
                 : status_set(STATUS_USAGE,
-                             "%s was cut or changed, and its first line does not have these options; remove "
-                             "the folder and prepare it again, or remove the index alone to read without it",
+                             "%s was cut or changed, and its first line has other options; remove the folder "
+                             "and prepare it again, or remove only the index to read without it",
                              path);
 }
 
@@ -333,15 +335,15 @@ static enum status look_at_index(const struct folder *folder)
         index_free(&index);
         return replace_index(folder, path);
     }
-    if (status == STATUS_OK && strcmp(index.made, folder->made) != 0)
-        status = refuse_options(folder, index.made);
+    if (status == STATUS_OK && strcmp(index.provenance, folder->provenance) != 0)
+        status = refuse_options(folder, index.provenance);
     bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
-    for (uint64_t i = 0; status == STATUS_OK && i < index.place_count; i++)
+    for (uint64_t i = 0; status == STATUS_OK && i < index.unit_count; i++)
         complete &= is_whole(folder, &index, i);
     if (status == STATUS_OK && !complete)
         status = reopen(folder, &index, path);
     else if (status == STATUS_OK)
-        remove_work(folder); /* a run may have been killed at its very end */
+        remove_work(folder); /* a previous run may have been killed just before this step */
     index_free(&index);
     return status;
 }
@@ -356,7 +358,7 @@ static uint64_t count_parts(const struct folder *folder)
 {
     char path[PATH_MAX];
     uint64_t parts = 0;
-    for (uint64_t i = 0; i < folder->place_count; i++)
+    for (uint64_t i = 0; i < folder->unit_count; i++)
         parts += folder_part_path(folder, i, path) == STATUS_OK && access(path, F_OK) == 0;
     return parts;
 }
@@ -365,17 +367,17 @@ enum status folder_claim(struct folder *folder)
 {
     TRY(make_folders(folder->path));
     TRY(lock_folder(folder));
-    TRY(folder_complete(folder) ? look_at_index(folder) : go_on(folder));
+    TRY(folder_complete(folder) ? look_at_index(folder) : resume(folder));
     folder->part_count = count_parts(folder);
     return STATUS_OK;
 }
 
-/* ---- Concluding ---- */
+/* ---- Finishing ---- */
 
-static enum status add_part(const struct folder *folder, uint64_t place, struct index_text *text)
+static enum status add_part(const struct folder *folder, uint64_t unit, struct index_text *text)
 {
     struct index part;
-    enum status status = read_part(folder, place, &part);
+    enum status status = read_part(folder, unit, &part);
     if (status == STATUS_OK)
         status = index_text_add_all(text, &part, 0);
     index_free(&part);
@@ -386,26 +388,26 @@ enum status folder_gather(const struct folder *folder, struct index *index)
 {
     struct index_text text;
     *index = (struct index){0};
-    TRY(index_text_begin(&text, folder->layout, folder->made));
+    TRY(index_text_begin(&text, folder->layout, folder->provenance));
     enum status status = STATUS_OK;
-    for (uint64_t i = 0; i < folder->place_count && status == STATUS_OK; i++)
+    for (uint64_t i = 0; i < folder->unit_count && status == STATUS_OK; i++)
         status = add_part(folder, i, &text);
     if (status == STATUS_OK)
         status = index_text_end(&text);
     if (status == STATUS_OK)
-        return index_parse(text.text, text.size, index); /* takes the text */
+        return index_parse(text.text, text.size, index); /* takes ownership of the text */
     index_text_free(&text);
     return status;
 }
 
-/* The list of shards for wids, where the build can write JSON. */
+/* Writes the wids index, if the build can write JSON. */
 static enum status write_wids(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text;
     TRY(inside(folder, path, "/%s.wids.json", folder->name));
     enum status status = wids_format(folder->name, index, &text);
     if (status == STATUS_UNAVAILABLE) {
-        status_warn("%s is left out: %s", path, status_text());
+        status_warn("%s is not written: %s", path, status_text());
         return STATUS_OK;
     }
     if (status == STATUS_OK)
@@ -420,7 +422,7 @@ enum status folder_conclude(const struct folder *folder, const struct index *ind
     if (folder->layout == INDEX_SHARDS)
         TRY(write_wids(folder, index));
     TRY(index_path(folder, path));
-    TRY(index_save(path, index, 0, index->place_count));
+    TRY(index_save(path, index, 0, index->unit_count));
     remove_work(folder);
     return STATUS_OK;
 }

@@ -1,8 +1,9 @@
-/* The folder that a dataset is prepared in: whose it is, what of it is finished, and how it becomes whole.
+/* The folder of a dataset that is being prepared: who may write it, which units are finished, and how it is
+ * completed.
  *
- * While a dataset is being made, FOLDER/.prepare/ holds `spec`, the options that it is made with, and a part
- * of the index for every place that is finished. When all are, the parts become NAME.index and .prepare/
- * goes. So the index says that the dataset is whole, and a part that its place is. */
+ * During --prepare, FOLDER/.prepare/ holds `spec`, the options of the dataset, and one part of the index per
+ * finished unit. When all units are finished, the parts are merged into NAME.index and .prepare/ is removed.
+ * So NAME.index exists only for a complete dataset, and a part only for a complete unit. */
 #ifndef FDSL_DATA_FOLDER_H
 #define FDSL_DATA_FOLDER_H
 
@@ -15,40 +16,40 @@
 
 struct folder {
     const char *path;
-    const char *name; /* the dataset's */
-    const char *made; /* its options, in one line */
+    const char *name;       /* of the dataset */
+    const char *provenance; /* options that determine the dataset, in one line */
     enum index_layout layout;
-    uint64_t place_count;
-    int lock;            /* of rank 0, on the folder; -1 elsewhere */
-    uint64_t part_count; /* of rank 0: places whose parts were there when it was claimed */
+    uint64_t unit_count;
+    int lock;            /* lock on the folder, held by rank 0; -1 on other ranks */
+    uint64_t part_count; /* rank 0: units that were finished when it claimed the folder */
 };
 
-/* The name of a place: "NAME-000003.tar", or "003". */
-void folder_place_name(const struct folder *folder, uint64_t place, char name[PATH_MAX]);
+/* Formats the name of a unit: "NAME-000003.tar", or "003". */
+void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
-/* For rank 0, before the others look: makes the folder, or checks that it is ours to go on in, and removes
- * what killed runs left under temporary names. Where files of a complete dataset are missing or have other
- * sizes, or a list of its samples or shards is not whole, it is reopened, so that what lacks is made again.
- * STATUS_USAGE where it holds something else, was begun with other options, or another run is
- * at work in it. */
+/* Rank 0 only, before the other ranks look at the folder. Creates and locks the folder, or checks that this
+ * run may continue it, and removes temporary files of killed runs. If a complete dataset lost files, has
+ * files of the wrong size or an incomplete list, it is reopened so that the missing parts are prepared again.
+ * STATUS_USAGE if the folder holds something else, was started with other options, or is in use by another
+ * run. */
 enum status folder_claim(struct folder *folder);
 
-/* For all ranks, after that: whether everything is there. */
+/* All ranks, after folder_claim(): whether the dataset is complete. */
 bool folder_complete(const struct folder *folder);
 
-/* Whether a place is finished: its part is there, and its files have the sizes that it tells. */
-bool folder_finished(const struct folder *folder, uint64_t place);
+/* Whether a unit is finished: its part exists, and its files have the sizes given there. */
+bool folder_finished(const struct folder *folder, uint64_t unit);
 
-/* The file of a place's part. */
-enum status folder_part_path(const struct folder *folder, uint64_t place, char path[PATH_MAX]);
+/* Builds the path of a unit's part of the index. */
+enum status folder_part_path(const struct folder *folder, uint64_t unit, char path[PATH_MAX]);
 
-/* For rank 0, when all places are finished: reads the parts into the index of all, which the caller frees. */
+/* Rank 0, after all units are finished: merges the parts into one index. The caller frees it. */
 enum status folder_gather(const struct folder *folder, struct index *index);
 
-/* And last: writes NAME.wids.json for shards, NAME.index, and removes .prepare/. */
+/* Rank 0, last step: writes NAME.wids.json for shards and NAME.index, then removes .prepare/. */
 enum status folder_conclude(const struct folder *folder, const struct index *index);
 
-/* Lets others in. */
+/* Releases the lock. */
 void folder_release(struct folder *folder);
 
 #endif

@@ -13,34 +13,36 @@
 
 #define TYPE_BYTE  0x08
 #define HEADER_MAX (4 + 4 * IDX_AXES_MAX)
-#define VALUES_MAX (UINT64_C(1) << 34) /* far beyond any such data set */
-#define FIRST_ROOM ((size_t)1 << 20)   /* for what is unpacked */
-#define PIECE      ((size_t)1 << 30)   /* bytes that zlib is given at a time: it counts them in 32 bits */
+#define VALUES_MAX (UINT64_C(1) << 34) /* far more than any IDX data set has */
+#define FIRST_ROOM ((size_t)1 << 20)   /* initial size of the unpacked data */
+#define PIECE      ((size_t)1 << 30)   /* bytes passed to zlib at a time; its counters have 32 bits */
 
 static uint32_t big_endian(const uint8_t *bytes)
 {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
 
-/* What the file begins with: type, axes and shape. `*header` becomes the bytes of that, `*values` those of
- * the values after it. Needs HEADER_MAX bytes, or all where there are fewer. */
+/* Parses the header: type, axes and shape. Sets `*header` to its length and `*values` to the length of the
+ * values, in bytes. Needs HEADER_MAX bytes, or the whole file if it is shorter. */
 static enum status read_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *header,
                                uint64_t *values)
 {
     *idx = (struct idx){0};
     if (size < 4 || bytes[0] != 0 || bytes[1] != 0)
-        return status_set(STATUS_FAILED, "no IDX file: it does not begin with two zero bytes");
+        return status_set(STATUS_FAILED, "not an IDX file: it does not begin with two zero bytes");
     if (bytes[2] != TYPE_BYTE)
-        return status_set(STATUS_FAILED, "an IDX file of type 0x%02x; bytes, 0x08, are read", bytes[2]);
+        return status_set(STATUS_FAILED, "an IDX file of type 0x%02x; only bytes, 0x08, are supported",
+                          bytes[2]);
     if (bytes[3] == 0 || bytes[3] > IDX_AXES_MAX)
-        return status_set(STATUS_FAILED, "an IDX file of %u axes; 1 to %d are read", bytes[3], IDX_AXES_MAX);
+        return status_set(STATUS_FAILED, "an IDX file of %u axes; 1 to %d are supported", bytes[3],
+                          IDX_AXES_MAX);
     idx->axes = bytes[3];
     *header = 4 + 4 * (size_t)idx->axes;
     *values = 1;
     for (uint32_t i = 0; i < idx->axes && *header <= size; i++) {
         idx->shape[i] = big_endian(bytes + 4 + 4 * i);
         if (idx->shape[i] > 0 && *values > VALUES_MAX / idx->shape[i])
-            return status_set(STATUS_FAILED, "an IDX file with more values than are read");
+            return status_set(STATUS_FAILED, "an IDX file with too many values");
         *values *= idx->shape[i];
     }
     return STATUS_OK;
@@ -52,7 +54,8 @@ enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx)
     uint64_t values = 0;
     TRY(read_header(bytes, size, idx, &header, &values));
     if (header > size || values != size - header)
-        return status_set(STATUS_FAILED, "an IDX file of %" PRIu64 " bytes, by its header; it has %zu",
+        return status_set(STATUS_FAILED,
+                          "an IDX file of %" PRIu64 " bytes according to its header; it has %zu",
                           (uint64_t)header + values, size);
     idx->values = bytes + header;
     return STATUS_OK;
@@ -67,21 +70,21 @@ static bool is_gzip(const uint8_t *bytes, size_t size)
 
 #ifdef HAVE_ZLIB
 
-/* A file of gzip members one after the other, as it is unpacked. */
+/* State of unpacking a file of consecutive gzip members. */
 struct gzip {
     z_stream stream;
     const uint8_t *packed;
-    size_t left; /* of it, not given to zlib yet */
-    bool ended;  /* a member has, and the next one has not begun */
+    size_t left; /* packed bytes not yet passed to zlib */
+    bool ended;  /* a member has ended and the next has not begun */
 };
 
-/* Unpacks up to `wanted` bytes more: fewer only where the file ends. */
+/* Unpacks up to `wanted` more bytes; fewer only at the end of the file. */
 static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size_t *got)
 {
     z_stream *stream = &gzip->stream;
     for (*got = 0; *got < wanted;) {
         if (stream->avail_in == 0) {
-            stream->next_in = (Bytef *)(uintptr_t)gzip->packed; /* only read */
+            stream->next_in = (Bytef *)(uintptr_t)gzip->packed; /* zlib does not write to it */
             stream->avail_in = (uInt)(gzip->left < PIECE ? gzip->left : PIECE);
             gzip->packed += stream->avail_in;
             gzip->left -= stream->avail_in;
@@ -97,14 +100,14 @@ static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size
         *got += room - stream->avail_out;
         gzip->ended = result == Z_STREAM_END;
         if (result != Z_OK && result != Z_STREAM_END)
-            return status_set(STATUS_FAILED, "a gzipped file that is damaged or cut: %s",
-                              stream->msg ? stream->msg : "it ends too soon");
+            return status_set(STATUS_FAILED, "damaged or truncated gzip file: %s",
+                              stream->msg ? stream->msg : "unexpected end of file");
     }
     return STATUS_OK;
 }
 
-/* All of the file, whose header says how much that is. Room grows with what comes, so a header that promises
- * more than the file has costs little. */
+/* Unpacks the whole file; its header gives the size. The buffer grows with the data, so a header that
+ * promises too much costs little memory. */
 static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
 {
     uint8_t head[HEADER_MAX];
@@ -114,7 +117,7 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
     TRY(unpack(gzip, head, sizeof head, size));
     TRY(read_header(head, *size, &idx, &header, &values));
     TRY(env_check_memory(header + values, "the unpacked IDX file", "is its header damaged?"));
-    size_t most = header + (size_t)values + 1; /* the last one shows that there is more */
+    size_t most = header + (size_t)values + 1; /* one extra byte detects excess data */
     if (most < sizeof head)
         most = sizeof head;
     do {
@@ -122,7 +125,7 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
         larger = larger < most ? larger : most;
         uint8_t *moved = realloc(*bytes, larger);
         if (!moved)
-            return status_set(STATUS_FAILED, "out of memory for a gzipped file");
+            return status_set(STATUS_FAILED, "out of memory for a gzip file");
         if (room == 0)
             memcpy(moved, head, *size);
         *bytes = moved;
@@ -133,7 +136,8 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
     } while (*size == room && room < most);
     return *size <= header + values
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "an IDX file of %" PRIu64 " bytes, by its header; it has more",
+               : status_set(STATUS_FAILED,
+                            "an IDX file of %" PRIu64 " bytes according to its header; it has more",
                             (uint64_t)header + values);
 }
 
@@ -141,7 +145,7 @@ static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **by
 {
     struct gzip gzip = {.packed = packed, .left = packed_size};
     *bytes = NULL;
-    if (inflateInit2(&gzip.stream, 15 + 16) != Z_OK) /* 16: gzip */
+    if (inflateInit2(&gzip.stream, 15 + 16) != Z_OK) /* + 16 selects the gzip format */
         return status_set(STATUS_FAILED, "out of memory for zlib");
     enum status status = unpack_all(&gzip, bytes, size);
     inflateEnd(&gzip.stream);
@@ -154,10 +158,8 @@ static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **by
 {
     (void)packed, (void)packed_size, (void)size;
     *bytes = NULL;
-    return status_set(
-        STATUS_UNAVAILABLE,
-        "gzipped, and this build has no zlib: unpack it with gunzip, or install zlib (zlib1g-dev) "
-        "and build again");
+    return status_set(STATUS_UNAVAILABLE, "a gzip file, but this build has no zlib: unpack it with gunzip, "
+                                          "or install zlib (zlib1g-dev) and build again");
 }
 
 #endif

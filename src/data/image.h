@@ -1,4 +1,4 @@
-/* The one decoder of images and volumes, for all workloads. */
+/* Decoder of images and volumes, shared by all workloads. */
 #ifndef FDSL_DATA_IMAGE_H
 #define FDSL_DATA_IMAGE_H
 
@@ -11,13 +11,13 @@
 #include "core/status.h"
 
 struct image {
-    uint32_t channels, depth, height, width; /* depth is 1 but for volumes */
+    uint32_t channels, depth, height, width; /* depth is 1 except for volumes */
     enum dtype type;                         /* DTYPE_U8, DTYPE_F16 or DTYPE_F32 */
-    bool interleaved;      /* the channels of a pixel are adjacent; else channel by channel */
-    const uint8_t *pixels; /* need not be aligned */
+    bool interleaved;      /* the channels of a pixel are adjacent; otherwise channel by channel */
+    const uint8_t *pixels; /* may be unaligned */
 };
 
-/* Number of elements. */
+/* Number of values. */
 static inline size_t image_values(const struct image *image)
 {
     return (size_t)image->channels * image->depth * image->height * image->width;
@@ -25,11 +25,10 @@ static inline size_t image_values(const struct image *image)
 
 FDSL_C_BEGIN
 
-/* Decodes the member of a sample with this extension: "png" through libpng into `*room`, which grows by
- * realloc() and is the caller's; "npy" as a view of `data`, with the axes (height, width), (channels, height,
- * width) or (channels, depth, height, width). `*is_image` is false for all other members and arrays.
- * STATUS_FAILED with the reason for a broken member; STATUS_UNAVAILABLE for PNG in a build without libpng.
- * Thread safe. */
+/* Decodes a member by its extension. "png" is decoded with libpng into `*room`, which grows by realloc() and
+ * belongs to the caller. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width)
+ * or (channels, depth, height, width). `*is_image` is false for all other members and arrays. STATUS_FAILED,
+ * with the reason, for a broken member; STATUS_UNAVAILABLE for PNG in a build without libpng. Thread safe. */
 enum status image_decode(const char *extension, const uint8_t *data, size_t size, uint8_t **room,
                          size_t *room_bytes, struct image *image, bool *is_image);
 

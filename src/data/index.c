@@ -16,17 +16,17 @@ static const char *const layouts[] = {"files", "shards"}; /* as enum index_layou
 
 /* ---- The last line ---- */
 
-/* Lines of a kind: those that begin with this letter; the three kinds differ in it. */
+/* Lines per kind. The first letter identifies the kind. */
 struct counts {
-    uint64_t places, samples, members;
+    uint64_t units, samples, members;
 };
 
-/* A sample's line has four tabs a member and one before the key. */
+/* A sample line has one tab before the key and four per member. */
 static void count_line(const char *line, const char *end, struct counts *counts)
 {
     uint64_t tabs = 0;
     if (*line == 'p')
-        counts->places++;
+        counts->units++;
     if (*line != 's')
         return;
     counts->samples++;
@@ -47,18 +47,18 @@ static struct counts count_lines(const char *text, size_t size)
     return counts;
 }
 
-/* The last line for the text before it. */
+/* Computes the last line for the text before it. */
 static enum status sign(const char *text, size_t size, char line[128])
 {
 #ifdef HAVE_XXHASH
     struct counts counts = count_lines(text, size);
-    snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.places,
+    snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.units,
              counts.samples, counts.members, (uint64_t)XXH3_64bits(text, size));
     return STATUS_OK;
 #else
     (void)text, (void)size, (void)line, (void)count_lines;
     return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot hash: install xxHash (libxxhash-dev) and build again");
+                      "this build has no xxHash: install it (libxxhash-dev) and build again");
 #endif
 }
 
@@ -66,20 +66,20 @@ static enum status sign(const char *text, size_t size, char line[128])
 
 #define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for an index")
 
-enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *made)
+enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance)
 {
     *text = (struct index_text){0};
     text->stream = open_memstream(&text->text, &text->size);
     if (!text->stream)
         return OUT_OF_MEMORY;
-    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], made);
+    fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], provenance);
     return STATUS_OK;
 }
 
-void index_text_add_place(struct index_text *text, const struct index_place *place)
+void index_text_add_unit(struct index_text *text, const struct index_unit *unit)
 {
-    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", place->name, place->bytes,
-            *place->md5 ? place->md5 : "-");
+    fprintf(text->stream, "place\t%s\t%" PRIu64 "\t%s\n", unit->name, unit->bytes,
+            *unit->md5 ? unit->md5 : "-");
 }
 
 enum status index_check_name(const char *name)
@@ -90,8 +90,7 @@ enum status index_check_name(const char *name)
         if ((unsigned char)*c <= ' ' || *c == 127)
             return status_set(
                 STATUS_FAILED,
-                "'%s' has a blank or a control character in it, which no index can hold; rename "
-                "the file",
+                "'%s' contains a blank or a control character, which an index cannot store; rename the file",
                 name);
     return STATUS_OK;
 }
@@ -102,8 +101,8 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
         if (strcmp(extensions->names[i], extension) == 0)
             return STATUS_OK;
     if (extensions->count == INDEX_EXTENSIONS_MAX)
-        return status_set(STATUS_FAILED, "'%s' is one extension more than the %d that a data set may have",
-                          extension, INDEX_EXTENSIONS_MAX);
+        return status_set(STATUS_FAILED, "'%s' exceeds the limit of %d extensions per data set", extension,
+                          INDEX_EXTENSIONS_MAX);
     TRY(index_check_name(extension));
     extensions->names[extensions->count++] = extension;
     return STATUS_OK;
@@ -125,15 +124,15 @@ enum status index_text_add_sample(FILE *stream, const char *key, const struct in
 
 enum status index_text_add_all(struct index_text *text, const struct index *index, uint64_t number)
 {
-    const struct index_place *place = &index->places[number];
-    index_text_add_place(text, place);
-    for (uint64_t i = place->first; i < place->first + place->count; i++)
+    const struct index_unit *unit = &index->units[number];
+    index_text_add_unit(text, unit);
+    for (uint64_t i = unit->first; i < unit->first + unit->count; i++)
         TRY(index_text_add_sample(text->stream, index->samples[i].key,
                                   index->members + index->samples[i].first, index->samples[i].count));
     return STATUS_OK;
 }
 
-/* Closing a stream in memory may move its text. */
+/* Closing a memory stream may move its text. */
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
@@ -157,7 +156,7 @@ void index_text_free(struct index_text *text)
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count)
 {
     struct index_text text;
-    TRY(index_text_begin(&text, index->layout, index->made));
+    TRY(index_text_begin(&text, index->layout, index->provenance));
     enum status status = STATUS_OK;
     for (uint64_t i = first; status == STATUS_OK && i < first + count; i++)
         status = index_text_add_all(&text, index, i);
@@ -171,13 +170,13 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- Reading ---- */
 
-/* The next field of a line, up to a tab or the end; NULL when there is none. */
+/* Returns the next field of a line, up to a tab or the end; NULL if there is none. */
 static char *next_field(char **rest)
 {
     return strsep(rest, "\t");
 }
 
-/* A whole number, decimal or hexadecimal; all of the text. */
+/* Parses a whole number, decimal or hexadecimal, that spans the entire text. */
 static bool number(const char *text, int base, uint64_t *value)
 {
     static const char digits[] = "0123456789abcdef";
@@ -203,87 +202,87 @@ static enum status read_head(char *line, struct index *index)
 {
     char *kind = next_field(&line), *layout = next_field(&line);
     if (strcmp(kind, FIRST_FIELD) != 0)
-        return status_set(STATUS_FAILED, "this is no index of this program ('%.20s'; one begins with %s)",
-                          kind, FIRST_FIELD);
+        return status_set(STATUS_FAILED, "not an index of this program ('%.20s'; one begins with %s)", kind,
+                          FIRST_FIELD);
     index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
-    index->made = line; /* the rest, tabs and all */
+    index->provenance = line; /* the rest of the line, including tabs */
     return layout && line && strcmp(layout, layouts[index->layout]) == 0
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "no layout that is known");
+               : status_set(STATUS_FAILED, "unknown layout");
 }
 
 static enum status read_place(char *line, struct index *index)
 {
-    struct index_place *place = &index->places[index->place_count];
+    struct index_unit *unit = &index->units[index->unit_count];
     char *name = next_field(&line), *bytes = next_field(&line), *md5 = next_field(&line);
-    if (!md5 || line || !*name || !number(bytes, 10, &place->bytes))
-        return status_set(STATUS_FAILED, "a place has a name, its bytes and an md5");
+    if (!md5 || line || !*name || !number(bytes, 10, &unit->bytes))
+        return status_set(STATUS_FAILED, "a place line has a name, a size in bytes and an md5");
     if (name[0] == '/' || strstr(name, ".."))
         return status_set(STATUS_FAILED, "'%.100s' leads out of the folder", name);
-    place->name = name;
-    place->md5 = strcmp(md5, "-") == 0 ? "" : md5;
-    place->first = index->sample_count;
-    place->count = 0;
-    index->place_count++;
+    unit->name = name;
+    unit->md5 = strcmp(md5, "-") == 0 ? "" : md5;
+    unit->first = index->sample_count;
+    unit->count = 0;
+    index->unit_count++;
     return STATUS_OK;
 }
 
-static enum status read_member(char *extension, char **line, const struct index_place *place,
+static enum status read_member(char *extension, char **line, const struct index_unit *unit,
                                struct index_member *member)
 {
     char *offset = next_field(line), *size = next_field(line), *hash = next_field(line);
     if (!*extension || strchr(extension, '/') || !number(offset, 10, &member->offset) ||
         !number(size, 10, &member->size) || !hash_number(hash, &member->hash))
-        return status_set(STATUS_FAILED, "a member has an extension, an offset, a size and a hash");
-    if (member->offset > place->bytes || member->size > place->bytes - member->offset)
+        return status_set(STATUS_FAILED, "a member has four fields: extension, offset, size and hash");
+    if (member->offset > unit->bytes || member->size > unit->bytes - member->offset)
         return status_set(STATUS_FAILED,
-                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends behind %s, which has %" PRIu64,
-                          member->size, member->offset, place->name, place->bytes);
+                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends after %s, which has %" PRIu64,
+                          member->size, member->offset, unit->name, unit->bytes);
     member->extension = extension;
     return STATUS_OK;
 }
 
-/* Members of a shard stand one behind the other, each with a header of a block before it: readers go through
- * them in this order and never back. */
-static enum status check_place_of(const struct index *index, const struct index_place *place)
+/* Checks that members of a shard do not overlap and that each has a header block before it. Readers rely on
+ * this to read them in order, without seeking back. */
+static enum status check_unit_of(const struct index *index, const struct index_unit *unit)
 {
     const struct index_member *member = &index->members[index->member_count];
-    bool is_first = index->samples[place->first].first == index->member_count;
+    bool is_first = index->samples[unit->first].first == index->member_count;
     uint64_t end = is_first ? 0 : member[-1].offset + member[-1].size;
     if (index->layout != INDEX_SHARDS ||
         (member->offset >= end && member->offset - end >= tar_padding(end) + TAR_BLOCK_BYTES))
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: offset %" PRIu64 ": the member before ends at %" PRIu64
+                      "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
                       ", which leaves no room for a header; prepare the dataset again, or remove the index "
                       "to read without it",
-                      place->name, member->offset, end);
+                      unit->name, member->offset, end);
 }
 
 static enum status read_sample(char *line, struct index *index)
 {
-    if (index->place_count == 0)
-        return status_set(STATUS_FAILED, "a sample before the first place");
-    struct index_place *place = &index->places[index->place_count - 1];
+    if (index->unit_count == 0)
+        return status_set(STATUS_FAILED, "a sample line before the first place line");
+    struct index_unit *unit = &index->units[index->unit_count - 1];
     struct index_sample *sample = &index->samples[index->sample_count];
     char *extension;
-    *sample = (struct index_sample){next_field(&line), index->place_count - 1, index->member_count, 0};
+    *sample = (struct index_sample){next_field(&line), index->unit_count - 1, index->member_count, 0};
     if (!sample->key || !*sample->key || sample->key[0] == '/' || strstr(sample->key, ".."))
-        return status_set(STATUS_FAILED, "a sample without a proper key");
+        return status_set(STATUS_FAILED, "a sample without a valid key");
     while ((extension = next_field(&line))) {
-        TRY(read_member(extension, &line, place, &index->members[index->member_count]));
-        TRY(check_place_of(index, place));
+        TRY(read_member(extension, &line, unit, &index->members[index->member_count]));
+        TRY(check_unit_of(index, unit));
         index->member_count++;
         sample->count++;
     }
     if (sample->count == 0)
         return status_set(STATUS_FAILED, "sample '%.100s' has no members", sample->key);
     index->sample_count++;
-    place->count++;
+    unit->count++;
     return STATUS_OK;
 }
 
-/* The last line, checked against the text before it; `*size` becomes the size of that. */
+/* Checks the last line against the text before it. Sets `*size` to the size of that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";
@@ -291,8 +290,9 @@ static enum status check_sign(const char *text, size_t *size)
     size_t before = begin ? (size_t)(begin + 1 - text) : 0;
     TRY(sign(text, before, line));
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
-        return status_set(STATUS_FAILED, "the index was cut or changed: its last line does not fit the rest; "
-                                         "prepare the dataset again, or remove the index to read without it");
+        return status_set(STATUS_FAILED,
+                          "the index was cut or changed: its last line does not match the rest; prepare the "
+                          "dataset again, or remove the index to read without it");
     *size = before;
     return STATUS_OK;
 }
@@ -306,7 +306,7 @@ static enum status read_line(char *line, bool first, struct index *index)
         return read_place(line, index);
     if (line && strcmp(kind, "sample") == 0)
         return read_sample(line, index);
-    return status_set(STATUS_FAILED, "'%.20s' is no kind of line", kind);
+    return status_set(STATUS_FAILED, "'%.20s' is not a known kind of line", kind);
 }
 
 enum status index_parse(char *text, size_t size, struct index *index)
@@ -314,21 +314,21 @@ enum status index_parse(char *text, size_t size, struct index *index)
     *index = (struct index){.text = text};
     TRY(check_sign(text, &size));
     struct counts counts = count_lines(text, size);
-    index->places = calloc(counts.places + 1, sizeof *index->places);
+    index->units = calloc(counts.units + 1, sizeof *index->units);
     index->samples = calloc(counts.samples + 1, sizeof *index->samples);
     index->members = calloc(counts.members + 1, sizeof *index->members);
-    if (!index->places || !index->samples || !index->members)
+    if (!index->units || !index->samples || !index->members)
         return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
         size_t left = (size_t)(text + size - line);
-        end = memchr(line, '\n', left); /* there is one: the text before the last line */
+        end = memchr(line, '\n', left); /* not NULL: check_sign() found the last line */
         *end = '\0';
         enum status status = read_line(line, lines++ == 0, index);
         if (status != STATUS_OK)
             return status_prefix(status, "line %zu", lines);
     }
-    return index->made ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
+    return index->provenance ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
 }
 
 enum status index_read(const char *path, struct index *index)
@@ -343,7 +343,7 @@ enum status index_read(const char *path, struct index *index)
 
 void index_free(struct index *index)
 {
-    free(index->places);
+    free(index->units);
     free(index->samples);
     free(index->members);
     free(index->text);

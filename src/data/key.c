@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* "__x__" or "__x__/...": what writers leave for themselves. */
+/* "__x__" or "__x__/...": names that writers of shards reserve for themselves. */
 static bool is_reserved(const char *name)
 {
     size_t first = strcspn(name, "/");

@@ -1,4 +1,4 @@
-/* A member's name as webdataset reads it: which sample it belongs to, and what it holds. */
+/* Splits a member's name as webdataset does, into the key of its sample and the extension. */
 #ifndef FDSL_DATA_KEY_H
 #define FDSL_DATA_KEY_H
 
@@ -9,10 +9,10 @@
 
 FDSL_C_BEGIN
 
-/* Splits a name at the first dot of its last path component: "a.b/c.left.jpg" is key "a.b/c" (its first
- * `*key_length` bytes) and extension "left.jpg" (`*extension` points into the name; compare it without regard
- * to case). False for what belongs to no sample: names without a dot, dot-files, an empty extension, and
- * names whose first component begins and ends with two underscores. */
+/* Splits a name at the first dot of its last path component. "a.b/c.left.jpg" has the key "a.b/c" (the first
+ * `*key_length` bytes) and the extension "left.jpg" (`*extension` points into the name; compare it
+ * case-insensitively). Returns false for names that belong to no sample: names without a dot, dot-files, an
+ * empty extension, and names whose first component begins and ends with two underscores. */
 bool key_split(const char *name, size_t *key_length, const char **extension);
 
 FDSL_C_END

@@ -9,10 +9,10 @@
 #include "core/status.h"
 
 #define LABEL_BYTES_MAX 64   /* of a `.cls` member */
-#define LABEL_NONE      (-1) /* of a sample without one */
+#define LABEL_NONE      (-1) /* label of a sample that has none */
 
-/* The label in a `.cls` member: a whole number in decimal, blanks around it. False for anything else, and for
- * what an int32 does not hold. */
+/* Parses a label: a decimal whole number, optionally surrounded by blanks. False for any other text and for
+ * values outside int32. */
 FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 {
     uint64_t i = 0, digits = 0;
@@ -33,8 +33,8 @@ FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 
 FDSL_C_BEGIN
 
-/* Parses the `size` bytes of a `.cls` member, of which `text` holds at least min(size, LABEL_BYTES_MAX).
- * STATUS_FAILED where they hold no class from 0 to `classes` - 1. Thread safe. */
+/* Parses a `.cls` member of `size` bytes; `text` holds at least min(size, LABEL_BYTES_MAX) of them.
+ * STATUS_FAILED if it is not a class from 0 to `classes` - 1. Thread safe. */
 enum status label_read(const uint8_t *text, uint64_t size, uint32_t classes, int32_t *label);
 
 FDSL_C_END

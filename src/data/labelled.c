@@ -1,4 +1,4 @@
-/* The sources `idx` and `cifar`: labelled pictures that others made, read whole. */
+/* The sources `idx` and `cifar`: existing labelled image sets, read into memory. */
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -22,16 +22,16 @@ struct parameters {
     int encoding;
 };
 
-/* Pictures in memory: `at()` finds them. */
+/* All images in memory; at() finds one. */
 struct labelled {
     enum source_encoding encoding;
     struct png_shape shape;
     char npy_shape[NPY_SHAPE_MAX];
-    struct idx images, labels; /* idx */
-    char *files[FILES_MAX];    /* cifar */
+    struct idx images, labels; /* used by idx */
+    char *files[FILES_MAX];    /* used by cifar */
     struct cifar parts[FILES_MAX];
     size_t part_count;
-    bool planar; /* channel by channel */
+    bool planar; /* values are stored channel by channel */
 };
 
 struct picture {
@@ -63,7 +63,7 @@ static void labelled_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Channel by channel becomes pixel by pixel, as PNG wants it. */
+/* Converts channel by channel to pixel by pixel, the order of PNG, and encodes. */
 static enum status encode_png(const struct labelled *labelled, const uint8_t *values,
                               struct source_sample *sample)
 {
@@ -103,18 +103,18 @@ static void labelled_describe(const void *state, uint64_t number, char texts[][S
 
 /* ---- Opening ---- */
 
-/* One hash of a file after the other. */
+/* Combines a file's hash with the hash of the files before it. */
 static uint64_t identify(uint64_t before, const void *bytes, size_t size)
 {
 #ifdef HAVE_XXHASH
     return XXH3_64bits_withSeed(bytes, size, before);
 #else
     (void)bytes;
-    return before + size; /* without xxHash nothing is prepared */
+    return before + size; /* unreachable: --prepare needs xxHash */
 #endif
 }
 
-/* Puts the number of pictures and the size of one where prepare sees them. */
+/* Reports the number of images and the size of one. */
 static void fill_facts(struct labelled *labelled, uint64_t samples, struct source_facts *facts)
 {
     const struct png_shape *shape = &labelled->shape;
@@ -127,7 +127,7 @@ static void fill_facts(struct labelled *labelled, uint64_t samples, struct sourc
                  shape->width);
 }
 
-/* "x/train-images-idx3-ubyte.gz" has its labels in "x/train-labels-idx1-ubyte.gz". */
+/* Derives the label file: "x/train-images-idx3-ubyte.gz" gives "x/train-labels-idx1-ubyte.gz". */
 static enum status labels_of(const char *images, char labels[PATH_MAX])
 {
     static const char images_part[] = "images-idx3", labels_part[] = "labels-idx1";
@@ -137,8 +137,8 @@ static enum status labels_of(const char *images, char labels[PATH_MAX])
                       : PATH_MAX;
     return length < PATH_MAX ? STATUS_OK
                              : status_set(STATUS_USAGE,
-                                          "--source %.80s: its labels cannot be told from its "
-                                          "name; name them with --labels FILE",
+                                          "--source %.80s: cannot derive the label file from this name; name "
+                                          "it with --labels FILE",
                                           images);
 }
 
@@ -155,13 +155,13 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     TRY(idx_read(parameters->source, images));
     TRY(idx_read(labels_path, labels));
     if (images->axes != 3)
-        return status_set(STATUS_FAILED, "%s holds no pictures: it has %u ax%s, and pictures have three",
+        return status_set(STATUS_FAILED, "%s holds no images: it has %u ax%s, but images have three",
                           parameters->source, images->axes, images->axes == 1 ? "is" : "es");
     if (images->shape[1] == 0 || images->shape[2] == 0)
-        return status_set(STATUS_FAILED, "%s holds no pictures: its header says %u x %u pixels",
+        return status_set(STATUS_FAILED, "%s holds no images: its header says %u x %u pixels",
                           parameters->source, images->shape[1], images->shape[2]);
     if (labels->axes != 1 || labels->shape[0] != images->shape[0])
-        return status_set(STATUS_FAILED, "%s does not hold a label for each of the %u pictures of %s",
+        return status_set(STATUS_FAILED, "%s does not hold one label for each of the %u images of %s",
                           labels_path, images->shape[0], parameters->source);
     labelled->shape = (struct png_shape){images->shape[2], images->shape[1], 1};
     fill_facts(labelled, images->shape[0], facts);
@@ -171,7 +171,7 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     return STATUS_OK;
 }
 
-/* The next of the files in the list "A,B,...", whose rest goes along: NULL behind the last. */
+/* Returns the next path of the list "A,B,..." and advances `*rest`; NULL after the last one. */
 static enum status next_path(const char *list, const char **rest, char path[PATH_MAX])
 {
     size_t length = strcspn(*rest, ",");
@@ -201,7 +201,7 @@ static enum status fill_cifar(struct labelled *labelled, const struct parameters
         const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
         enum status status = cifar_parse(bytes, size, part);
         if (status != STATUS_OK) {
-            free(labelled->files[labelled->part_count]); /* it does not count yet */
+            free(labelled->files[labelled->part_count]); /* this part is not counted yet */
             return status_prefix(status, "%s", path);
         }
         facts->identity = identify(facts->identity, bytes, size);
@@ -220,7 +220,7 @@ static enum status open_with(filler *fill, const struct source_request *request,
 {
     const struct parameters *parameters = request->parameters;
     if (!parameters->source)
-        return status_set(STATUS_USAGE, "say which file to read with --source FILE");
+        return status_set(STATUS_USAGE, "name the file to read with --source FILE");
     struct labelled *labelled = calloc(1, sizeof *labelled);
     if (!labelled)
         return status_set(STATUS_FAILED, "out of memory");
@@ -248,20 +248,20 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 #define ENCODE                                                                              \
     {                                                                                       \
         "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
-            "what a picture becomes"                                                        \
+            "encoding of the images"                                                        \
     }
 
 static const struct option_spec idx_options[] = {
     {"source", "FILE", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "the pictures: an IDX file of bytes, plain or gzipped"},
+     "the images: an IDX file of bytes, plain or gzipped"},
     {"labels", "FILE", OPTION_TEXT, AT(labels), NULL, 0, 0, NULL, false,
-     "their labels (default: the file of pictures with labels-idx1 for images-idx3 in its name)"},
+     "the labels (default: the image file's name with labels-idx1 in place of images-idx3)"},
     ENCODE,
 };
 
 static const struct option_spec cifar_options[] = {
     {"source", "FILE[,FILE]", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "binary files of CIFAR-10, one after the other"},
+     "binary CIFAR-10 files, separated by commas"},
     ENCODE,
 };
 
@@ -270,7 +270,7 @@ static const char *const no_options[] = {NULL};
 
 const struct source source_idx = {
     .name = "idx",
-    .summary = "MNIST and its kin, in IDX files",
+    .summary = "MNIST and similar sets, in IDX files",
     .options = idx_options,
     .option_count = COUNT_OF(idx_options),
     .parameters_bytes = sizeof(struct parameters),

@@ -6,18 +6,18 @@
 
 #define MAGIC       "\x93NUMPY"
 #define MAGIC_BYTES 6
-#define PREFIX      10 /* bytes of version 1.0 before the header's text: magic, version, length of the text */
+#define PREFIX      10 /* bytes before the header text in version 1.0: magic, version, text length */
 #define ALIGNMENT   64 /* of the values in the file */
 #define VALUES_MAX  (UINT64_C(1) << 58)
-#define BAD(reason) status_set(STATUS_FAILED, "no .npy file that can be read: " reason)
+#define BAD(reason) status_set(STATUS_FAILED, "not a supported .npy file: " reason)
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "values are written as they are in memory, and called little-endian"
+#error "values are written in memory order and declared little-endian"
 #endif
 
 /* ---- Writing ---- */
 
-/* Blanks pad the text, so that the values are aligned. */
+/* Blanks pad the header text to align the values. */
 size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char *shape)
 {
     char *text = header + PREFIX;
@@ -36,7 +36,7 @@ size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char
 
 /* ---- Reading ---- */
 
-/* The text of the header, a Python dictionary, as far as it has been read. */
+/* Position in the header text, a Python dictionary. */
 struct cursor {
     const char *at, *end;
 };
@@ -47,7 +47,7 @@ static void skip_blanks(struct cursor *cursor)
         cursor->at++;
 }
 
-/* Passes over `text`, with blanks before it. */
+/* Skips blanks, then `text`. False if `text` does not follow. */
 static bool skip(struct cursor *cursor, const char *text)
 {
     size_t length = strlen(text);
@@ -58,7 +58,7 @@ static bool skip(struct cursor *cursor, const char *text)
     return true;
 }
 
-/* A text in single or double quotes, without escapes. */
+/* Parses a string in single or double quotes, without escapes. */
 static bool quoted(struct cursor *cursor, char *text, size_t size)
 {
     char quote = skip(cursor, "'") ? '\'' : skip(cursor, "\"") ? '"' : '\0';
@@ -82,22 +82,22 @@ static bool number(struct cursor *cursor, uint64_t *value)
             return false;
         *value = *value * 10 + (uint64_t)(*cursor->at - '0');
     }
-    skip(cursor, "L"); /* Python 2 */
+    skip(cursor, "L"); /* Python 2 wrote long integers with an L */
     return cursor->at > begin;
 }
 
-/* "<f2": the byte order, the kind, the bytes of a value. */
+/* Parses a type such as "<f2": byte order, kind, bytes per value. */
 static enum status read_type(struct cursor *cursor, struct npy_header *header)
 {
     char *type = header->type;
     if (!quoted(cursor, type, sizeof header->type))
-        return BAD("its 'descr' is no plain type (records are not read)");
+        return BAD("its 'descr' is not a plain type (records are not supported)");
     struct cursor rest = {type + 2, type + strlen(type)};
     uint64_t bytes;
     if (strlen(type) < 3 || !strchr("<>|=", type[0]) || !strchr("biufc", type[1]) || !number(&rest, &bytes) ||
         rest.at != rest.end || bytes == 0 || bytes > 16 || (bytes & (bytes - 1)) != 0)
         return status_set(STATUS_FAILED,
-                          "values of type '%s' are not read: numbers and booleans of 1 to 16 bytes are",
+                          "values of type '%s' are not supported: only numbers and booleans of 1 to 16 bytes",
                           type);
     header->value_bytes = (uint32_t)bytes;
     return STATUS_OK;
@@ -106,19 +106,19 @@ static enum status read_type(struct cursor *cursor, struct npy_header *header)
 static enum status read_shape(struct cursor *cursor, struct npy_header *header)
 {
     if (!skip(cursor, "("))
-        return BAD("its 'shape' is no tuple");
+        return BAD("its 'shape' is not a tuple");
     header->values = 1;
     header->axes = 0;
     while (!skip(cursor, ")")) {
         uint64_t length;
         if (header->axes == NPY_AXES_MAX || !number(cursor, &length))
-            return BAD("its 'shape' is no list of at most 32 lengths");
+            return BAD("its 'shape' is not a list of at most 32 lengths");
         if (length > 0 && header->values > VALUES_MAX / length)
             return BAD("its 'shape' has more values than any file");
         header->shape[header->axes++] = length;
         header->values *= length;
         if (!skip(cursor, ",") && !(cursor->at < cursor->end && *cursor->at == ')'))
-            return BAD("its 'shape' lacks a comma or its end");
+            return BAD("its 'shape' lacks a comma or a closing parenthesis");
     }
     return STATUS_OK;
 }
@@ -130,7 +130,7 @@ static enum status read_order(struct cursor *cursor, struct npy_header *header)
                                                     : BAD("its 'fortran_order' is neither True nor False");
 }
 
-/* The three entries of the dictionary, in any order, each once. */
+/* Parses the three entries of the dictionary: any order, each exactly once. */
 static enum status read_dictionary(struct cursor cursor, struct npy_header *header)
 {
     static enum status (*const readers[])(struct cursor *, struct npy_header *) = {read_type, read_order,
@@ -138,16 +138,16 @@ static enum status read_dictionary(struct cursor cursor, struct npy_header *head
     static const char *const keys[] = {"descr", "fortran_order", "shape"};
     unsigned seen = 0;
     if (!skip(&cursor, "{"))
-        return BAD("its header is no dictionary");
+        return BAD("its header is not a dictionary");
     while (!skip(&cursor, "}")) {
         char key[16];
         size_t i = 0;
         if (!quoted(&cursor, key, sizeof key) || !skip(&cursor, ":"))
-            return BAD("its header is no dictionary of three entries");
+            return BAD("its header is not a dictionary of three entries");
         while (i < COUNT_OF(keys) && strcmp(key, keys[i]) != 0)
             i++;
         if (i == COUNT_OF(keys) || seen & 1u << i)
-            return BAD("its header has an entry that is unknown, or twice there");
+            return BAD("its header has an unknown or duplicate entry");
         seen |= 1u << i;
         TRY(readers[i](&cursor, header));
         if (!skip(&cursor, ",") && !(cursor.at < cursor.end && *cursor.at == '}'))
@@ -156,24 +156,24 @@ static enum status read_dictionary(struct cursor cursor, struct npy_header *head
     skip_blanks(&cursor);
     return seen == 7 && cursor.at == cursor.end
                ? STATUS_OK
-               : BAD("its header lacks an entry, or has more behind its end");
+               : BAD("its header lacks an entry, or continues after its end");
 }
 
 enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_header *header)
 {
     memset(header, 0, sizeof *header);
     if (size < MAGIC_BYTES + 6 || memcmp(bytes, MAGIC, MAGIC_BYTES) != 0)
-        return BAD("it does not begin as one");
+        return BAD("wrong magic number");
     unsigned version = bytes[MAGIC_BYTES];
     if (version < 1 || version > 3)
-        return status_set(STATUS_FAILED, "a .npy file of version %u; 1 to 3 are read", version);
+        return status_set(STATUS_FAILED, "a .npy file of version %u; versions 1 to 3 are supported", version);
     size_t begin = version == 1 ? MAGIC_BYTES + 4 : MAGIC_BYTES + 6;
     size_t length = bytes[8] | (size_t)bytes[9] << 8;
     if (version > 1)
         length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (length > size - begin)
         return status_set(STATUS_FAILED,
-                          "a .npy file whose header of %zu bytes is longer than the %zu there are", length,
+                          "a .npy file whose header of %zu bytes exceeds the %zu bytes present", length,
                           size - begin);
     header->data = begin + length;
     const char *text = (const char *)bytes + begin;
@@ -182,9 +182,10 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
 
 enum status npy_header_check(const struct npy_header *header, uint64_t size)
 {
-    uint64_t wanted = header->data + header->values * header->value_bytes; /* below 2^63 */
+    uint64_t wanted = header->data + header->values * header->value_bytes; /* no overflow: below 2^63 */
     if (wanted == size)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "a .npy file of %" PRIu64 " bytes, by its header; it has %" PRIu64,
-                      wanted, size);
+    return status_set(STATUS_FAILED,
+                      "a .npy file of %" PRIu64 " bytes according to its header; it has %" PRIu64, wanted,
+                      size);
 }

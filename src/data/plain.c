@@ -25,9 +25,9 @@ static enum status plain_fail(const struct plain *plain, uint64_t offset, const 
                       dataset->files[plain->file].name, (unsigned long long)offset, reason);
 }
 
-/* Opens the member's file unless it is open; then `*file_bytes` becomes its size. */
-static enum status plain_turn_to(struct plain *plain, const struct dataset_member *member,
-                                 uint64_t *file_bytes)
+/* Opens the member's file unless it is already open; then sets `*file_bytes` to its size. */
+static enum status plain_open_file(struct plain *plain, const struct dataset_member *member,
+                                   uint64_t *file_bytes)
 {
     const struct dataset *dataset = plain->dataset;
     if (plain->fd >= 0 && plain->file == member->file)
@@ -41,18 +41,18 @@ static enum status plain_turn_to(struct plain *plain, const struct dataset_membe
     if (plain->fd < 0)
         return STATUS_FAILED;
     if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        return plain_fail(plain, 0, "it is no regular file");
+        return plain_fail(plain, 0, "not a regular file");
     *file_bytes = (uint64_t)status_.st_size;
     return STATUS_OK;
 }
 
-/* The same when a member is looked at for the first time: then sizes become known. */
-static enum status plain_meet(struct plain *plain, struct dataset_member *member)
+/* Opens the file of a member that is read for the first time and fills in unknown sizes. */
+static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     struct dataset *dataset = plain->dataset;
     uint64_t file_bytes = dataset->files[member->file].bytes;
     bool opens = plain->fd < 0 || plain->file != member->file;
-    TRY(plain_turn_to(plain, member, &file_bytes));
+    TRY(plain_open_file(plain, member, &file_bytes));
     if (!opens)
         return STATUS_OK;
     dataset->files[member->file].bytes = file_bytes;
@@ -62,14 +62,14 @@ static enum status plain_meet(struct plain *plain, struct dataset_member *member
         member->size = file_bytes;
     if (member->size != file_bytes)
         return status_set(STATUS_FAILED,
-                          "%s/%s: offset %llu: the file has %llu bytes and its index says %llu",
+                          "%s/%s: offset %llu: the file has %llu bytes but its index says %llu",
                           dataset->path, dataset->files[plain->file].name,
                           (unsigned long long)(member->size < file_bytes ? member->size : file_bytes),
                           (unsigned long long)file_bytes, (unsigned long long)member->size);
     return STATUS_OK;
 }
 
-/* Makes the buffer large enough for `size` bytes from `offset` on. */
+/* Grows the buffer to at least `size` bytes. */
 static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t size)
 {
     if (size <= plain->buffer_bytes)
@@ -77,7 +77,7 @@ static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t siz
     free(plain->buffer);
     plain->buffer = malloc(size);
     plain->buffer_bytes = plain->buffer ? size : 0;
-    return plain->buffer ? STATUS_OK : plain_fail(plain, offset, "the member is larger than memory");
+    return plain->buffer ? STATUS_OK : plain_fail(plain, offset, "the member does not fit in memory");
 }
 
 static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
@@ -87,7 +87,7 @@ static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size
         if (count < 0)
             return plain_fail(plain, offset, strerror(errno));
         if (count == 0)
-            return plain_fail(plain, offset, "the file ends inside of a member");
+            return plain_fail(plain, offset, "the file ends inside a member");
         bytes += count;
         size -= (uint64_t)count;
         offset += (uint64_t)count;
@@ -99,14 +99,14 @@ enum status plain_bytes(struct plain *plain, const struct dataset_member *member
                         uint8_t *bytes)
 {
     uint64_t unused;
-    TRY(plain_turn_to(plain, member, &unused));
+    TRY(plain_open_file(plain, member, &unused));
     return plain_read(plain, bytes, size, member->offset);
 }
 
-/* ---- Headers against the index ---- */
+/* ---- Headers compared with the index ---- */
 
-/* What stands between the member before, if it is of the same shard, and this one: its headers, 512 bytes in
- * the shards that we write. */
+/* Start of the headers of a member: the end of the previous member in the shard, or the start of the shard.
+ * In shards that we write, headers take 512 bytes. */
 static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
 {
     if (member == dataset->members || member[-1].file != member->file)
@@ -126,12 +126,14 @@ static enum status compare_name(const struct plain *plain, const struct dataset_
         memcmp(sample->key, found->name, length) == 0 && strcasecmp(extension, member->extension) == 0)
         return STATUS_OK;
     return status_set(
-        STATUS_FAILED, "%s/%s: offset %llu: the header names '%s' of %llu bytes, the index '%s.%s' of %llu",
+        STATUS_FAILED,
+        "%s/%s: offset %llu: the header names '%s' of %llu bytes, but the index '%s.%s' of %llu",
         dataset->path, dataset->files[plain->file].name, (unsigned long long)found->header, found->name,
         (unsigned long long)found->size, sample->key, member->extension, (unsigned long long)member->size);
 }
 
-/* Parses the headers in `bytes`, which go up to the member's data. Members of no sample are passed over. */
+/* Parses the headers in `bytes`, which end where the member's data begins. Skips members that belong to no
+ * sample. */
 static enum status parse_headers(struct plain *plain, const struct dataset_sample *sample,
                                  const struct dataset_member *member, const uint8_t *bytes, size_t available)
 {
@@ -154,7 +156,7 @@ static enum status parse_headers(struct plain *plain, const struct dataset_sampl
         if (step != TAR_MEMBER)
             break;
     }
-    return plain_fail(plain, end - available, "no header for the member that the index has behind it");
+    return plain_fail(plain, end - available, "no header for the member that the index lists next");
 }
 
 static enum status plain_headers(struct plain *plain, const struct dataset_sample *sample,
@@ -188,14 +190,13 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = checksum_whole(plain->buffer, member->size);
     if (dataset->indexed && whole != member->whole)
-        return plain_fail(plain, member->offset,
-                          "the member's data are not what its index says: flipped bits?");
+        return plain_fail(plain, member->offset, "the member's data do not match its index: flipped bits?");
     member->whole = whole;
     member->edges = checksum_edges(plain->buffer, member->size);
     return STATUS_OK;
 }
 
-/* Case makes no difference: in files "1.cls" and "1.CLS" may stand side by side. */
+/* Extensions are compared case-insensitively: a folder may hold both "1.cls" and "1.CLS". */
 static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const struct dataset_member *members = &dataset->members[sample->member];
@@ -219,7 +220,7 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     TRY(check_extensions(dataset, sample));
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
-        TRY(plain_meet(plain, member));
+        TRY(plain_open_new(plain, member));
         if (whole && dataset->shards && dataset->indexed)
             TRY(plain_headers(plain, sample, member));
         TRY((whole ? plain_whole : plain_edges)(plain, member));

@@ -1,4 +1,4 @@
-/* The plain reader: open, pread, no tricks. What it reads is what every variant must deliver. */
+/* The plain reader: open and pread only. Its results are the reference for every variant. */
 #ifndef FDSL_DATA_PLAIN_H
 #define FDSL_DATA_PLAIN_H
 
@@ -10,26 +10,26 @@
 #include "data/dataset.h"
 #include "data/tar.h"
 
-/* It keeps the latest file open, as the next sample of a shard is in it. Begins with a dataset and the
- * descriptor -1. */
+/* Keeps the last file open, because the next sample of a shard is in the same file. Initialise with the
+ * dataset and fd = -1. */
 struct plain {
     struct dataset *dataset;
     int fd;
     uint32_t file;
     uint8_t *buffer; /* owned */
     uint64_t buffer_bytes;
-    struct tar_parser parser; /* of the shard's headers: it knows those that hold for all that follow */
+    struct tar_parser parser; /* for the shard's headers; remembers global pax headers */
 };
 
 FDSL_C_BEGIN
 
-/* Reads a sample of the set, all of it or the edges of its members, and fills in its bytes and hashes, and
- * sizes that are not known yet. `whole`, with an index: compares hashes with it, and in shards the headers in
- * front of the data too, from where the member before ends. STATUS_FAILED with file and offset. */
+/* Reads a sample, every byte (`whole`) or only the edges of its members. Sets its size and hashes, and any
+ * unknown member sizes. With `whole` and an index, compares hashes with the index; in shards also the headers
+ * between the previous member and this one. STATUS_FAILED with file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
-/* Reads the first `size` bytes of a member of the set, at most its own. STATUS_FAILED
- * with file and offset. */
+/* Reads the first `size` bytes of a member; `size` must not exceed the member's. STATUS_FAILED with file and
+ * offset. */
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 

@@ -7,11 +7,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* At most this many pixels come from one byte of a file: deflate makes 1032 bytes of it, of 8 pixels each. */
+/* Upper bound of pixels per byte of a PNG file: deflate expands one byte to at most 1032, each holding 8
+ * pixels. */
 #define PIXELS_A_BYTE_MAX (8 * 1032)
 
-/* libpng's simplified interface catches its own long jumps and frees what it holds. The flag only leaves the
- * colour-space chunk out: the file carries the pixels and nothing else. */
+/* libpng's simplified interface catches its own longjmp and frees its memory. The flag omits the colour-space
+ * chunk, so the file holds only the pixels. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
 {
     *bytes = NULL;
@@ -37,7 +38,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
     return STATUS_OK;
 }
 
-/* Reads the header; the caller frees the image, unless this fails. */
+/* Reads the header. On success the caller frees the image. */
 static enum status begin(png_image *image, const void *bytes, size_t size, struct png_shape *shape)
 {
     *image = (png_image){.version = PNG_IMAGE_VERSION};
@@ -50,8 +51,8 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
     if (pixels <= PNG_PIXELS_MAX && fits)
         return STATUS_OK;
     png_image_free(image);
-    return status_set(STATUS_FAILED, "a picture of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
-                      shape->height, fits ? "is too large" : "is more than its bytes can hold: it was cut");
+    return status_set(STATUS_FAILED, "an image of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
+                      shape->height, fits ? "is too large" : "has more than its bytes can hold: it was cut");
 }
 
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)
@@ -66,13 +67,13 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
                        struct png_shape *shape)
 {
     png_image image;
-    const png_color black = {0, 0, 0}; /* behind what is transparent */
+    const png_color black = {0, 0, 0}; /* background behind transparent pixels */
     TRY(begin(&image, bytes, size, shape));
     uint64_t need = (uint64_t)shape->width * shape->height * shape->channels;
     if (need > capacity) {
         png_image_free(&image);
         return status_set(STATUS_FAILED,
-                          "a picture of %" PRIu32 " x %" PRIu32 " x %" PRIu32 " does not fit in %zu bytes",
+                          "an image of %" PRIu32 " x %" PRIu32 " x %" PRIu32 " does not fit in %zu bytes",
                           shape->width, shape->height, shape->channels, capacity);
     }
     return png_image_finish_read(&image, &black, pixels, 0, NULL)
@@ -85,7 +86,7 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
 static enum status unavailable(void)
 {
     return status_set(STATUS_UNAVAILABLE,
-                      "this build has no PNG: install libpng (libpng-dev) and build again");
+                      "this build has no PNG support: install libpng (libpng-dev) and build again");
 }
 
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)

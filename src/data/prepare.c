@@ -19,7 +19,7 @@
 #include "data/folder.h"
 #include "data/index.h"
 #include "data/source.h"
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 #include "data/samples.h"
 #include "machine/comm.h"
 #include "machine/env.h"
@@ -28,13 +28,13 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES    1000  /* of the layout `files` */
-#define SHARD_SAMPLES     10000 /* at most, and about so many bytes, where --shards is not given */
-#define SHARD_BYTES       (UINT64_C(1) << 30)
+#define FOLDER_SAMPLES    1000                /* per folder, in the layout `files` */
+#define SHARD_SAMPLES     10000               /* default limit per shard, without --shards */
+#define SHARD_BYTES       (UINT64_C(1) << 30) /* approximate limit per shard */
 #define SHARDS_MAX        1000000
-#define CHUNK_SAMPLES     256 /* made at a time, and fewer where they are large */
+#define CHUNK_SAMPLES     256 /* samples generated at a time; fewer if they are large */
 #define CHUNK_BYTES       (UINT64_C(64) << 20)
-#define KEY_DIGITS        6 /* of a key, at least */
+#define KEY_DIGITS        6 /* minimum digits of a key */
 #define PROGRESS_PERIOD_S 0.1
 
 struct parameters {
@@ -49,56 +49,56 @@ static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
-     "the folder to write into: new, empty, or one where the same command was cut short"},
+     "folder to write: new, empty, or left by an interrupted run of the same command"},
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
-     "what the samples are; see below"},
+     "where the samples come from; see below"},
     {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
-     "a file a member in folders of 1000 samples, or tar files"},
+     "one file per member in folders of 1000 samples, or tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
-     "how many; where the source has an end, all by default"},
+     "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "how many tar files (default: such that one holds 10000 samples, or 1 GiB)"},
+     "number of tar files (default: at most 10000 samples or about 1 GiB each)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "how files are called: NAME-000000.tar, NAME.index (default: the source)"},
+     "base of file names: NAME-000000.tar, NAME.index (default: the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
-     "CPU threads; 0 is all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+     "CPU threads; 0: all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for variants that use one"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
 };
 
 struct job {
-    bool (*is_option)(const char *name); /* whether the program has it elsewhere */
+    bool (*is_option)(const char *name); /* whether the program has this option outside --prepare */
     struct parameters parameters;
     const struct source *source;
     void *source_parameters, *workload_parameters; /* owned */
-    const struct workload *workload;               /* of the source, or NULL */
+    const struct workload *workload;               /* workload of the source, or NULL */
     struct options options;
     struct source_facts facts;
-    void *state; /* of the source */
-    char *made;  /* owned */
+    void *state;      /* state of the source */
+    char *provenance; /* owned */
     struct folder folder;
     int key_digits;
     uint64_t chunk;
 
-    /* For who looks on */
+    /* Progress display */
     bool shown;
     double began_s, shown_s;
-    uint64_t samples_made;
+    uint64_t samples_written;
 };
 
 /* ---- The command line ---- */
 
 static void print_help(void)
 {
-    puts("fdsl-bench --prepare DIR - writes a dataset to read and to train on\n"
+    puts("fdsl-bench --prepare DIR - writes a data set for reading and training\n"
          "\n"
          "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
          "\n"
          "examples:\n"
-         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors of a counter, f16 (3, 8, 64, "
+         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, 8, 64, "
          "64)\n"
          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
          "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --layout files\n"
@@ -110,13 +110,12 @@ static void print_help(void)
         printf("\noptions of the source %s (%s):\n", source->name, source->summary);
         options_help(stdout, source->options, source->option_count);
         if (source->workload)
-            printf("  and those of the workload %s that say what an image is, as in fdsl-bench --workload "
-                   "synth --help\n",
+            printf("  and the options of the workload %s that define an image, as in fdsl-bench --workload synth --help\n",
                    source->workload);
     }
 }
 
-#define ORIGINS_MAX 16 /* at least as many as source_table has */
+#define SOURCES_MAX 16 /* at least the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -124,7 +123,7 @@ static enum status find_source(struct job *job, int argc, char *argv[])
     job->source = source_find(name ? name : "counter");
     if (job->source)
         return STATUS_OK;
-    const char *names[ORIGINS_MAX];
+    const char *names[SOURCES_MAX];
     size_t count = 0;
     for (; source_table[count]; count++)
         names[count] = source_table[count]->name;
@@ -142,11 +141,11 @@ static bool has_option(const struct option_spec *options, size_t count, const ch
     return false;
 }
 
-/* An option of other sources, or of fdsl-bench without --prepare. */
+/* Explains an option that belongs to another source, or to fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
-    const char *owners[ORIGINS_MAX] = {NULL};
+    const char *owners[SOURCES_MAX] = {NULL};
     size_t count = 0;
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
@@ -187,7 +186,7 @@ static enum status read_options(struct job *job, const struct config *config)
     return options_parse(&job->options, config->argc, config->argv);
 }
 
-/* Names of files: nothing that a shell, a URL or a list of shards reads otherwise. */
+/* Restricts the name to characters that are safe in shells, URLs and lists of shards. */
 static enum status check_name(const char *name)
 {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -200,10 +199,10 @@ static enum status check_counts(struct parameters *parameters, const struct sour
 {
     bool shards = parameters->layout == INDEX_SHARDS;
     if (facts->samples == 0)
-        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another",
+        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another one",
                           parameters->from);
     if (parameters->samples == 0 && facts->samples == SOURCE_ENDLESS)
-        return status_set(STATUS_USAGE, "say how many samples with --samples N; --from %s has no end",
+        return status_set(STATUS_USAGE, "set the number of samples with --samples N; --from %s is unlimited",
                           parameters->from);
     if (parameters->samples == 0)
         parameters->samples = facts->samples;
@@ -211,7 +210,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
         return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
                           facts->samples);
     if (!shards && parameters->shards > 0)
-        return status_set(STATUS_USAGE, "--shards is for --layout shards; drop it");
+        return status_set(STATUS_USAGE, "--shards needs --layout shards; drop it");
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)
@@ -224,12 +223,12 @@ static enum status check_counts(struct parameters *parameters, const struct sour
     return parameters->shards <= SHARDS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "%" PRIu64 " samples of %" PRIu64 " bytes would be more than %d shards; say "
-                            "how many with --shards N",
+                            "%" PRIu64 " samples of %" PRIu64
+                            " bytes would need more than %d shards; set their number with --shards N",
                             parameters->samples, facts->sample_bytes, SHARDS_MAX);
 }
 
-/* ---- What the dataset is made with ---- */
+/* ---- Options that determine the dataset ---- */
 
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
@@ -240,7 +239,7 @@ static bool is_indifferent(const struct job *job, const struct option_spec *spec
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }
 
-/* " --name=value", without blanks or control characters in it. */
+/* Adds " --name=value", with '_' for blanks and control characters. */
 static void add_option(FILE *stream, const struct option_spec *spec, const void *values)
 {
     char text[256];
@@ -253,11 +252,11 @@ static void add_option(FILE *stream, const struct option_spec *spec, const void 
     fprintf(stream, " --%s=%s", spec->name, text);
 }
 
-/* Every option that decides a byte, in one line: the same line, the same dataset. */
+/* Lists in one line every option that affects the bytes of the dataset. Equal lines mean equal datasets. */
 static enum status describe_options(struct job *job)
 {
     size_t size = 0;
-    FILE *stream = open_memstream(&job->made, &size);
+    FILE *stream = open_memstream(&job->provenance, &size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
     fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
@@ -301,35 +300,35 @@ static enum status open_job(struct job *job)
     TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(describe_options(job));
-    uint64_t places = parameters->layout == INDEX_SHARDS
-                          ? parameters->shards
-                          : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
+    uint64_t units = parameters->layout == INDEX_SHARDS
+                         ? parameters->shards
+                         : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
     int digits = digits_of(parameters->samples - 1);
     uint64_t by_bytes = CHUNK_BYTES / job->facts.sample_bytes;
     job->key_digits = digits > KEY_DIGITS ? digits : KEY_DIGITS;
     job->chunk = by_bytes < 1 ? 1 : by_bytes < CHUNK_SAMPLES ? by_bytes : CHUNK_SAMPLES;
     job->folder = (struct folder){.path = parameters->folder,
                                   .name = parameters->name,
-                                  .made = job->made,
+                                  .provenance = job->provenance,
                                   .layout = (enum index_layout)parameters->layout,
-                                  .place_count = places,
+                                  .unit_count = units,
                                   .lock = -1};
     return STATUS_OK;
 }
 
-/* ---- Making places ---- */
+/* ---- Writing units ---- */
 
-/* Samples of a place: begin and, as the begin of the next one, its end. */
-static uint64_t place_begins(const struct job *job, uint64_t place)
+/* First sample of a unit; for the next unit, the end of this one. */
+static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
-    uint64_t samples = job->parameters.samples, places = job->folder.place_count;
+    uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
-        return place * FOLDER_SAMPLES < samples ? place * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / places, larger = samples % places; /* the first ones hold one more */
-    return place * least + (place < larger ? place : larger);
+        return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
+    uint64_t least = samples / units, larger = samples % units; /* the first units hold one more */
+    return unit * least + (unit < larger ? unit : larger);
 }
 
-static void show(struct job *job, uint64_t place)
+static void show(struct job *job, uint64_t unit)
 {
     double now_s = timer_now_s();
     if (!job->shown || now_s - job->shown_s < PROGRESS_PERIOD_S)
@@ -337,67 +336,69 @@ static void show(struct job *job, uint64_t place)
     job->shown_s = now_s;
     double elapsed_s = now_s - job->began_s;
     fprintf(stderr, "\r\033[Kpreparing: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " samples, %.0f samples/s",
-            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", place + 1, job->folder.place_count,
-            job->samples_made, (double)job->samples_made / (elapsed_s > 0 ? elapsed_s : 1));
+            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", unit + 1, job->folder.unit_count,
+            job->samples_written, (double)job->samples_written / (elapsed_s > 0 ? elapsed_s : 1));
 }
 
-static enum status make_chunk(struct job *job, struct place_writer *writer, uint64_t first, uint64_t count)
+static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
     struct source_sample *samples = calloc(count, sizeof *samples);
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory");
     enum status status = job->source->make(job->state, first, count, samples);
     if (status == STATUS_OK)
-        status = place_add(writer, first, count, samples);
+        status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
         source_sample_free(&samples[i]);
     free(samples);
     return status;
 }
 
-static enum status fill_place(struct job *job, struct place_writer *writer, uint64_t place, const char *name)
+static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64_t unit, const char *name)
 {
     char part[PATH_MAX];
-    uint64_t end = place_begins(job, place + 1);
-    TRY(folder_part_path(&job->folder, place, part));
-    TRY(place_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
-    for (uint64_t at = place_begins(job, place); at < end;) {
+    uint64_t end = unit_begins(job, unit + 1);
+    TRY(folder_part_path(&job->folder, unit, part));
+    TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
+    for (uint64_t at = unit_begins(job, unit); at < end;) {
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
         TRY(make_chunk(job, writer, at, count));
         at += count;
-        job->samples_made += count;
-        show(job, place);
+        job->samples_written += count;
+        show(job, unit);
     }
-    return place_end(writer, job->made, part);
+    return unit_end(writer, job->provenance, part);
 }
 
-/* The places of this rank: every comm_size()th. */
-static enum status make_places(struct job *job)
+/* Writes the units of this rank: every comm_size()th one. */
+static enum status write_units(struct job *job)
 {
-    for (uint64_t place = (uint64_t)comm_rank(); place < job->folder.place_count;
-         place += (uint64_t)comm_size()) {
-        struct place_writer writer;
+    for (uint64_t unit = (uint64_t)comm_rank(); unit < job->folder.unit_count;
+         unit += (uint64_t)comm_size()) {
+        struct unit_writer writer;
         char name[PATH_MAX];
-        if (folder_finished(&job->folder, place))
+        if (folder_finished(&job->folder, unit))
             continue;
-        folder_place_name(&job->folder, place, name);
-        enum status status = fill_place(job, &writer, place, name);
-        place_abandon(&writer);
+        folder_unit_name(&job->folder, unit, name);
+        enum status status = fill_unit(job, &writer, unit, name);
+        unit_abandon(&writer);
         if (status != STATUS_OK)
-            return status_prefix(status, "%s (what is finished stays; the same command goes on)", name);
+            return status_prefix(status, "%s (finished parts are kept; repeat the command to continue)",
+                                 name);
     }
     return STATUS_OK;
 }
 
-/* ---- The end ---- */
+/* ---- Finishing ---- */
 
-/* Parts are signed, and yet no reason to ask the source for samples that it has not got. */
+/* Checks the parts read from disk. Their checksum is valid, but they may still name more samples than the
+ * source has. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "%s: its parts tell of %" PRIu64 " samples, not of %" PRIu64
+                            "%s: its parts list %" PRIu64 " samples instead of %" PRIu64
                             "; remove the folder and prepare it again",
                             job->folder.path, index->sample_count, job->parameters.samples);
 }
@@ -405,15 +406,15 @@ static enum status check_gathered(const struct job *job, const struct index *ind
 static void tell(const struct job *job, const struct index *index)
 {
     uint64_t bytes = 0;
-    for (uint64_t i = 0; i < index->place_count; i++)
-        bytes += index->places[i].bytes;
+    for (uint64_t i = 0; i < index->unit_count; i++)
+        bytes += index->units[i].bytes;
     text_print(stdout, job->folder.path);
     printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
-           index->sample_count == 1 ? "" : "s", index->place_count,
-           index->layout == INDEX_SHARDS ? "shard" : "folder", index->place_count == 1 ? "" : "s",
+           index->sample_count == 1 ? "" : "s", index->unit_count,
+           index->layout == INDEX_SHARDS ? "shard" : "folder", index->unit_count == 1 ? "" : "s",
            1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
-        printf(" (%" PRIu64 " of them %s there)", job->folder.part_count,
+        printf(" (%" PRIu64 " of them %s already finished)", job->folder.part_count,
                job->folder.part_count == 1 ? "was" : "were");
     putchar('\n');
 }
@@ -434,7 +435,7 @@ static enum status conclude(const struct job *job)
     return status;
 }
 
-/* All ranks: claim, make, conclude. Each phase ends in an agreement. */
+/* Runs on all ranks: claim, write, finish. All ranks agree on the status after each phase. */
 static enum status make_dataset(struct job *job)
 {
     bool lead = comm_rank() == 0;
@@ -442,9 +443,9 @@ static enum status make_dataset(struct job *job)
     bool complete = folder_complete(&job->folder);
     if (lead && complete) {
         text_print(stdout, job->folder.path);
-        puts(": complete already");
+        puts(": already complete");
     }
-    enum status status = complete ? STATUS_OK : make_places(job);
+    enum status status = complete ? STATUS_OK : write_units(job);
     if (job->shown)
         fputs("\r\033[K", stderr);
     TRY(comm_agree(status));
@@ -457,20 +458,21 @@ static enum status prepare(struct job *job, const struct config *config)
     if (status == STATUS_OK)
         status = read_options(job, config);
     TRY(comm_agree(status));
-    TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same"));
+    TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same options"));
     if (job->parameters.help) {
         if (comm_rank() == 0)
             print_help();
         return STATUS_OK;
     }
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE,
-                      "--prepare: not built, as xxHash was not found; install libxxhash-dev and build again");
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "--prepare: not available, because xxHash was not found; install libxxhash-dev and build again");
 #endif
     job->began_s = timer_now_s();
     job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);
     TRY(comm_agree(open_job(job)));
-    TRY(comm_check_same(fnv_add(FNV_BEGIN, job->made, strlen(job->made)),
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, job->provenance, strlen(job->provenance)),
                         "options or the files that they name", "give all ranks the same"));
     return make_dataset(job);
 }
@@ -486,6 +488,6 @@ enum status prepare_run(const struct config *config, bool (*is_option)(const cha
     options_free(&job.options);
     free(job.source_parameters);
     free(job.workload_parameters);
-    free(job.made);
+    free(job.provenance);
     return status;
 }

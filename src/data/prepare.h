@@ -1,4 +1,4 @@
-/* --prepare DIR: writes a dataset, as shards or as files, from a source. */
+/* --prepare DIR: writes a dataset from a source, as shards or as files. */
 #ifndef FDSL_DATA_PREPARE_H
 #define FDSL_DATA_PREPARE_H
 
@@ -7,11 +7,12 @@
 #include "core/config.h"
 #include "core/status.h"
 
-/* Does what the command line, which has --prepare, asks for; with several ranks, each makes its places, and
- * the bytes are the same for any number of them. What is finished stays: the same command after a failure or
- * a kill goes on from there. STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with one line.
+/* Executes a command line that has --prepare. With several ranks, each writes a part of the units; the bytes
+ * do not depend on the number of ranks. Finished units are kept: repeating the command after a failure or a
+ * kill continues. Returns STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with a one-line message.
  *
- * `is_option` tells whether the program has an option of that name elsewhere: its refusal says so. */
+ * `is_option` returns whether the program has an option of that name outside --prepare. It is used in error
+ * messages. */
 enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
 
 #endif

@@ -8,16 +8,16 @@
 
 #include "core/file.h"
 #include "core/text.h"
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 
 #define NAME "samples.csv"
 
-/* What a list is written from. */
+/* Inputs of the list. */
 struct list {
     const struct source *source;
     const void *state;
     const struct index *index;
-    struct index_extensions extensions; /* each is a column */
+    struct index_extensions extensions; /* one column each */
 };
 
 static bool has_member(const struct index *index, const struct index_sample *sample, const char *extension)
@@ -28,12 +28,12 @@ static bool has_member(const struct index *index, const struct index_sample *sam
     return false;
 }
 
-/* The key, what the source tells, the shard, and where each member is: empty where the sample has no such
- * member. */
+/* Writes one record: key, the source's columns, shard, and the file of each member (empty if the sample has
+ * no such member). */
 static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 {
     const struct index_sample *sample = &list->index->samples[number];
-    const char *place = list->index->places[sample->place].name;
+    const char *unit = list->index->units[sample->unit].name;
     bool files = list->index->layout == INDEX_FILES;
     char texts[SOURCE_COLUMNS_MAX][SOURCE_TEXT_MAX], file[2 * PATH_MAX];
     text_csv_field(stream, sample->key);
@@ -43,11 +43,10 @@ static void write_sample(FILE *stream, const struct list *list, uint64_t number)
         text_csv_field(stream, texts[i]);
     }
     if (!files)
-        fprintf(stream, ",%s", place);
+        fprintf(stream, ",%s", unit);
     for (size_t i = 0; i < list->extensions.count; i++) {
         const char *extension = list->extensions.names[i];
-        snprintf(file, sizeof file, "%s%s%s.%s", files ? place : "", files ? "/" : "", sample->key,
-                 extension);
+        snprintf(file, sizeof file, "%s%s%s.%s", files ? unit : "", files ? "/" : "", sample->key, extension);
         fputc(',', stream);
         if (has_member(list->index, sample, extension))
             text_csv_field(stream, file);
@@ -77,7 +76,7 @@ enum status samples_write(const char *folder, const struct source *source, const
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
     struct list list = {.source = source, .state = state, .index = index};
-    TRY(place_path(path, folder, NAME));
+    TRY(unit_path(path, folder, NAME));
     for (uint64_t m = 0; m < index->member_count; m++)
         TRY(index_extensions_add(&list.extensions, index->members[m].extension));
     FILE *stream = open_memstream(&text, &size);
@@ -99,7 +98,7 @@ bool samples_are_whole(const char *folder, const struct index *index)
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
     bool whole = false;
-    if (place_path(path, folder, NAME) != STATUS_OK || access(path, F_OK) != 0 ||
+    if (unit_path(path, folder, NAME) != STATUS_OK || access(path, F_OK) != 0 ||
         file_read(path, &text, &size) != STATUS_OK)
         return false;
     bool counts = text_csv_records(text, size, &whole) == index->sample_count + 1;

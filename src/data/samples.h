@@ -1,4 +1,4 @@
-/* samples.csv, the list of a prepared dataset's samples. */
+/* samples.csv: the list of a prepared dataset's samples. */
 #ifndef FDSL_DATA_SAMPLES_H
 #define FDSL_DATA_SAMPLES_H
 
@@ -8,12 +8,12 @@
 #include "data/index.h"
 #include "data/source.h"
 
-/* Writes FOLDER/samples.csv: a record for the columns and one for each sample of the index, which are samples
- * 0, 1, ... of the source that `state` belongs to. CSV as in RFC 4180. */
+/* Writes FOLDER/samples.csv: a header record, then one record per sample of the index. Sample i of the index
+ * is sample i of the source. `state` is the source's. CSV as in RFC 4180. */
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 
-/* Whether it is there, has a record for its columns and one for each sample, and ends with a line end. */
+/* Whether samples.csv exists, has a header record and one record per sample, and ends with a newline. */
 bool samples_are_whole(const char *folder, const struct index *index);
 
 #endif

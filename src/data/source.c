@@ -12,13 +12,13 @@ extern const struct source source_counter, source_synth, source_idx, source_cifa
     source_digits, source_clips;
 
 const struct source *const source_table[] = {
-    &source_counter, /* tensors of a counter: their content is known */
+    &source_counter, /* tensors filled from a counter */
     &source_synth,   /* VisualAtom images */
     &source_idx,     /* MNIST and its kin */
     &source_cifar,   /* CIFAR-10 */
-    &source_dataset, /* what --prepare made */
-    &source_digits,  /* strokes, to learn from without a download */
-    &source_clips,   /* the same in three dimensions */
+    &source_dataset, /* an existing data set */
+    &source_digits,  /* generated strokes; no download needed */
+    &source_clips,   /* generated strokes over time */
     NULL,
 };
 
@@ -32,7 +32,7 @@ const struct source *source_find(const char *name)
     return NULL;
 }
 
-/* "--name=value" of two words: in this form the value may begin with dashes. */
+/* Joins a name and a value to "--name=value". In this form the value may begin with dashes. */
 static enum status join_words(struct source_reader *reader, const char *const words[], int *count)
 {
     for (*count = 0; words[2 * *count]; ++*count) {
@@ -67,7 +67,8 @@ enum status source_open(const char *name, const char *const words[], const struc
         options->tables[options->table_count++] =
             (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
     TRY(join_words(reader, words, &count));
-    memcpy(argv + 1, reader->arguments, sizeof reader->arguments); /* getopt moves them, and changes none */
+    memcpy(argv + 1, reader->arguments,
+           sizeof reader->arguments); /* getopt reorders the pointers but does not change the strings */
     TRY(options_parse(options, count + 1, argv));
     const struct source_request request = {.options = options,
                                            .parameters = reader->parameters,
@@ -134,7 +135,8 @@ void source_sample_free(struct source_sample *sample)
     *sample = (struct source_sample){0};
 }
 
-/* A message belongs to the thread that failed: so what failed is tried again by this one. */
+/* Messages are per thread. A failed sample is therefore tried again by the calling thread, which sets the
+ * message. */
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples)
 {

@@ -1,7 +1,8 @@
-/* Sources: where the samples of a prepared dataset come from.
+/* Sample sources: where the samples of a prepared dataset come from.
  *
- * A source makes any sample by its number, always the same bytes, so that ranks can share the work and a
- * killed run can go on. A new source is a `const struct source` in its own room and a line in source.c. */
+ * A source produces any sample by number, always with the same bytes. So ranks can share the work, and an
+ * interrupted run can continue. To add a source, define a `const struct source` and add a line to
+ * source.c. */
 #ifndef FDSL_DATA_SOURCE_H
 #define FDSL_DATA_SOURCE_H
 
@@ -15,71 +16,71 @@
 
 #define SOURCE_MEMBERS_MAX 4
 #define SOURCE_COLUMNS_MAX 4
-#define SOURCE_TEXT_MAX    4097       /* any key and its zero: as long as a path or a name in a tar */
-#define SOURCE_ENDLESS     UINT64_MAX /* instead of a number of samples */
+#define SOURCE_TEXT_MAX    4097 /* any key with its terminating zero; as long as a path or a name in a tar */
+#define SOURCE_ENDLESS     UINT64_MAX /* number of samples of an unlimited source */
 
 struct source_member {
-    const char *extension; /* lives as long as the source is open */
-    void *bytes;           /* from malloc; the sample's */
+    const char *extension; /* valid while the source is open */
+    void *bytes;           /* from malloc; owned by the sample */
     size_t size;
 };
 
-/* Members in the order of their extensions. */
+/* Members are sorted by extension. */
 struct source_sample {
     struct source_member members[SOURCE_MEMBERS_MAX];
     size_t count;
-    const char *key; /* its name where it comes from, or NULL; lives as long as the source is open */
+    const char *key; /* original name of the sample, or NULL; valid while the source is open */
 };
 
-/* What is known once a source is open. */
+/* Properties of an open source. */
 struct source_facts {
-    uint64_t samples;      /* how many there are; SOURCE_ENDLESS: as many as are asked for */
-    uint64_t sample_bytes; /* about, for the number of shards */
-    uint64_t identity;     /* a hash of what the options name but do not hold: the contents of files */
+    uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
+    uint64_t sample_bytes; /* approximate; determines the number of shards */
+    uint64_t identity;     /* hash of data that the options name but do not contain, such as files */
 };
 
-/* What a source is opened with: its options and, where it has a workload, that one's. */
+/* Arguments for opening a source: its options and, if it has a workload, the options of the workload. */
 struct source_request {
     const struct options *options;
     const void *parameters;
     void *workload_parameters;
     struct resources resources;
-    const char *target; /* the folder that samples are written into, or NULL; it need not exist */
+    const char *target; /* folder that the samples will be written to, or NULL; may not exist yet */
 };
 
 struct source {
     const char *name, *summary;
 
-    /* Its options. Those with `column` set decide what the samples are. */
+    /* Options of the source. Those with `column` set determine the samples. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;
 
-    /* A workload whose options it takes as well, or NULL; and those of its columns that do not decide what
-     * the samples are, NULL-terminated. */
+    /* Workload whose options the source also accepts, or NULL. `indifferent` lists the workload columns that
+     * do not affect the samples, NULL-terminated. */
     const char *workload;
     const char *const *indifferent;
 
-    /* What describe() tells of a sample, for samples.csv; NULL-terminated, SOURCE_COLUMNS_MAX at most. */
+    /* Columns that describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
     const char *const *columns;
 
-    /* Checks the options and makes the state, which the caller closes. */
+    /* Checks the options and creates the state. The caller closes it. */
     enum status (*open)(const struct source_request *request, struct source_facts *facts, void **state);
     void (*close)(void *state);
 
-    /* Makes samples first to first + count - 1. The caller frees each, also after a failure; they come
-     * zeroed. */
+    /* Produces samples first to first + count - 1 in `samples`, which is zeroed by the caller. The caller
+     * frees each sample, also after a failure. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
 
-    /* Makes a generator of the values of samples, without labels and headers, as of the member "npy". It does
-     * not outlive the state; the caller closes it. May be NULL: there is none. */
+    /* Creates a generator of sample values as in the member "npy", without label and header. The caller
+     * closes the generator before the state. NULL if the source has none. */
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);
 
-    /* With generate(): the label of a sample that nobody has made. */
+    /* Returns the label of a sample without producing it. Set if generate() is set. */
     uint64_t (*label)(const void *state, uint64_t number);
 
-    /* The texts of the columns, one for each. */
+    /* Writes the text of each column for a sample. */
     void (*describe)(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX]);
 };
 
@@ -88,51 +89,50 @@ extern const struct source *const source_table[];
 
 const struct source *source_find(const char *name);
 
-/* ---- For those who want samples without a folder ---- */
+/* ---- Reading samples without a folder ---- */
 
 #define SOURCE_ARGUMENTS_MAX 8
 
-/* A source that was opened by words. */
+/* An open source with its options. */
 struct source_reader {
     const struct source *source;
     void *state;
     struct source_facts facts;
     struct options options;
     void *parameters, *workload_parameters; /* owned */
-    char *arguments[SOURCE_ARGUMENTS_MAX];  /* owned; the values of options point into them */
+    char *arguments[SOURCE_ARGUMENTS_MAX];  /* owned; option values point into them */
 };
 
-/* Opens the source of that name with the options that `words` give, names and values in turn and then NULL:
- * {"--source", "x", NULL}. Any text will do as a value, "--" as well. The caller closes, also after a
- * failure. */
+/* Opens the source `name`. `words` lists option names and values alternately and ends with NULL: {"--source",
+ * "x", NULL}. A value may be any text, including "--". The caller closes `reader`, also after a failure. */
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);
 
-/* The member with this extension, or NULL. */
+/* Returns the member with this extension, or NULL. */
 const struct source_member *source_member(const struct source_sample *sample, const char *extension);
 
-/* ---- For those who make samples ---- */
+/* ---- Producing samples ---- */
 
-/* What a picture becomes in a sample. */
+/* Encoding of an image in a sample. */
 enum source_encoding { SOURCE_PNG, SOURCE_NPY };
-extern const char *const source_encodings[]; /* for an option, as the enum */
+extern const char *const source_encodings[]; /* option values, in enum order */
 
-/* Adds a member; takes `bytes`. */
+/* Adds a member and takes ownership of `bytes`. */
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size);
 
-/* Adds "cls", the label in decimal digits. */
+/* Adds the member "cls": the label in decimal digits. */
 enum status source_add_label(struct source_sample *sample, uint64_t label);
 
-/* Adds "npy", an array of this type and shape (npy_header_make()) with these values, which are copied. Where
- * `values` is NULL they are zero, and `*room` shows where to write them. */
+/* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of `values`. If `values`
+ * is NULL, the values are zero and `*room` points to them for the caller to fill. */
 enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room);
 
-/* Frees what the sample holds, and leaves it empty. */
+/* Frees the sample's members and leaves it empty. */
 void source_sample_free(struct source_sample *sample);
 
-/* Makes samples one by one, in parallel where OpenMP is there; for sources whose make() can be so. */
+/* Produces samples one by one, in parallel if built with OpenMP. For sources whose make() is thread safe. */
 typedef enum status source_make_one(const void *state, uint64_t number, struct source_sample *sample);
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples);

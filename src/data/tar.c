@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A header's fields, by offset and length. */
+/* Header fields: offset and length. */
 enum {
     NAME = 0,
     NAME_BYTES = 100,
@@ -22,7 +22,7 @@ enum {
     PREFIX_BYTES = 155
 };
 
-/* Beyond this no file system goes, and sums of offsets stay far from overflow. */
+/* Larger than any file system allows, small enough that sums of offsets do not overflow. */
 #define SIZE_MAX_BYTES (UINT64_C(1) << 62)
 
 #define BAD(at, ...)   bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
@@ -54,7 +54,8 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
-/* An octal number, blanks before it, blanks or zeros behind. False where it is none. */
+/* Parses an octal number with leading blanks, ended by blanks or zeros. False if the field is not such a
+ * number. */
 static bool octal(const uint8_t *field, size_t length, uint64_t *value)
 {
     size_t i = 0;
@@ -62,14 +63,14 @@ static bool octal(const uint8_t *field, size_t length, uint64_t *value)
     while (i < length && field[i] == ' ')
         i++;
     for (; i < length && field[i] >= '0' && field[i] <= '7'; i++)
-        *value = *value << 3 | (uint64_t)(field[i] - '0'); /* 12 digits at most: 36 bits */
+        *value = *value << 3 | (uint64_t)(field[i] - '0'); /* at most 12 digits, so 36 bits */
     for (; i < length; i++)
         if (field[i] != ' ' && field[i] != '\0')
             return false;
     return true;
 }
 
-/* GNU's base 256, the first byte 0x80: big-endian. */
+/* Parses GNU's base-256 number: first byte 0x80, then big-endian. */
 static bool base256(const uint8_t *field, size_t length, uint64_t *value)
 {
     *value = 0;
@@ -89,13 +90,14 @@ static enum status size_of(uint64_t at, const uint8_t *header, uint64_t *size)
     bool read = field[0] & 0x80 ? field[0] == 0x80 && base256(field, SIZE_BYTES, size)
                                 : octal(field, SIZE_BYTES, size);
     if (!read)
-        return BAD(at, "the size is no number");
+        return BAD(at, "the size is not a number");
     return *size < SIZE_MAX_BYTES
                ? STATUS_OK
                : BAD(at, "the size, %" PRIu64 " bytes, is more than any file holds", *size);
 }
 
-/* The sum of a header's bytes, its own field counting as blanks. Some old programs added signed bytes. */
+/* Verifies the header's checksum: the sum of its bytes with the checksum field as blanks. Some old programs
+ * summed signed bytes. */
 static enum status check_sum(uint64_t at, const uint8_t *header)
 {
     uint64_t stored;
@@ -106,18 +108,18 @@ static enum status check_sum(uint64_t at, const uint8_t *header)
         chars += (int8_t)byte;
     }
     if (!octal(header + CHECKSUM, CHECKSUM_BYTES, &stored))
-        return BAD(at, "no tar header: its checksum is no number");
+        return BAD(at, "not a tar header: its checksum is not a number");
     if ((int64_t)stored != bytes && (int64_t)stored != chars)
-        return BAD(at, "the header's checksum is wrong: it says %" PRIu64 ", its bytes add up to %" PRId64,
-                   stored, bytes);
+        return BAD(at, "wrong header checksum: it says %" PRIu64 ", its bytes add up to %" PRId64, stored,
+                   bytes);
     return STATUS_OK;
 }
 
-/* The name in the header itself. */
+/* Reads the name stored in the header itself. */
 static void plain_name(const uint8_t *header, char *name)
 {
     int prefix = 0;
-    if (memcmp(header + MAGIC, "ustar", 6) == 0) /* with its zero; GNU has a blank there and no prefix */
+    if (memcmp(header + MAGIC, "ustar", 6) == 0) /* including the zero; GNU has a blank there and no prefix */
         prefix = (int)strnlen((const char *)header + PREFIX, PREFIX_BYTES);
     snprintf(name, TAR_NAME_MAX + 1, "%.*s%s%.*s", prefix, (const char *)header + PREFIX, prefix ? "/" : "",
              (int)strnlen((const char *)header + NAME, NAME_BYTES), (const char *)header + NAME);
@@ -128,16 +130,16 @@ static void plain_name(const uint8_t *header, char *name)
 static enum status take_name(uint64_t at, struct tar_override *override, const uint8_t *text, size_t length)
 {
     if (length > TAR_NAME_MAX)
-        return BAD(at, "a name of %zu bytes; at most %d are read", length, TAR_NAME_MAX);
+        return BAD(at, "a name of %zu bytes; at most %d are supported", length, TAR_NAME_MAX);
     if (memchr(text, '\0', length))
-        return BAD(at, "a name with a zero byte in it");
+        return BAD(at, "a name that contains a zero byte");
     memcpy(override->name, text, length);
     override->name[length] = '\0';
-    override->has_name = length > 0; /* pax: no value takes back what was said before */
+    override->has_name = length > 0; /* pax: an empty value cancels the earlier one */
     return STATUS_OK;
 }
 
-/* A decimal number of up to `length` digits, all of them. */
+/* Parses a decimal number of up to `length` digits that spans the whole text. */
 static bool decimal(const uint8_t *text, size_t length, uint64_t *value)
 {
     *value = 0;
@@ -155,31 +157,31 @@ static enum status take_keyword(uint64_t at, struct tar_override *override, cons
                                 size_t key_length, const uint8_t *value, size_t length)
 {
     if (key_length >= 11 && memcmp(key, "GNU.sparse.", 11) == 0)
-        return BAD(at, "a sparse member, whose data is no plain copy; write the shard without --sparse");
+        return BAD(at, "a sparse member is not stored as a plain copy; write the shard without --sparse");
     if (key_length == 4 && memcmp(key, "path", 4) == 0)
         return take_name(at, override, value, length);
     if (key_length != 4 || memcmp(key, "size", 4) != 0)
         return STATUS_OK;
     override->has_size = length > 0;
     if (length > 0 && (!decimal(value, length, &override->size) || override->size >= SIZE_MAX_BYTES))
-        return BAD(at, "the size in a pax header, '%.*s', is no size of a file",
+        return BAD(at, "the size in a pax header, '%.*s', is not a valid file size",
                    (int)(length < 32 ? length : 32), (const char *)value);
     return STATUS_OK;
 }
 
-/* Records "LENGTH KEY=VALUE\n", each as long as it says. */
+/* Parses pax records "LENGTH KEY=VALUE" and a newline; LENGTH includes the whole record. */
 static enum status take_pax(uint64_t at, struct tar_override *override, const uint8_t *text, size_t size)
 {
-    while (size > 0 && text[0] != '\0') { /* some writers fill up with zeros */
+    while (size > 0 && text[0] != '\0') { /* some writers pad with zeros */
         const uint8_t *blank = memchr(text, ' ', size < 20 ? size : 20);
         uint64_t length = 0;
         if (!blank || !decimal(text, (size_t)(blank - text), &length) || length > size ||
             length < (uint64_t)(blank - text) + 3 || text[length - 1] != '\n')
-            return BAD(at, "a record of a pax header has no proper length");
+            return BAD(at, "a pax record has an invalid length");
         const uint8_t *key = blank + 1, *end = text + length - 1;
         const uint8_t *equals = memchr(key, '=', (size_t)(end - key));
         if (!equals)
-            return BAD(at, "a record of a pax header has no '='");
+            return BAD(at, "a pax record has no '='");
         TRY(take_keyword(at, override, key, (size_t)(equals - key), equals + 1, (size_t)(end - equals - 1)));
         text += length;
         size -= length;
@@ -192,14 +194,14 @@ static bool is_extension(uint8_t type)
     return type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K';
 }
 
-/* The data of an extended header, all there. */
+/* Parses the data of an extended header, which is completely available. */
 static enum status take_extension(struct tar_parser *parser, uint8_t type, const uint8_t *data, size_t size)
 {
     uint64_t at = parser->position;
     if (type == 'L')
         return take_name(at, &parser->next, data, strnlen((const char *)data, size));
     parser->has_global |= type == 'g';
-    if (type == 'K') /* where a link leads to; links are not read */
+    if (type == 'K') /* long target of a link; links are ignored */
         return STATUS_OK;
     return take_pax(at, type == 'g' ? &parser->global : &parser->next, data, size);
 }
@@ -211,7 +213,7 @@ static uint64_t padded(uint64_t size)
     return size + tar_padding(size);
 }
 
-/* Whether `bytes` bytes can follow position: STATUS_OK also where nobody knows the end. */
+/* Checks that the shard has `bytes` more bytes at position. STATUS_OK if the shard's size is unknown. */
 static enum status check_end(const struct tar_parser *parser, size_t available, bool at_end, uint64_t bytes,
                              const char *what)
 {
@@ -219,12 +221,12 @@ static enum status check_end(const struct tar_parser *parser, size_t available, 
     if (end == TAR_SIZE_UNKNOWN || (parser->position <= end && bytes <= end - parser->position))
         return STATUS_OK;
     return BAD(parser->position,
-               "the shard ends at %" PRIu64 ", in the midst of %s that takes %" PRIu64
+               "the shard ends at %" PRIu64 ", inside %s that takes %" PRIu64
                " bytes: it was cut, or the header is damaged",
                end, what, bytes);
 }
 
-/* The header at position, which is available and not zero: a member, or something to pass over. */
+/* Parses the header at position, which is available and not zero. It is a member or something to skip. */
 static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
                                bool at_end, struct tar_member *member, bool *found)
 {
@@ -239,14 +241,16 @@ static enum status take_header(struct tar_parser *parser, const uint8_t *header,
     else
         plain_name(header, parser->name);
     if (type == 'S')
-        return BAD(at, "'%.200s' is sparse, and its data no plain copy; write the shard without --sparse",
+        return BAD(at, "'%.200s' is sparse and not stored as a plain copy; write the shard without --sparse",
                    parser->name);
-    if (type >= '1' && type <= '6') /* links, devices, folders: no data, whatever the size says */
+    if (type >= '1' &&
+        type <= '6') /* links, devices, folders: no data follows, whatever the size field says */
         size = 0;
     TRY(check_end(parser, available, at_end, TAR_BLOCK_BYTES + padded(size), "a member"));
 
     size_t length = strlen(parser->name);
-    bool folder = type == '\0' && length > 0 && parser->name[length - 1] == '/'; /* V7 */
+    bool folder = type == '\0' && length > 0 &&
+                  parser->name[length - 1] == '/'; /* V7: a trailing slash marks a folder */
     *found = (type == '0' || type == '\0' || type == '7') && !folder;
     *member = (struct tar_member){parser->name, parser->is_extended ? parser->extended : at,
                                   at + TAR_BLOCK_BYTES, size};
@@ -255,7 +259,7 @@ static enum status take_header(struct tar_parser *parser, const uint8_t *header,
     return STATUS_OK;
 }
 
-/* Asks for `bytes` from position on; an error where there are fewer. */
+/* Requests `bytes` from position on. Fails if the shard has fewer. */
 static enum status ask(const struct tar_parser *parser, size_t available, bool at_end, size_t bytes,
                        enum tar_step *step, size_t *need)
 {
@@ -265,25 +269,25 @@ static enum status ask(const struct tar_parser *parser, size_t available, bool a
     return STATUS_OK;
 }
 
-/* Data after a block of zeros, at `offset`. */
+/* Reports data after a block of zeros, at `offset`. */
 static enum status refuse_data_after_end(const struct tar_parser *parser, uint64_t offset)
 {
     if (offset - parser->end < TAR_END_BYTES)
-        return BAD(parser->end, "a single block of zeros with more behind it: the shard is damaged");
+        return BAD(parser->end, "data after a single block of zeros: the shard is damaged");
     return BAD(parser->end,
-               "the shard ends here, and data follow at offset %" PRIu64
-               ": a part of it was zeroed, or archives were joined with cat; restore it, or keep "
-               "each archive in a file of its own",
+               "the shard ends here, but data follows at offset %" PRIu64
+               ": a part was overwritten with zeros, or archives were joined with cat; restore the shard, or "
+               "keep each archive in its own file",
                offset);
 }
 
-/* At the blocks of zeros, or after them: goes on to the end of the shard. Needs no more than a block at a
- * time, so that a caller may look at the rest through any window. */
+/* Handles the end-of-archive blocks and checks for zeros up to the end of the shard. Requests one block at a
+ * time, so the caller's buffer may be small. */
 static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                             enum tar_step *step, size_t *need)
 {
     if (!parser->has_ended && parser->is_extended)
-        return BAD(parser->position, "the shard ends behind an extended header, before its member");
+        return BAD(parser->position, "the shard ends after an extended header, before its member");
     if (!parser->has_ended)
         parser->end = parser->position;
     parser->has_ended = true;
@@ -309,7 +313,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
         if (parser->has_ended)
             return take_end(parser, bytes, available, at_end, step, need);
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
-            return BAD(begin, begin ? "the shard ends without its blocks of zeros: it was cut"
+            return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was cut"
                                     : "the shard is empty");
         if (available < TAR_BLOCK_BYTES)
             return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
@@ -320,7 +324,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
             uint64_t size;
             TRY(size_of(begin, bytes, &size));
             if (size > TAR_EXTENDED_MAX)
-                return BAD(begin, "an extended header of %" PRIu64 " bytes; at most %d are read", size,
+                return BAD(begin, "an extended header of %" PRIu64 " bytes; at most %d are supported", size,
                            TAR_EXTENDED_MAX);
             size_t whole = TAR_BLOCK_BYTES + (size_t)padded(size);
             if (available < whole)
@@ -337,8 +341,8 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
             return STATUS_OK;
         }
         uint64_t passed = parser->position - begin;
-        if (passed > available && at_end) /* check_end() has seen to this */
-            return BAD(begin, "the shard ends in the midst of a member");
+        if (passed > available && at_end) /* check_end() has checked this */
+            return BAD(begin, "the shard ends inside a member");
         bytes += passed < available ? passed : available;
         available -= passed < available ? (size_t)passed : available;
     }
@@ -346,7 +350,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
 
 /* ---- Writing ---- */
 
-/* A header of this type; `name` has at most TAR_NAME_FIELD bytes. */
+/* Fills a header of this type. `name` has at most TAR_NAME_FIELD bytes. */
 static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t length, uint64_t size,
                         char type)
 {
@@ -360,22 +364,24 @@ static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t
     strcpy(text + TIME, "00000000000");
     memset(text + CHECKSUM, ' ', CHECKSUM_BYTES);
     text[TYPE] = type;
-    memcpy(text + MAGIC, type == '0' ? "ustar\00000" : "ustar  ", 8); /* the second is GNU's */
+    memcpy(text + MAGIC, type == '0' ? "ustar\00000" : "ustar  ", 8); /* the second form is GNU's */
     unsigned sum = 0;
     for (size_t i = 0; i < TAR_BLOCK_BYTES; i++)
         sum += block[i];
-    snprintf(text + CHECKSUM, CHECKSUM_BYTES - 1, "%06o", sum); /* then a zero, then the blank */
+    snprintf(text + CHECKSUM, CHECKSUM_BYTES - 1, "%06o", sum); /* followed by a zero and a blank */
 }
 
 static enum status check_member(const char *name, size_t name_max, uint64_t size)
 {
     size_t length = strlen(name);
     if (length == 0 || length > name_max)
-        return status_set(STATUS_FAILED, "'%.120s': a member's name has 1 to %zu bytes, this one %zu", name,
+        return status_set(STATUS_FAILED,
+                          "'%.120s': a member's name must have 1 to %zu bytes; this one has %zu", name,
                           name_max, length);
     if (size >> 33)
         return status_set(STATUS_FAILED,
-                          "%s: a member of a shard holds less than 8 GiB, not %" PRIu64 " bytes", name, size);
+                          "%s: a shard member must be smaller than 8 GiB; this one has %" PRIu64 " bytes",
+                          name, size);
     return STATUS_OK;
 }
 
@@ -391,7 +397,8 @@ enum status tar_headers(uint8_t bytes[TAR_HEADERS_MAX], const char *name, uint64
     size_t length = strlen(name);
     *count = 0;
     TRY(check_member(name, TAR_NAME_MAX, size));
-    if (length > TAR_NAME_FIELD) { /* the whole name with its zero, as the data of a header before */
+    if (length >
+        TAR_NAME_FIELD) { /* store the whole name, with its zero, as the data of a preceding header */
         static const char link[] = "././@LongLink";
         fill_header(bytes, link, sizeof link - 1, length + 1, 'L');
         memset(bytes + TAR_BLOCK_BYTES, 0, (size_t)padded(length + 1));

@@ -1,4 +1,4 @@
-/* The index of wids, "wids-shard-index-v1". */
+/* The index of wids, format "wids-shard-index-v1". */
 #include "data/index.h"
 
 #include <stdlib.h>
@@ -24,9 +24,9 @@ static enum status read_shard(const json_t *entry, struct wids_shard *shard)
     if (!json_is_integer(samples) || json_integer_value(samples) < 0)
         return status_set(STATUS_FAILED, "'%.200s' has no number of samples", url);
     if (bytes && (!json_is_integer(bytes) || json_integer_value(bytes) < 0))
-        return status_set(STATUS_FAILED, "'%.200s' has no sensible filesize", url);
+        return status_set(STATUS_FAILED, "'%.200s' has an invalid filesize", url);
     if (md5 && (strlen(md5) != 32 || strspn(md5, "0123456789abcdefABCDEF") != 32))
-        return status_set(STATUS_FAILED, "'%.200s' has an md5sum that is none", url);
+        return status_set(STATUS_FAILED, "'%.200s' has an invalid md5sum", url);
     shard->url = strdup(url);
     strcpy(shard->md5, md5 ? md5 : "");
     shard->samples = (uint64_t)json_integer_value(samples);
@@ -40,7 +40,7 @@ static enum status read_root(const json_t *root, struct wids *wids)
     const char *name = json_string_value(json_object_get(root, "name"));
     const json_t *list = json_object_get(root, "shardlist");
     if (!kind || strcmp(kind, KIND) != 0)
-        return status_set(STATUS_FAILED, "this is no index of wids: \"__kind__\" is not \"" KIND "\"");
+        return status_set(STATUS_FAILED, "not a wids index: \"__kind__\" is not \"" KIND "\"");
     if (!json_is_array(list))
         return status_set(STATUS_FAILED, "the index has no \"shardlist\"");
     wids->name = strdup(name ? name : "");
@@ -61,7 +61,7 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     *wids = (struct wids){0};
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return status_set(STATUS_FAILED, "line %d: no JSON: %s", error.line, error.text);
+        return status_set(STATUS_FAILED, "line %d: invalid JSON: %s", error.line, error.text);
     enum status status = read_root(root, wids);
     json_decref(root);
     return status;
@@ -80,11 +80,11 @@ enum status wids_read(const char *path, struct wids *wids)
 
 /* ---- Writing ---- */
 
-/* An md5sum that is not known is left out. */
-static json_t *shard_of(const struct index_place *place)
+/* An unknown md5sum is omitted. */
+static json_t *shard_of(const struct index_unit *unit)
 {
-    return json_pack("{s:s, s:s*, s:I, s:I}", "url", place->name, "md5sum", *place->md5 ? place->md5 : NULL,
-                     "nsamples", (json_int_t)place->count, "filesize", (json_int_t)place->bytes);
+    return json_pack("{s:s, s:s*, s:I, s:I}", "url", unit->name, "md5sum", *unit->md5 ? unit->md5 : NULL,
+                     "nsamples", (json_int_t)unit->count, "filesize", (json_int_t)unit->bytes);
 }
 
 enum status wids_format(const char *name, const struct index *index, char **text)
@@ -93,13 +93,13 @@ enum status wids_format(const char *name, const struct index *index, char **text
         json_pack("{s:s, s:i, s:s, s:[]}", "__kind__", KIND, "wids_version", 1, "name", name, "shardlist");
     json_t *list = json_object_get(root, "shardlist");
     bool whole = root;
-    for (uint64_t i = 0; whole && i < index->place_count; i++)
-        whole = json_array_append_new(list, shard_of(&index->places[i])) == 0;
+    for (uint64_t i = 0; whole && i < index->unit_count; i++)
+        whole = json_array_append_new(list, shard_of(&index->units[i])) == 0;
     *text = whole ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     return *text ? STATUS_OK
                  : status_set(STATUS_FAILED,
-                              "%s: no wids index can be made: a name is no UTF-8, or memory ran out", name);
+                              "%s: cannot write the wids index: a name is not UTF-8, or out of memory", name);
 }
 
 #else
@@ -109,7 +109,7 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     (void)text, (void)size;
     *wids = (struct wids){0};
     return status_set(STATUS_UNAVAILABLE,
-                      "this build reads no JSON: install jansson (libjansson-dev) and build again");
+                      "this build has no JSON support: install jansson (libjansson-dev) and build again");
 }
 
 enum status wids_read(const char *path, struct wids *wids)
@@ -131,7 +131,7 @@ enum status wids_format(const char *name, const struct index *index, char **text
 void wids_free(struct wids *wids)
 {
     for (size_t i = 0; i < wids->count + 1 && wids->shards; i++)
-        free(wids->shards[i].url); /* also of the one that failed */
+        free(wids->shards[i].url); /* including an entry that failed to parse */
     free(wids->shards);
     free(wids->name);
     *wids = (struct wids){0};

@@ -8,23 +8,23 @@
 #include "data/npy.h"
 #include "data/plain.h"
 
-#define HEAD_BYTES     4096      /* of a .npy, read to find its header */
-#define HEAD_BYTES_MAX (1 << 20) /* the same where the header is longer */
+#define HEAD_BYTES     4096      /* bytes of a .npy read first to find its header */
+#define HEAD_BYTES_MAX (1 << 20) /* bytes read if the header is longer */
 
-/* The samples as they are looked through. */
-struct looking {
+/* State of examining the samples. */
+struct inspection {
     const struct dataset *dataset;
     struct plain plain;
     struct arrays *arrays;
-    struct npy_header first; /* of sample number 0 */
-    uint8_t *head;           /* HEAD_BYTES_MAX of them */
+    struct npy_header first; /* header of sample 0 */
+    uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
 
-/* Puts the sample before the reason. */
-static enum status about(const struct looking *looking, const struct dataset_sample *sample,
+/* Prepends the sample to the error message. */
+static enum status about(const struct inspection *inspection, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
-    const struct dataset *dataset = looking->dataset;
+    const struct dataset *dataset = inspection->dataset;
     return status_prefix(status, "%s/%s: sample '%s', '%s'", dataset->path, dataset->files[member->file].name,
                          sample->key, member->extension);
 }
@@ -32,24 +32,22 @@ static enum status about(const struct looking *looking, const struct dataset_sam
 static enum status unfit(const struct dataset_member *member)
 {
     if (strcasecmp(member->extension, "png") == 0)
-        return status_set(STATUS_USAGE,
-                          "a GPU variant decodes no PNG; prepare the set as .npy (--encode npy), "
-                          "or decode on the CPU: --variant shards-omp --decode");
-    return status_set(STATUS_USAGE,
-                      "a GPU variant takes samples of one .npy and, where there is one, a label in .cls; "
-                      "leave this member out, or take a CPU variant");
+        return status_set(STATUS_USAGE, "a GPU variant cannot decode PNG; prepare the set as .npy (--encode "
+                                        "npy), or decode on the CPU: --variant shards-omp --decode");
+    return status_set(STATUS_USAGE, "a GPU variant accepts samples of one .npy and optionally a label in "
+                                    ".cls; leave this member out, or use a CPU variant");
 }
 
-static enum status read_header(struct looking *looking, const struct dataset_member *member,
+static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
                                struct npy_header *header)
 {
     uint64_t bytes = member->size < HEAD_BYTES ? member->size : HEAD_BYTES;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    if (npy_header_parse(looking->head, bytes, header) == STATUS_OK)
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    if (npy_header_parse(inspection->head, bytes, header) == STATUS_OK)
         return STATUS_OK;
     bytes = member->size < HEAD_BYTES_MAX ? member->size : HEAD_BYTES_MAX;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    return npy_header_parse(looking->head, bytes, header) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    return npy_header_parse(inspection->head, bytes, header) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
 static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
@@ -58,54 +56,54 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
            memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
 }
 
-/* A batch is one tensor: all samples must be alike. */
-static enum status check_header(struct looking *looking, uint32_t number, uint64_t size,
+/* Checks one header. A batch is one tensor, so all samples need the same type and shape. */
+static enum status check_header(struct inspection *inspection, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
     if (number == 0) {
-        if (!dtype_from_npy(header->type, &looking->arrays->type))
-            return status_set(
-                STATUS_USAGE,
-                "values of type '%s'; a GPU variant takes |u1, <f2 and <f4: prepare the set with "
-                "--dtype u8, f16 or f32",
-                header->type);
-        looking->arrays->values = header->values;
-        looking->first = *header;
+        if (!dtype_from_npy(header->type, &inspection->arrays->type))
+            return status_set(STATUS_USAGE,
+                              "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the set "
+                              "with --dtype u8, f16 or f32",
+                              header->type);
+        inspection->arrays->values = header->values;
+        inspection->first = *header;
         if (header->values == 0)
-            return status_set(STATUS_USAGE, "an array without values makes no tensor");
+            return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
-    if (!same_arrays(header, &looking->first))
+    if (!same_arrays(header, &inspection->first))
         return status_set(STATUS_USAGE,
-                          "%llu values of type '%s' where sample '%s' has %llu of '%s', or another shape: a "
-                          "batch is one tensor, so all samples must be alike",
-                          (unsigned long long)header->values, header->type, looking->dataset->samples[0].key,
-                          (unsigned long long)looking->first.values, looking->first.type);
+                          "%llu values of type '%s', but sample '%s' has %llu of '%s', or another shape: a "
+                          "batch is one tensor, so all samples need the same type and shape",
+                          (unsigned long long)header->values, header->type,
+                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
+                          inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
-static enum status look_at_array(struct looking *looking, uint32_t number,
+static enum status look_at_array(struct inspection *inspection, uint32_t number,
                                  const struct dataset_member *member, uint64_t at)
 {
     struct npy_header header;
-    TRY(read_header(looking, member, &header));
-    TRY(check_header(looking, number, member->size, &header));
-    looking->arrays->samples[number].values = at + header.data;
+    TRY(read_header(inspection, member, &header));
+    TRY(check_header(inspection, number, member->size, &header));
+    inspection->arrays->samples[number].values = at + header.data;
     return STATUS_OK;
 }
 
-static enum status look_at_label(struct looking *looking, const struct dataset_member *member)
+static enum status look_at_label(struct inspection *inspection, const struct dataset_member *member)
 {
     int32_t label;
     uint64_t bytes = member->size < LABEL_BYTES_MAX ? member->size : LABEL_BYTES_MAX;
-    TRY(plain_bytes(&looking->plain, member, bytes, looking->head));
-    if (member->size <= LABEL_BYTES_MAX && label_parse(looking->head, bytes, &label))
+    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+    if (member->size <= LABEL_BYTES_MAX && label_parse(inspection->head, bytes, &label))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "a label is a whole number of 32 bits in decimal, and this is none");
+    return status_set(STATUS_USAGE, "not a label: a label is a decimal 32-bit integer");
 }
 
-/* The first byte of a sample in its shard, and where it ends. */
+/* Computes the extent of a sample and the offsets of its members. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
-                    struct array_sample *array, struct array_place *place)
+                    struct array_sample *array, struct array_extent *extent)
 {
     const struct dataset_member *members = &dataset->members[sample->member];
     uint64_t begin = packed ? 0 : UINT64_MAX, end = 0;
@@ -117,15 +115,15 @@ static void lay_out(const struct dataset *dataset, const struct dataset_sample *
         array->bytes += members[m].size;
         end = array->at[m] + members[m].size > end ? array->at[m] + members[m].size : end;
     }
-    *place = (struct array_place){begin, end};
+    *extent = (struct array_extent){begin, end};
 }
 
-static enum status look_at_sample(struct looking *looking, uint32_t number, bool packed)
+static enum status look_at_sample(struct inspection *inspection, uint32_t number, bool packed)
 {
-    const struct dataset *dataset = looking->dataset;
+    const struct dataset *dataset = inspection->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
     const struct dataset_member *members = &dataset->members[sample->member];
-    struct array_sample *array = &looking->arrays->samples[number];
+    struct array_sample *array = &inspection->arrays->samples[number];
     uint32_t found = 0;
     *array = (struct array_sample){
         .key_hash = sample->key_hash, .members = sample->members, .label = sample->members};
@@ -133,50 +131,51 @@ static enum status look_at_sample(struct looking *looking, uint32_t number, bool
         bool is_array = strcasecmp(members[m].extension, "npy") == 0;
         bool is_label = strcasecmp(members[m].extension, "cls") == 0;
         if ((!is_array && !is_label) || sample->members > ARRAY_MEMBERS_MAX)
-            return about(looking, sample, &members[m], unfit(&members[m]));
+            return about(inspection, sample, &members[m], unfit(&members[m]));
         if (is_label)
             array->label = m;
         found += is_array;
     }
     if (found != 1)
-        return about(looking, sample, &members[0],
-                     status_set(STATUS_USAGE, "a GPU variant wants one .npy in a sample, and here is none"));
-    lay_out(dataset, sample, packed, array, &looking->arrays->places[number]);
+        return about(
+            inspection, sample, &members[0],
+            status_set(STATUS_USAGE, "a GPU variant needs one .npy per sample, and this one has none"));
+    lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
-        enum status status = m == array->label ? look_at_label(looking, &members[m])
-                                               : look_at_array(looking, number, &members[m], array->at[m]);
+        enum status status = m == array->label ? look_at_label(inspection, &members[m])
+                                               : look_at_array(inspection, number, &members[m], array->at[m]);
         if (status != STATUS_OK)
-            return about(looking, sample, &members[m], status);
+            return about(inspection, sample, &members[m], status);
     }
     return STATUS_OK;
 }
 
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays)
 {
-    struct looking looking = {.dataset = dataset,
-                              .plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1},
-                              .arrays = arrays};
+    struct inspection inspection = {.dataset = dataset,
+                                    .plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1},
+                                    .arrays = arrays};
     *arrays = (struct arrays){0};
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
-    arrays->places = calloc(dataset->sample_count, sizeof *arrays->places);
-    looking.head = malloc(HEAD_BYTES_MAX);
+    arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);
+    inspection.head = malloc(HEAD_BYTES_MAX);
     enum status status =
-        arrays->samples && arrays->places && looking.head
+        arrays->samples && arrays->extents && inspection.head
             ? STATUS_OK
             : status_set(STATUS_FAILED, "out of memory for the headers of %u samples", dataset->sample_count);
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
-        status = look_at_sample(&looking, i, packed);
-        if (arrays->places[i].bytes > arrays->bytes_max)
-            arrays->bytes_max = arrays->places[i].bytes;
+        status = look_at_sample(&inspection, i, packed);
+        if (arrays->extents[i].bytes > arrays->bytes_max)
+            arrays->bytes_max = arrays->extents[i].bytes;
     }
-    free(looking.head);
-    plain_close(&looking.plain);
+    free(inspection.head);
+    plain_close(&inspection.plain);
     return status;
 }
 
 void arrays_close(struct arrays *arrays)
 {
     free(arrays->samples);
-    free(arrays->places);
+    free(arrays->extents);
     *arrays = (struct arrays){0};
 }

@@ -1,5 +1,5 @@
-/* Samples as arrays: what a device must know of a data set before it can take its bytes apart. Every sample
- * is one .npy of bytes, halves or floats, all of one shape and type, and maybe a label in .cls. */
+/* Layout of samples as arrays, which the device needs to parse raw bytes. Every sample is one .npy of bytes,
+ * halves or floats, with equal type and shape for all samples, and optionally a label in .cls. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 
@@ -13,36 +13,38 @@
 
 #define ARRAY_MEMBERS_MAX 2
 
-/* One sample; offsets count from its first byte. 64 bytes, two sectors of a device's memory. */
+/* One sample. Offsets count from its first byte. 64 bytes, two sectors of device memory. */
 struct array_sample {
     uint64_t key_hash;
-    uint64_t at[ARRAY_MEMBERS_MAX], size[ARRAY_MEMBERS_MAX]; /* its members, in their order */
-    uint64_t bytes;                                          /* of all members */
-    uint64_t values;                                         /* where the values begin */
+    uint64_t at[ARRAY_MEMBERS_MAX],
+        size[ARRAY_MEMBERS_MAX]; /* offset and size of each member, in member order */
+    uint64_t bytes;              /* total over all members */
+    uint64_t values;             /* offset of the values */
     uint32_t members;
-    uint32_t label; /* which of the members is the label; `members`: none */
+    uint32_t label; /* which member is the label; equal to `members` if there is none */
 };
 
-/* Where a sample lies. */
-struct array_place {
-    uint64_t begin; /* its first byte in its shard; 0 where samples are packed */
-    uint64_t bytes; /* from there to its last one */
+/* The bytes of a sample. */
+struct array_extent {
+    uint64_t begin; /* offset of its first byte in the shard; 0 if samples are packed */
+    uint64_t bytes; /* length up to its last byte */
 };
 
 struct arrays {
     enum dtype type;
-    uint64_t values;              /* of a sample */
-    struct array_sample *samples; /* by number, as are the places */
-    struct array_place *places;
-    uint64_t bytes_max; /* of a place */
+    uint64_t values;              /* per sample */
+    struct array_sample *samples; /* by sample number, like `extents` */
+    struct array_extent *extents;
+    uint64_t bytes_max; /* largest extent */
 };
 
 FDSL_C_BEGIN
 
-/* Reads the headers and labels of all samples. `packed`: members will stand one behind the other, each on a
- * multiple of ARRAY_ALIGNMENT, as a reader of members puts them; else as they lie in their shard.
- * STATUS_USAGE where a sample is not such an array, with the sample, what is wrong with it and what to do;
- * STATUS_FAILED where it cannot be read or memory runs out. The caller closes it, also after a failure. */
+/* Reads the headers and labels of all samples. With `packed`, offsets assume that members are stored
+ * consecutively, each aligned to ARRAY_ALIGNMENT, as a reader of members stores them. Otherwise offsets are
+ * those in the shard. STATUS_USAGE if a sample is not such an array; the message names the sample, the
+ * problem and a remedy. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes
+ * `arrays`, also after a failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays);
 void arrays_close(struct arrays *arrays);

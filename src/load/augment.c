@@ -4,7 +4,7 @@
 
 #include "core/half.h"
 
-/* One row of one channel as floats: `count` values, `step` values apart from `first` on. */
+/* Converts one row of one channel to floats: `count` values from `first` on, `step` values apart. */
 static void row_values(const struct image *image, size_t first, size_t step, uint32_t count, float *values)
 {
     if (image->type == DTYPE_U8)
@@ -29,7 +29,7 @@ static void reverse(float *values, uint32_t count)
     }
 }
 
-/* One row of the result from row `y` + down of the image. */
+/* Computes row `y` of the result from row `y` + down of the image. */
 static void augment_row(const struct augmentation *augmentation, const struct image *image,
                         struct draw_move move, uint32_t channel, int64_t y, float *row)
 {

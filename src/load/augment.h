@@ -1,5 +1,5 @@
-/* What training does to a decoded image: a shift, a flip and a scale. A pure function, so every loader
- * computes the same values. */
+/* Augmentation of a decoded image for training: shift, flip and scale. It is a pure function, so every loader
+ * computes identical values. */
 #ifndef FDSL_LOAD_AUGMENT_H
 #define FDSL_LOAD_AUGMENT_H
 
@@ -11,16 +11,17 @@
 #include "data/draws.h"
 #include "data/image.h"
 
-/* The parameters of augmentation. */
+/* Parameters of augmentation. */
 struct augmentation {
     struct augment move;
-    float mean, scale; /* (value - mean) * scale, after the move; bytes are 0 to 1 */
+    float mean, scale; /* (value - mean) * scale, after the shift and flip; bytes count as 0 to 1 */
     uint64_t seed;
 };
 
 FDSL_C_BEGIN
 
-/* Augments an image into channels x height x width floats. The random numbers are those of draw_move(). */
+/* Augments an image into channels x height x width floats. Random numbers come from draw_move().
+ * Thread safe. */
 void image_augment(const struct augmentation *augmentation, const struct image *image, uint32_t epoch,
                    uint32_t sample, float *values);
 

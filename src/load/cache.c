@@ -1,5 +1,5 @@
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* O_NOATIME */
+#define _GNU_SOURCE /* for O_NOATIME */
 #endif
 #include "load/cache.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #ifndef SYS_cachestat
-#define SYS_cachestat 451 /* the same on all architectures */
+#define SYS_cachestat 451 /* the same number on all architectures */
 #endif
 
 struct cachestat_range_ {
@@ -28,8 +28,8 @@ static uint64_t page_bytes(void)
     return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Whether mincore(2) tells the truth: to others it says that everything is resident. The kernel lets the same
- * processes set O_NOATIME as it takes for the owner. */
+/* Whether mincore(2) reports correct results. For files that the process neither owns nor may write, it
+ * reports every page as resident. Only owners may set O_NOATIME, so setting it tests ownership. */
 static bool may_ask(int fd)
 {
     char path[32];
@@ -51,7 +51,7 @@ static enum status count_by_mincore(int fd, uint64_t bytes, uint64_t all, struct
         status =
             status_set(STATUS_FAILED, "out of memory for the states of %llu pages", (unsigned long long)all);
     else if (mapping == MAP_FAILED || mincore(mapping, bytes, states) != 0)
-        status = status_set(STATUS_FAILED, "cannot tell what is in the page cache: %s", strerror(errno));
+        status = status_set(STATUS_FAILED, "cannot query the page cache: %s", strerror(errno));
     for (uint64_t i = 0; status == STATUS_OK && i < all; i++)
         pages->resident += states[i] & 1;
     if (mapping != MAP_FAILED)
@@ -80,7 +80,7 @@ enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages)
 enum status cache_evict(int fd)
 {
     if (fdatasync(fd) != 0 && errno != EINVAL && errno != EROFS)
-        return status_set(STATUS_FAILED, "cannot write dirty pages out: %s", strerror(errno));
+        return status_set(STATUS_FAILED, "cannot write dirty pages: %s", strerror(errno));
     int failure = posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     if (failure)
         return status_set(STATUS_FAILED, "cannot evict from the page cache: %s", strerror(failure));

@@ -1,4 +1,4 @@
-/* The page cache: what of a file it holds, and how a file gets out of it and in. */
+/* The page cache: counts the resident pages of a file, evicts a file, and loads it. */
 #ifndef FDSL_LOAD_CACHE_H
 #define FDSL_LOAD_CACHE_H
 
@@ -8,31 +8,32 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Pages, summed up over files. */
+/* Page counts, summed over files. */
 struct cache_pages {
     uint64_t resident, all;
-    bool hidden; /* the kernel does not tell of some file, so `resident` says nothing */
+    bool hidden; /* the kernel does not report the pages of some file, so `resident` is meaningless */
 };
 
 FDSL_C_BEGIN
 
-/* Adds the pages of an open file of `bytes`: cachestat(2), or mincore(2) over a mapping on kernels
- * before 6.5. Where the kernel tells only those who own a file or may write it, and this process does
- * neither, the pages are hidden. STATUS_FAILED with the reason. */
+/* Adds the pages of an open file of `bytes` bytes. Uses cachestat(2), or mincore(2) on a mapping for kernels
+ * before 6.5. Some kernels report pages only to processes that own the file or may write it; otherwise sets
+ * `hidden`. STATUS_FAILED with the reason. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
-/* Evicts an open file: writes its dirty pages out, then asks the kernel to drop them. Pages that some process
- * maps stay, which only cache_count() tells. */
+/* Evicts an open file: writes its dirty pages, then asks the kernel to drop all of them. Pages mapped by a
+ * process stay, without an error; check with cache_count(). */
 enum status cache_evict(int fd);
 
-/* Drops what the kernel holds of all files, names too, which only root may: true where it did. */
+/* Drops all clean pages, directory entries and inodes of the system. Only root may do this. Returns whether
+ * it succeeded. */
 bool cache_drop_all(void);
 
-/* Reads an open file through to its end, by way of `buffer`. */
+/* Reads an open file to its end, using `buffer`. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
-/* Bytes that this process had read from devices so far (/proc/self/io); false where the
- * kernel does not tell. */
+/* Bytes that this process has read from devices so far (/proc/self/io). False if the kernel does not report
+ * it. */
 bool cache_device_bytes(uint64_t *bytes);
 
 static inline double cache_share(const struct cache_pages *pages)

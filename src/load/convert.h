@@ -1,8 +1,8 @@
-/* What a sample becomes in a batch tensor: one definition for host and device.
+/* Conversion of sample values to a batch tensor, one definition for host and device.
  *
- * A value x becomes one fused multiply-add, x * scale + bias, and one rounding to the tensor's type: bytes
- * count as 0 to 1, floats as they are, and scale and bias come from --mean and --std. What is no number
- * becomes the one NaN that GPUs make, whatever its payload. A raw tensor holds the values' own bits. */
+ * A value x is converted by one fused multiply-add, x * scale + bias, and rounded once to the tensor's type.
+ * Bytes count as 0 to 1; floats are used unchanged. Scale and bias come from --mean and --std. Any NaN
+ * becomes the canonical NaN of GPUs, whatever its payload. A raw tensor keeps the bits of the values. */
 #ifndef FDSL_LOAD_CONVERT_H
 #define FDSL_LOAD_CONVERT_H
 
@@ -21,7 +21,7 @@ struct convert {
     float scale, bias;
 };
 
-/* (x - mean) / std as one multiply-add: of bytes, which are 0 to 255, and of floats. */
+/* Expresses (x - mean) / std as one multiply-add, for bytes (0 to 255) or floats. */
 FDSL_HD struct convert convert_make(enum dtype source, enum dtype tensor, double mean, double std)
 {
     struct convert convert = {source, tensor, (float)((source == DTYPE_U8 ? 1.0 / 255 : 1.0) / std),
@@ -34,14 +34,14 @@ FDSL_HD uint32_t convert_value_bytes(const struct convert *convert)
     return (uint32_t)dtype_bytes(convert->tensor == DTYPE_STORED ? convert->source : convert->tensor);
 }
 
-/* The value in the tensor, before it is rounded. */
+/* Computes the tensor's value before rounding. */
 FDSL_HD float convert_scale(float value, float scale, float bias)
 {
     float scaled = fmaf(value, scale, bias);
     return scaled == scaled ? scaled : float_from_bits(0x7FFFFFFF);
 }
 
-/* Value number i of a sample, from its bytes, which need not be aligned. */
+/* Loads value i of a sample. The bytes may be unaligned. */
 FDSL_HD float convert_load(enum dtype source, const uint8_t *values, uint64_t i)
 {
     if (source == DTYPE_U8)
@@ -52,7 +52,7 @@ FDSL_HD float convert_load(enum dtype source, const uint8_t *values, uint64_t i)
                            (uint32_t)values[4 * i + 2] << 16 | (uint32_t)values[4 * i + 3] << 24);
 }
 
-/* Writes value number i of a sample to its place in the slot: the reference, value by value. */
+/* Reference conversion: writes value i of a sample to index i of the slot. */
 FDSL_HD void convert_one(const struct convert *convert, const uint8_t *values, uint64_t i, uint8_t *slot)
 {
     uint32_t bytes = convert_value_bytes(convert), word;

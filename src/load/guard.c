@@ -5,8 +5,8 @@
 #include <signal.h>
 #include <string.h>
 
-static struct sigaction before; /* what was done about SIGBUS before the first guard */
-static int guards;              /* that are open */
+static struct sigaction before; /* action for SIGBUS before the first guard */
+static int guards;              /* number of open guards */
 static __thread sigjmp_buf escape;
 static __thread volatile sig_atomic_t guarded;
 
@@ -14,7 +14,8 @@ static void on_bus_error(int signal_)
 {
     if (guarded)
         siglongjmp(escape, 1);
-    signal(signal_, SIG_DFL); /* not ours: it happens again, and ends the program */
+    signal(signal_, SIG_DFL); /* not caused by a guarded copy: restore the default, so the signal recurs and
+                                 ends the program */
 }
 
 enum status guard_open(struct guard *guard)
@@ -36,7 +37,7 @@ void guard_close(struct guard *guard)
 
 bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    if (sigsetjmp(escape, 0)) { /* no system call; SA_NODEFER keeps the signal open */
+    if (sigsetjmp(escape, 0)) { /* savemask 0 saves a system call; SA_NODEFER leaves the signal unblocked */
         guarded = 0;
         return false;
     }

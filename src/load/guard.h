@@ -1,5 +1,5 @@
-/* Copies out of mappings of files. A file that shrinks while it is mapped turns a copy into SIGBUS; a guarded
- * copy becomes a failure instead. Checking sizes alone would leave a race. */
+/* Guarded copies from file mappings. If a mapped file shrinks, access to it raises SIGBUS; a guarded copy
+ * returns a failure instead. Checking file sizes first would leave a race. */
 #ifndef FDSL_LOAD_GUARD_H
 #define FDSL_LOAD_GUARD_H
 
@@ -10,20 +10,20 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Begins zeroed. Guards nest: the first one catches the signal, the last one that closes lets it go. They are
- * opened and closed by one thread. */
+/* Initialise with zeros. Guards nest: the first one installs the signal handler, and the last one to close
+ * removes it. One thread opens and closes all guards. */
 struct guard {
     bool open;
 };
 
 FDSL_C_BEGIN
 
-/* Catches SIGBUS in this process until guard_close(), which is safe on one that is not open. STATUS_FAILED
- * with the reason. */
+/* Catches SIGBUS in this process until guard_close(). Closing a guard that is not open does nothing.
+ * STATUS_FAILED with the reason. */
 enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
 
-/* memcpy(), false where a page of the source is gone. Any thread, under an open guard. */
+/* Like memcpy(); returns false if a page of the source no longer exists. Needs an open guard. Thread safe. */
 bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes);
 
 FDSL_C_END

@@ -1,4 +1,5 @@
-/* The workload `load`: the samples of a directory, read into batches. Its input, as every variant sees it. */
+/* The input of the workload `load`, as seen by every variant. The workload reads the samples of a directory
+ * into batches. */
 #ifndef FDSL_LOAD_INPUT_H
 #define FDSL_LOAD_INPUT_H
 
@@ -17,102 +18,105 @@
 #include "load/order.h"
 #include "load/pictures.h"
 
-/* The state of the page cache that a run begins with. */
+/* State of the page cache at the start of a run. */
 enum load_cache {
-    LOAD_WARM, /* everything in it: read once before, and counted */
-    LOAD_COLD, /* nothing in it: evicted before every run, and counted */
-    LOAD_ANY   /* as it comes */
+    LOAD_WARM, /* all pages resident: read before the run, and counted */
+    LOAD_COLD, /* no pages resident: evicted before every run, and counted */
+    LOAD_ANY   /* unspecified */
 };
 
-/* What the workload asks of a run beyond its results. Changed between runs. */
+/* Additional requests of the workload, set between runs. */
 struct load_control {
-    bool whole;       /* checksums are over every byte, and samples are checked one by one */
-    bool timed_calls; /* open, read and close are timed each */
-    uint8_t *seen;    /* with `whole`: how often each sample came right, up to 255 */
+    bool whole;       /* compute checksums over every byte and verify samples one by one */
+    bool timed_calls; /* time each open, read and close call */
+    uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
 
-    struct checksum lost; /* what the latest run could not read; variants write it */
+    struct checksum lost; /* samples that the latest run could not read; written by variants */
 
-    struct consumer *consumer; /* takes every batch that is delivered; NULL: none */
+    struct consumer *consumer; /* receives every delivered batch; NULL if there is none */
 };
 
-/* The input: constant over all runs but for `control`, and `epochs`, which is 1 while control->whole. Run n
- * reads epochs n * epochs to n * epochs + epochs - 1.
- */
+/* The input. Constant over all runs except for `control`, and for `epochs`, which is 1 while control->whole
+ * is set. Run n reads epochs n * epochs to n * epochs + epochs - 1. */
 struct load {
     const struct dataset *dataset;
     struct load_control *control;
     uint64_t seed;
-    uint32_t batch, window, epochs;
+    uint32_t batch, shuffle_buffer, epochs;
     uint32_t rank, ranks;
-    uint32_t depth;       /* requests in flight of the variants with io_uring */
-    uint32_t block_bytes; /* of a request to a shard */
+    uint32_t depth;       /* requests in flight, for io_uring variants */
+    uint32_t block_bytes; /* size of a read from a shard */
     uint32_t prefetch;    /* shards that the kernel is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
     struct augmentation augmentation;
-    enum dtype tensor; /* of the variants that deliver on a device, as are the four below */
+    enum dtype tensor; /* tensor, mean, std, ring and chunk_bytes are for variants that deliver on a device */
     double mean, std;
-    uint32_t ring;        /* buffers of a thread */
-    uint64_t chunk_bytes; /* of a buffer, where no sample is larger */
-    const struct pictures
-        *pictures;   /* whose batches are learnt from (--compute train); NULL: nobody learns */
-    bool normalised; /* --mean or --std was given, which needs such a variant where `augment` is off */
+    uint32_t ring;                   /* buffers per thread */
+    uint64_t chunk_bytes;            /* size of a buffer, unless a sample is larger */
+    const struct pictures *pictures; /* training set of --compute train; NULL without */
+    bool normalised; /* --mean or --std was given; without `augment`, only variants that deliver on a device
+                        can apply them */
 };
 
 struct load_traits {
-    bool shards, files; /* which layout it reads */
-    bool device;        /* it delivers tensors on a device */
-    bool resident;      /* from the device's own memory, not over the bus */
-    bool ring;          /* it reads chunks into rings of buffers */
-    bool keyed;         /* its orders are keyed */
-    bool calls;         /* it makes open, read and close calls that can be timed */
-    enum status (*accepts)(
-        const struct load *load);  /* whether it can read this; NULL: whatever it may read */
-    const char *timed;             /* what a run's time includes, for the column `timed` */
-    const char *timed_unless_warm; /* the same where files are not kept open over runs; NULL: no other */
+    bool shards, files; /* layouts that it reads */
+    bool device;        /* delivers tensors on a device */
+    bool resident;      /* reads from device memory, not over the bus */
+    bool ring;          /* reads chunks into rings of buffers */
+    bool keyed;         /* uses keyed orders */
+    bool calls;         /* makes open, read and close calls that can be timed */
 
-    /* The wall of any such loader, in bytes a second: of the CPU's, one copy of the working set into the same
-     * buffers by the same threads; of those that deliver on a device, see docs/load_gpu.md. */
+    /* Whether it can read this input; NULL if it can read any. */
+    enum status (*accepts)(const struct load *load);
+
+    /* What the timed part of a run includes, for the column `timed`. The second text applies if files are
+     * opened in every run; NULL if it is the same. */
+    const char *timed, *timed_unless_warm;
+
+    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU: one copy of the working
+     * set into the variant's buffers by the same threads. For variants that deliver on a device, see
+     * docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
-    /* Counts into `*wrong` the samples that the latest run left in the buffers (as many as there are slots,
-     * or some thousands of them) that are not, byte by byte, those of the data set. Their hashes are known:
-     * load->control has been `whole` before. */
-    enum status (*look)(void *state, uint64_t *wrong);
+    /* Compares the samples in the buffers after the latest run with the data set, byte by byte, and sets
+     * `*wrong` to the number that differ. Checks all slots, or a few thousand of them. Requires known hashes:
+     * load->control must have been `whole` before. */
+    enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
 enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 
-/* fetch() of every load variant fills this for its latest run. */
+/* Result of a load variant's latest run, filled by fetch(). */
 struct load_result {
-    uint64_t number;            /* of the run; UINT64_MAX before the first */
-    struct checksum checksum;   /* of what was delivered */
+    uint64_t number;            /* number of the run; UINT64_MAX before the first */
+    struct checksum checksum;   /* over the delivered samples */
     uint64_t skipped;           /* samples that could not be read or decoded */
-    struct cache_pages before;  /* resident when the run began; with LOAD_WARM, when all had been read */
-    bool device_known;          /* the kernel tells of the next: */
-    uint64_t device_bytes;      /* that the process had read from devices during the run */
-    int threads;                /* that shared the run */
-    uint64_t moved_bytes;       /* what copy() is compared with; 0: the bytes that were delivered */
-    const char *gds;            /* how cuFile read: "gds" or "compat"; NULL: it did not */
-    double decode_s, augment_s; /* of the run's time, where threads share it: the mean over them */
+    struct cache_pages before;  /* at the start of the run; with LOAD_WARM, after all files were read */
+    bool device_known;          /* the kernel reports device_bytes */
+    uint64_t device_bytes;      /* bytes that the process read from devices during the run */
+    int threads;                /* threads that shared the run */
+    uint64_t moved_bytes;       /* bytes to compare with copy(); 0: the delivered bytes */
+    const char *gds;            /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
 };
 
 FDSL_C_BEGIN
 
-/* The orders that `threads` threads of this rank follow. */
+/* Returns the order plan of this rank for `threads` threads. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* The checksum of this rank's part of run `number` as planned, from the plain reader. STATUS_FAILED when
- * memory runs out. */
+/* Computes, from the plain reader's data, the expected checksum of this rank's part of run `number`.
+ * STATUS_FAILED if memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 
 /* Counts the resident pages of the whole data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
-/* Brings the page cache into the state that load->cache asks for and counts what is resident. STATUS_FAILED
- * where it does not get there: no run may be called warm or cold that is not. */
+/* Brings the page cache into the state load->cache and counts resident pages. STATUS_FAILED if that state
+ * cannot be reached: a run must not be recorded as warm or cold if it is not. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 FDSL_C_END

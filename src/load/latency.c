@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
-/* Bins 0 .. 31 are durations 0 .. 31; from there on 32 bins a power of two. */
+/* Bins 0 .. 31 hold durations 0 .. 31 ns; above that, 32 bins per power of two. */
 static size_t bin_of(uint64_t duration_ns)
 {
     if (duration_ns < 32)

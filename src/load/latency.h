@@ -1,5 +1,5 @@
-/* Latencies of system calls: a histogram whose bins are 1/32 of a power of two, so a percentile is known to 3
- * %. It takes no memory that grows, and adding is a few instructions. */
+/* Latency histogram of system calls. Bins are 1/32 of a power of two wide, so percentiles are accurate to 3
+ * %. Memory is fixed, and adding a value takes a few instructions. */
 #ifndef FDSL_LOAD_LATENCY_H
 #define FDSL_LOAD_LATENCY_H
 
@@ -18,10 +18,10 @@ FDSL_C_BEGIN
 /* Adds a duration in nanoseconds. */
 void latency_add(struct latency *latency, uint64_t duration_ns);
 
-/* Adds another's. */
+/* Adds the counts of another histogram. */
 void latency_merge(struct latency *latency, const struct latency *other);
 
-/* The p-quantile in seconds: the middle of the bin that holds it; 0 where nothing was added. */
+/* Returns the p-quantile in seconds: the middle of its bin, or 0 if the histogram is empty. */
 double latency_quantile_s(const struct latency *latency, double p);
 
 FDSL_C_END

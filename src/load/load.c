@@ -1,4 +1,4 @@
-/* The workload `load`: its options, its input, what variants ask of it, and whether they are right. */
+/* The workload `load`: options, input, services for variants, and verification. */
 #include "data/dataset_open.h"
 #include "load/input.h"
 
@@ -16,7 +16,7 @@ struct parameters {
     int cache, on_error, tensor;
     struct compute compute;
     bool decode, augment;
-    bool normalised; /* --mean or --std was given; load_open() finds out */
+    bool normalised; /* --mean or --std was given; set by load_open() */
 };
 
 static const char *const tensors[] = {"raw", "f32", "f16", "bf16", NULL};
@@ -27,56 +27,56 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "the samples: a folder of files, or of tar shards; --prepare makes some"},
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples delivered together"},
+     "samples: a folder of files or tar shards; --prepare creates one"},
+    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
-     "samples of shards that are shuffled together, after the shards are; 0 is none. Files are shuffled all"},
+     "shuffle buffer for shards, in samples, after shards are permuted; 0: off. Files are fully shuffled"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the order; every epoch has another one"},
-    {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs a run"},
+     "seed of the sample order; each epoch has its own order"},
+    {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"depth", "N", OPTION_COUNT, AT(depth), "32", 1, 4096, NULL, true,
      "requests in flight of files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
-     "size of a read of shards and shards-uring"},
+     "read size of shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "shards that shards, shards-mmap, shards-omp and shards-gpu ask the kernel to read ahead, unless all is "
-     "warm"},
+     "shards that shards, shards-mmap, shards-omp and shards-gpu ask the kernel to read ahead, unless "
+     "--cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
-     "the page cache before each run: all in it, nothing in it, or as it comes; the first two are measured, "
-     "and refused where they cannot be had"},
+     "page cache before each run: all resident, none resident, or unspecified; warm and cold are measured, "
+     "and refused if not reached"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "what a broken sample does: end the run, or be skipped and counted"},
+     "on a broken sample: end the run, or skip and count it"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
-     "decode images: png by libpng, the header of npy"},
+     "decode images: png with libpng, npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
-     "shift, flip and normalise them into float32; decodes too"},
-    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
-     "the largest shift of --augment"},
+     "shift, flip and normalise images to float32; implies --decode"},
+    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "maximum shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "what --augment and tensors on a GPU subtract, bytes being 0 to 1"},
-    {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true, "what they then divide by"},
+     "mean that --augment and GPU tensors subtract; bytes count as 0 to 1"},
+    {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
+     "standard deviation by which they then divide"},
     {"tensor", "TYPE", OPTION_CHOICE, AT(tensor), "f16", 0, 0, tensors, true,
-     "what values become in the batch tensor of a GPU variant; raw: they stay what they are"},
+     "type of the batch tensor of a GPU variant; raw: as stored"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
-     "buffers of a thread of shards-gpu and gds"},
+     "buffers per thread, for shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
-     "what shards-gpu and gds read and bring to the GPU at once"},
+     "size of each read and copy to the GPU, for shards-gpu and gds"},
     COMPUTE_OPTION(AT(compute)),
 };
 
-/* The input, with what only this file needs. */
+/* The input, plus the state of this file. */
 struct load_job {
-    struct load load; /* first: variants see this */
+    struct load load; /* must be first: variants see only this */
     struct dataset dataset;
     struct load_control control;
-    struct pictures pictures; /* where batches are learnt from */
+    struct pictures pictures; /* training set of --compute train */
 
-    /* Of the load, while samples are checked closely */
+    /* Saved while samples are verified one by one */
     uint32_t epochs;
     struct checksum lost;
 };
 
-/* ---- What variants ask ---- */
+/* ---- Services for variants ---- */
 
 struct order_plan load_plan(const struct load *load, int threads)
 {
@@ -85,7 +85,7 @@ struct order_plan load_plan(const struct load *load, int threads)
                               .samples = dataset->sample_count,
                               .shards = dataset->shards ? dataset->file_count : 0,
                               .shard_first = dataset->shard_first,
-                              .window = load->window,
+                              .shuffle_buffer = load->shuffle_buffer,
                               .workers = load->ranks * (uint32_t)threads};
     return plan;
 }
@@ -134,21 +134,23 @@ static enum status check_combination(const struct options *given, const struct p
 {
     if (!parameters->data)
         return status_set(STATUS_USAGE,
-                          "say what to read with --data DIR; fdsl-bench --prepare DIR makes samples");
+                          "name the data to read with --data DIR; fdsl-bench --prepare DIR creates samples");
     if (parameters->cache == LOAD_COLD && parameters->epochs > 1)
         return status_set(STATUS_USAGE,
-                          "--cache cold: the second epoch of a run would not be; drop --epochs");
+                          "--cache cold: only the first epoch of a run would be cold; drop --epochs");
     if (parameters->block % 4)
-        return status_set(STATUS_USAGE, "--block: %llu KiB are no whole pages; take a multiple of 4",
+        return status_set(STATUS_USAGE,
+                          "--block: %llu KiB is not a multiple of the page size; use a multiple of 4",
                           (unsigned long long)parameters->block);
     if (parameters->chunk % 4)
-        return status_set(STATUS_USAGE, "--chunk: %llu KiB are no whole pages; take a multiple of 4",
+        return status_set(STATUS_USAGE,
+                          "--chunk: %llu KiB is not a multiple of the page size; use a multiple of 4",
                           (unsigned long long)parameters->chunk);
     if (parameters->normalised && !parameters->augment && tensor_types[parameters->tensor] == DTYPE_STORED &&
         options_given(given, "tensor"))
-        return status_set(STATUS_USAGE, "--tensor raw holds the values as they are; drop --mean and --std");
+        return status_set(STATUS_USAGE, "--tensor raw keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
-        return status_set(STATUS_USAGE, "--shift belongs to --augment; add it");
+        return status_set(STATUS_USAGE, "--shift requires --augment; add it");
     return STATUS_OK;
 }
 
@@ -167,7 +169,7 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .control = &job->control,
         .seed = parameters->seed,
         .batch = (uint32_t)parameters->batch,
-        .window = (uint32_t)parameters->shuffle,
+        .shuffle_buffer = (uint32_t)parameters->shuffle,
         .epochs = (uint32_t)parameters->epochs,
         .depth = (uint32_t)parameters->depth,
         .block_bytes = (uint32_t)parameters->block << 10,
@@ -198,11 +200,11 @@ static enum status load_move(void *input, void *parameters, const struct partiti
     return STATUS_OK;
 }
 
-/* What the trainer's step learns: the labels of the set, from its pictures. */
+/* Prepares the training set for the consumer's training step. */
 static enum status teach(struct parameters *parameters, struct load_job *job)
 {
     if (parameters->on_error)
-        return status_set(STATUS_USAGE, "--compute %s learns from whole batches; drop --on-error skip",
+        return status_set(STATUS_USAGE, "--compute %s trains on whole batches; drop --on-error skip",
                           parameters->compute.text);
     enum status status = pictures_find(&job->dataset, &job->pictures);
     if (status != STATUS_OK)
@@ -238,8 +240,9 @@ static enum status load_open(const struct options *given, void *parameters_,
             status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
                        job->dataset.sample_count, (unsigned long long)partition->ranks);
     if (status == STATUS_OK && parameters->cache == LOAD_COLD && partition->ranks > 1)
-        status = status_set(STATUS_USAGE, "--cache cold is for one rank: one would read in what another has "
-                                          "evicted; take --cache any, or one rank with more --threads");
+        status =
+            status_set(STATUS_USAGE, "--cache cold needs a single rank, because one rank would read in what "
+                                     "another has evicted; use --cache any, or one rank with more --threads");
     if (status != STATUS_OK) {
         load_close(job);
         return status;
@@ -256,8 +259,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* What the orders of all epochs and the verification depend on: every sample's name, size and content, in
- * their order. */
+/* Hashes everything that the orders and the verification depend on: every sample's name, size and content, in
+ * order. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -298,14 +301,14 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
     if (traits->device && load->decode)
-        return status_set(STATUS_USAGE, "it converts on the device, and neither decodes nor augments; drop "
-                                        "--decode and --augment, or take a CPU variant");
+        return status_set(STATUS_USAGE, "it converts on the device, and cannot decode or augment; drop "
+                                        "--decode and --augment, or use a CPU variant");
     if (!traits->device && load->pictures && !load->decode)
-        return status_set(STATUS_USAGE, "--compute train learns from pictures, and it delivers files as they "
-                                        "are; add --decode, or --augment");
+        return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
+                                        "stored; add --decode or --augment");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(STATUS_USAGE,
-                          "--mean and --std belong to --augment, and to GPU variants; add it, or drop them");
+                          "--mean and --std require --augment or a GPU variant; add --augment, or drop them");
     return STATUS_OK;
 }
 
@@ -324,15 +327,16 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
-        return status_set(STATUS_USAGE,
-                          "it reads a file in one call, which ends at 2 GiB, and %s holds one of %llu bytes",
-                          load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
+        return status_set(
+            STATUS_USAGE,
+            "it reads each file in one call, which is limited to 2 GiB, but %s holds one of %llu bytes",
+            load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files) {
         TRY(accepts_options(load, traits));
         return traits->accepts ? traits->accepts(load) : STATUS_OK;
     }
-    return status_set(STATUS_USAGE, "it reads %s, and %s holds %s",
-                      traits->shards ? "shards" : "files of a sample each", load->dataset->path,
+    return status_set(STATUS_USAGE, "it reads %s, but %s holds %s",
+                      traits->shards ? "shards" : "files of one sample each", load->dataset->path,
                       load->dataset->shards ? "shards" : "files");
 }
 
@@ -341,7 +345,8 @@ static const char *load_cache_state(const void *input)
     return caches[((const struct load *)input)->cache];
 }
 
-/* On a device the samples' bytes must be read from its memory in each epoch, or cross the bus. */
+/* On a device, each epoch must at least read the samples' bytes from device memory, or transfer them over the
+ * bus. */
 static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
 {
     if (traits->resident)
@@ -357,7 +362,7 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    const struct checksum *lost = &load->control->lost; /* the same in every run, which the reader sees to */
+    const struct checksum *lost = &load->control->lost; /* the same in every run; the reader checks this */
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,
@@ -379,7 +384,7 @@ struct order_plan load_variant_plan(const struct load *load, const struct varian
     return plan;
 }
 
-/* While samples are checked closely a run is one epoch, and what it counts is set aside afterwards. */
+/* While samples are verified one by one, a run is one epoch. Restores `epochs` and `lost` afterwards. */
 static enum status load_check_closely(void *input, bool closely)
 {
     struct load_job *job = input;
@@ -404,8 +409,8 @@ static enum status load_check_closely(void *input, bool closely)
     return STATUS_OK;
 }
 
-/* Every byte of every sample of a run that was checked closely has been compared with what the plain reader
- * read: whether each sample of its epoch came as often as it should. */
+/* Counts samples that the closely checked run did not deliver as often as its epoch requires. The run has
+ * already compared every byte of each sample with the plain reader. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {
@@ -421,8 +426,8 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     return status;
 }
 
-/* Timed runs compare the checksum of what they delivered with the plain reader's; here it is seen that the
- * result is of this run, and that the samples that it left in the buffers are whole. */
+/* Timed runs compare their checksum with the plain reader's. This function checks that the result belongs to
+ * this run and that the samples left in the buffers are correct. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)
 {
@@ -438,7 +443,7 @@ static enum status load_verify(const void *input, const struct variant *variant,
     else if (status == STATUS_OK && job->control.whole)
         status = count_unseen(job, variant, number, result, wrong);
     else if (status == STATUS_OK)
-        status = traits->look(state, wrong);
+        status = traits->verify_slots(state, wrong);
     free(result);
     return status;
 }
@@ -450,7 +455,7 @@ static const char *const shown[] = {"skipped", NULL};
 const struct workload workload_load = {
     .name = "load",
     .schema = "load/6",
-    .summary = "samples read from files and from shards into batches",
+    .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),

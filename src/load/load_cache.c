@@ -1,5 +1,5 @@
-/* The page cache as a run of `load` finds it: brought into the state that was asked for, over all files of
- * the data set, and counted. */
+/* Brings the page cache into the requested state before a run of `load`, and counts the resident pages of the
+ * data set. */
 #include "load/input.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "load/load_parts.h"
 
-/* Calls `act` with every file, open. Those that cannot be opened are skipped where that is wanted. */
+/* Calls `act` with every file, open. With load->skip, skips files that cannot be opened. */
 static enum status each_file(const struct load *load,
                              enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
 {
@@ -52,7 +52,7 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 }
 
 #define COLD_SHARE_MAX 0.01
-#define WARM_READS     3 /* at most, as other processes may evict */
+#define WARM_READS     3 /* maximum number of reads, because other processes may evict */
 
 /* Reads all files until their pages stay in the page cache. */
 static enum status warm_up(const struct load *load, struct cache_pages *pages)
@@ -78,24 +78,23 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
     if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* names too, where this process may: counting has opened every file */
+        cache_drop_all(); /* drop directory entries and inodes too, if permitted: counting has opened every
+                             file */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,
-                          "--cache %s: only who owns the files or may write them is told what of them is in "
-                          "the page cache; use --cache any",
+                          "--cache %s: the kernel reports resident pages only to processes that own the "
+                          "files or may write them; use --cache any",
                           load->cache == LOAD_COLD ? "cold" : "warm");
     if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
-        return status_set(
-            STATUS_FAILED,
-            "--cache cold: %.1f %% of the data set stays in the page cache (a file system in memory, or "
-            "another process uses it); use --cache any",
-            100 * share);
+        return status_set(STATUS_FAILED,
+                          "--cache cold: %.1f %% of the data set stays in the page cache (a file system in "
+                          "memory, or in use by another process); use --cache any",
+                          100 * share);
     if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
         return status_set(STATUS_FAILED,
-                          "--cache warm: only %.1f %% of the data set stays in the page cache, read %d "
-                          "times: memory is too "
-                          "small, or another process evicts; use --cache any",
+                          "--cache warm: only %.1f %% of the data set is in the page cache after reading it "
+                          "%d times: too little memory, or another process evicts it; use --cache any",
                           100 * share, WARM_READS);
     return STATUS_OK;
 }

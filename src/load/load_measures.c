@@ -1,4 +1,4 @@
-/* What the rows of `load` say beyond times and rates: the workload's own columns. */
+/* The columns of the workload `load`, apart from times and rates. */
 #include "load/load_parts.h"
 
 #include <inttypes.h>
@@ -36,7 +36,7 @@ const struct measure load_measures[] = {
     COMPUTE_MEASURES,
     {NULL, COMBINE_FIRST},
 };
-/* The mean over the threads, each with an order of its own. */
+/* Computes the mean order quality over the threads; each has its own order. */
 static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
                                  struct measures *measures)
 {
@@ -62,7 +62,7 @@ static enum status measure_order(const struct load *load, const struct variant *
     return STATUS_OK;
 }
 
-/* One run more, in which every call is timed. */
+/* Makes one extra run in which every call is timed. */
 static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
                                  struct measures *measures)
 {
@@ -88,7 +88,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
 }
 
 #define COPY_ROUNDS 9
-#define COPY_TIME_S 3.0 /* no round begins later */
+#define COPY_TIME_S 3.0 /* no new round after this time */
 
 static int by_value(const void *a, const void *b)
 {
@@ -96,8 +96,8 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The wall that every loader stands before: copies of the working set, turn by turn with runs, so that both
- * see the same machine. */
+/* Measures the copy bandwidth, an upper bound for every loader. Copies of the working set alternate with
+ * runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
                                 struct load_result *result, struct measures *measures)
 {
@@ -138,15 +138,15 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return status;
 }
 
-/* Rows that say warm while something was read from the device: another process evicts. */
+/* Warns if a warm run read from a device, because another process evicted pages. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {
     uint64_t read = result->device_known ? result->device_bytes : 0;
     if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
         status_warn("--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
-                    "is in the page cache: another process evicts or needs the memory, and the row is not "
-                    "of warm runs alone",
+                    "is in the page cache: another process evicts it or needs the memory, so not all runs of "
+                    "this row were warm",
                     (unsigned long long)read, 100 * cache_share(after));
 }
 
@@ -210,7 +210,7 @@ enum status load_check_total(const void *input, const struct measures *total)
     const struct dataset *dataset = load->dataset;
     const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "tally");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
-        return STATUS_OK; /* which samples were lost is not known here */
+        return STATUS_OK; /* it is unknown which samples were lost, so there is nothing to compare */
     uint64_t sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         sum += dataset->samples[i].edges;
@@ -219,7 +219,7 @@ enum status load_check_total(const void *input, const struct measures *total)
         return STATUS_OK;
     return status_set(
         STATUS_WRONG,
-        "all ranks together delivered other samples than the data set holds (checksum %s, not %016" PRIx64
+        "the ranks together did not deliver the samples of the data set (checksum %s, expected %016" PRIx64
         "); the time is not recorded",
         checksum, sum);
 }

@@ -5,11 +5,11 @@
 
 #include "core/philox.h"
 
-/* What a draw is for: the streams of one epoch. */
-enum purpose { DEAL_FILES, DEAL_SHARDS, WINDOW }; /* 3 is that of order_key() */
+/* Purpose of a random number: the streams of one epoch. */
+enum purpose { DEAL_FILES, DEAL_SHARDS, SHUFFLE_BUFFER }; /* 3 is used by order_key() */
 
-/* Shuffles items[0 .. count) with the draws `from`, `from` + 1, ... of the epoch's stream (Fisher and Yates;
- * a Philox block is four draws). */
+/* Shuffles items[0 .. count) (Fisher-Yates) with random numbers `from`, `from` + 1, ... of the epoch's
+ * stream. One Philox block holds four of them. */
 static void shuffle(const struct order_plan *plan, uint64_t epoch, enum purpose purpose, uint32_t from,
                     uint32_t *items, uint32_t count)
 {
@@ -40,17 +40,18 @@ void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin
 enum status order_open(const struct order_plan *plan, struct order *order)
 {
     size_t share = plan->samples / plan->workers + 1;
-    size_t deck = plan->shards ? (plan->shards > plan->window ? plan->shards : plan->window) : plan->samples;
+    size_t deck = plan->shards ? (plan->shards > plan->shuffle_buffer ? plan->shards : plan->shuffle_buffer)
+                               : plan->samples;
     *order = (struct order){0};
     order->samples = malloc(share * sizeof *order->samples);
     order->deck = malloc((deck + 1) * sizeof *order->deck);
     if (plan->keyed)
         order->keys = malloc(((size_t)plan->samples + 1) * sizeof *order->keys);
     if (plan->shards) {
-        order->places = malloc(share * sizeof *order->places);
+        order->indices = malloc(share * sizeof *order->indices);
         order->segments = malloc(plan->shards * sizeof *order->segments);
     }
-    if (order->samples && order->deck && (!plan->shards || (order->places && order->segments)) &&
+    if (order->samples && order->deck && (!plan->shards || (order->indices && order->segments)) &&
         (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
@@ -60,18 +61,18 @@ enum status order_open(const struct order_plan *plan, struct order *order)
 void order_close(struct order *order)
 {
     free(order->samples);
-    free(order->places);
+    free(order->indices);
     free(order->segments);
     free(order->deck);
     free(order->keys);
     *order = (struct order){0};
 }
 
-/* The share's segments of the shards as they are dealt. */
+/* Computes the segments of this share from the epoch's permutation of shards. */
 static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
                         struct order *order)
 {
-    uint32_t position = 0; /* of the shard's first sample in the epoch */
+    uint32_t position = 0; /* index of the shard's first sample in the epoch */
     count_up(order->deck, plan->shards);
     shuffle(plan, epoch, DEAL_SHARDS, 0, order->deck, plan->shards);
     order->segment_count = 0;
@@ -86,20 +87,20 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
     }
 }
 
-/* The turns of the share's samples: windows of them, each shuffled. */
-static void mix_windows(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
+/* Computes the order of the share's samples: consecutive groups of shuffle_buffer samples, each shuffled. */
+static void fill_indices(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
 {
-    uint32_t window = plan->window > 1 ? plan->window : 1;
-    if (window == 1) {
-        count_up(order->places, order->count);
+    uint32_t buffer = plan->shuffle_buffer > 1 ? plan->shuffle_buffer : 1;
+    if (buffer == 1) {
+        count_up(order->indices, order->count);
         return;
     }
-    for (uint32_t first = 0; first < order->count; first += window) {
-        uint32_t count = order->count - first < window ? order->count - first : window;
+    for (uint32_t first = 0; first < order->count; first += buffer) {
+        uint32_t count = order->count - first < buffer ? order->count - first : buffer;
         count_up(order->deck, count);
-        shuffle(plan, epoch, WINDOW, begin + first, order->deck, count);
+        shuffle(plan, epoch, SHUFFLE_BUFFER, begin + first, order->deck, count);
         for (uint32_t i = 0; i < count; i++)
-            order->places[first + i] = first + order->deck[i];
+            order->indices[first + i] = first + order->deck[i];
     }
 }
 
@@ -135,11 +136,11 @@ void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, 
         return;
     }
     deal_shards(plan, epoch, begin, end, order);
-    mix_windows(plan, epoch, begin, order);
+    fill_indices(plan, epoch, begin, order);
     uint32_t arrival = 0;
     for (uint32_t s = 0; s < order->segment_count; s++)
         for (uint32_t i = 0; i < order->segments[s].count; i++)
-            order->samples[order->places[arrival++]] = order->segments[s].first + i;
+            order->samples[order->indices[arrival++]] = order->segments[s].first + i;
 }
 
 /* ---- Quality ---- */
@@ -152,7 +153,7 @@ static int by_number(const void *a, const void *b)
 
 static uint32_t shard_of(const struct order_plan *plan, uint32_t sample)
 {
-    uint32_t low = 0, high = plan->shards; /* shard_first[low] <= sample < shard_first[high] */
+    uint32_t low = 0, high = plan->shards; /* invariant: shard_first[low] <= sample < shard_first[high] */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         *(plan->shard_first[middle] <= sample ? &low : &high) = middle;
@@ -163,16 +164,16 @@ static uint32_t shard_of(const struct order_plan *plan, uint32_t sample)
 static double mean_displacement(const uint32_t *sorted, const struct order *order)
 {
     double sum = 0;
-    for (uint32_t turn = 0; turn < order->count; turn++) {
+    for (uint32_t index = 0; index < order->count; index++) {
         const uint32_t *found =
-            bsearch(&order->samples[turn], sorted, order->count, sizeof *sorted, by_number);
+            bsearch(&order->samples[index], sorted, order->count, sizeof *sorted, by_number);
         double rank = (double)(found - sorted);
-        sum += rank > turn ? rank - turn : turn - rank;
+        sum += rank > index ? rank - index : index - rank;
     }
     return order->count ? sum / order->count / order->count : 0;
 }
 
-/* Mean shards in a full batch; `seen` has room for one mark a shard, all 0. */
+/* Mean number of shards in a full batch. `seen` has one mark per shard, all 0. */
 static double shards_in_batch(const struct order_plan *plan, const struct order *order, uint32_t batch,
                               uint32_t *seen)
 {
@@ -194,7 +195,7 @@ enum status order_measure(const struct order_plan *plan, const struct order *ord
     uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
     enum status status = STATUS_OK;
     if (!sorted || !seen)
-        status = status_set(STATUS_FAILED, "out of memory to measure how %u samples are mixed", order->count);
+        status = status_set(STATUS_FAILED, "out of memory to measure the order of %u samples", order->count);
     else {
         memcpy(sorted, order->samples, order->count * sizeof *sorted);
         qsort(sorted, order->count, sizeof *sorted, by_number);

@@ -1,14 +1,14 @@
-/* Which samples a worker gets in an epoch, and in what order: a pure function of the seed, the epoch and the
- * worker's number, the same for every variant and for any history.
+/* The samples of a worker in an epoch, and their order. This is a pure function of the seed, the epoch and
+ * the worker's number, identical for every variant and independent of earlier epochs.
  *
- * Files: one permutation of all samples, cut into shares.
- * Shards: a permutation of the shards, their samples one after the other, cut into shares; so every epoch
- * deals the shards out anew over all workers of all ranks. Shares differ by at most one sample however many
- * samples the shards hold: a shard on a border is read by two workers, each its part. Within a share, samples
- * are shuffled in windows: of `window` consecutive ones at a time, so a reader of a stream needs no more
- * room.
- * Keyed: one permutation of all samples, whatever holds them, by random keys: a device sorts them faster than
- * a host shuffles. */
+ * Files: one permutation of all samples, divided into shares.
+ * Shards: a permutation of the shards, with their samples in sequence, divided into shares. So every epoch
+ * distributes the shards anew over all workers of all ranks. Shares differ by at most one sample, whatever
+ * the sizes of the shards: two workers each read a part of a shard that lies across a boundary. Within a
+ * share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs room for only
+ * that many.
+ * Keyed: one permutation of all samples, whatever the layout, sorted by random keys. A device sorts faster
+ * than a host shuffles. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 
@@ -19,15 +19,15 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* What the orders of all epochs have in common. */
+/* Parameters common to the orders of all epochs. */
 struct order_plan {
     uint64_t seed;
-    uint32_t samples;            /* of the whole data set */
-    uint32_t shards;             /* 0: samples are files of their own */
-    const uint32_t *shard_first; /* the first sample of each shard, and behind the last; the caller's */
-    uint32_t window;             /* samples that are shuffled together; 0 and 1: none. Shards only */
-    uint32_t workers;            /* over all ranks */
-    bool keyed;                  /* for readers that have all samples at hand; shards and window are unused */
+    uint32_t samples;            /* in the whole data set */
+    uint32_t shards;             /* 0 if each sample has files of its own */
+    const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
+    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 for none */
+    uint32_t workers;            /* total over all ranks */
+    bool keyed; /* for readers with random access to all samples; ignores shards and shuffle_buffer */
 };
 
 /* Consecutive samples of one shard. */
@@ -35,24 +35,24 @@ struct order_segment {
     uint32_t shard, first, count; /* count >= 1 */
 };
 
-/* One worker's part of an epoch. */
+/* One worker's share of an epoch. */
 struct order {
     uint32_t count;
-    uint32_t *samples; /* by turn: the numbers of the samples */
-    uint32_t *places;  /* shards: the turn of the i-th sample as the segments give them; else NULL */
+    uint32_t *samples; /* sample numbers in the order of delivery */
+    uint32_t *indices; /* shards: order index of the i-th sample read from the segments; otherwise NULL */
     struct order_segment *segments;
     uint32_t segment_count;
-    uint32_t *deck; /* room for a permutation */
+    uint32_t *deck; /* scratch memory for a permutation */
     struct order_key *keys;
 };
 
-/* Keyed orders: samples in the order of their keys, and of their numbers where keys are equal. */
+/* Keyed orders: samples sorted by key; equal keys by sample number. */
 struct order_key {
     uint64_t key;
     uint32_t sample;
 };
 
-#define ORDER_KEY_BITS 40 /* a sort takes them 8 at a time; few samples of a million share a key */
+#define ORDER_KEY_BITS 40 /* five passes of an 8-bit radix sort; with a million samples, few share a key */
 FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 {
     struct philox_block block =
@@ -62,25 +62,25 @@ FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 
 FDSL_C_BEGIN
 
-/* Positions [*begin, *end) of an epoch that worker `worker` takes. */
+/* Range [*begin, *end) of the epoch's indices that belong to worker `worker`. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
-/* Makes room for any epoch of any worker of the plan. STATUS_FAILED when memory runs out, with nothing left
- * allocated. */
+/* Allocates an order that can hold any epoch of any worker of the plan. On STATUS_FAILED (out of memory)
+ * nothing stays allocated. */
 enum status order_open(const struct order_plan *plan, struct order *order);
 void order_close(struct order *order);
 
-/* Fills the order. */
+/* Computes the order of `worker` in `epoch`. */
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order);
 
-/* How well an order mixes. */
+/* Quality of the mixing. */
 struct order_quality {
-    double displacement; /* mean distance between a sample's turn and its rank among the share's sample
-                            numbers, over the share's size; a random permutation has 1/3 */
-    double shards;       /* mean number of shards that a full batch has samples of; 0 without shards */
+    double displacement; /* mean distance between a sample's index in the order and its rank among the share's
+                            sample numbers, divided by the share's size; 1/3 for a random permutation */
+    double shards;       /* mean number of distinct shards in a full batch; 0 without shards */
 };
 
-/* Measures an order in batches of `batch`. STATUS_FAILED when memory runs out. */
+/* Measures the quality of an order for batches of `batch` samples. STATUS_FAILED if memory runs out. */
 enum status order_measure(const struct order_plan *plan, const struct order *order, uint32_t batch,
                           struct order_quality *quality);
 

@@ -7,7 +7,7 @@
 #include "data/label.h"
 #include "data/plain.h"
 
-#define REMEDY "prepare the set from pictures in classes: --prepare DIR --from synth --classes N, idx, cifar"
+#define REMEDY "prepare the set from labelled images: --prepare DIR --from synth --classes N, idx, cifar"
 
 bool pictures_is_label(const struct dataset_member *member)
 {
@@ -25,14 +25,14 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
         image->width == pictures->width && image->type == pictures->type &&
         image->interleaved == pictures->interleaved)
         return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "a picture of %" PRIu32 "x%" PRIu32 "x%" PRIu32 " among such of %" PRIu32 "x%" PRIu32
-                      "x%" PRIu32 ", or of other values: a trainer takes pictures that are alike",
-                      image->channels, image->height, image->width, pictures->channels, pictures->height,
-                      pictures->width);
+    return status_set(
+        STATUS_FAILED,
+        "an image of %" PRIu32 "x%" PRIu32 "x%" PRIu32 " among images of %" PRIu32 "x%" PRIu32 "x%" PRIu32
+        ", or of another type: all images of a training set must have the same shape and type",
+        image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 
-/* The one member of a sample that `is` true of, or NULL. */
+/* Returns the only member of a sample for which `is` is true, or NULL. */
 static const struct dataset_member *only_member(const struct dataset *dataset,
                                                 const struct dataset_sample *sample,
                                                 bool (*is)(const struct dataset_member *))
@@ -54,9 +54,9 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
     uint8_t text[LABEL_BYTES_MAX];
     int32_t label;
     if (!member)
-        return status_set(STATUS_USAGE, "it has not one label (.cls) to learn; " REMEDY);
+        return status_set(STATUS_USAGE, "it does not have exactly one label (.cls); " REMEDY);
     if (!only_member(plain->dataset, sample, is_picture))
-        return status_set(STATUS_USAGE, "it has not one picture (.npy, .png) to learn from; " REMEDY);
+        return status_set(STATUS_USAGE, "it does not have exactly one image (.npy, .png); " REMEDY);
     TRY(plain_bytes(plain, member, member->size < sizeof text ? member->size : sizeof text, text));
     if (label_read(text, member->size, INT32_MAX, &label) != STATUS_OK)
         return STATUS_USAGE;
@@ -65,7 +65,7 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
     return STATUS_OK;
 }
 
-/* What the first picture is, all must be. */
+/* Reads the first image; all others must have its shape and type. */
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 struct pictures *pictures)
 {
@@ -74,12 +74,13 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     struct image image;
     bool is_image = false;
     enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
-                               : status_set(STATUS_FAILED, "out of memory for a picture");
+                               : status_set(STATUS_FAILED, "out of memory for an image");
     if (status == STATUS_OK)
         status = image_decode(member->extension, bytes, member->size, &room, &room_bytes, &image, &is_image);
     if (status == STATUS_OK && (!is_image || image.depth > 1))
-        status = status_set(STATUS_USAGE, "its array is no picture: bytes or floats of (height, width) or "
-                                          "(channels, height, width)");
+        status = status_set(
+            STATUS_USAGE,
+            "its array is not an image: bytes or floats of (height, width) or (channels, height, width)");
     if (status == STATUS_OK)
         *pictures =
             (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};

@@ -1,4 +1,4 @@
-/* A set as a trainer sees it: one picture and one label in every sample, all pictures alike. */
+/* A training set: exactly one image and one label per sample, all images of the same shape and type. */
 #ifndef FDSL_LOAD_PICTURES_H
 #define FDSL_LOAD_PICTURES_H
 
@@ -15,17 +15,17 @@ struct pictures {
     uint32_t channels, height, width;
     enum dtype type;
     bool interleaved;
-    uint32_t classes; /* the largest label and one */
+    uint32_t classes; /* the largest label plus one */
 };
 
 FDSL_C_BEGIN
 
-/* Looks the set through: the first picture, and every label. STATUS_USAGE where a sample has no picture
- * (.npy, .png) or no label (.cls) or several, or a label that is no class, with the sample; STATUS_FAILED
- * where it cannot be read. */
+/* Examines the set: decodes the first image and reads every label. STATUS_USAGE, with the sample, if it lacks
+ * an image (.npy, .png) or a label (.cls), has several, or its label is not a class. STATUS_FAILED if it
+ * cannot be read. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
-/* Whether a picture is like the first one; STATUS_FAILED says how not. */
+/* Checks that an image has the shape and type of the first one. STATUS_FAILED names the difference. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
 
 bool pictures_is_label(const struct dataset_member *member);

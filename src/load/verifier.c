@@ -3,23 +3,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What runs so far made of a sample. A row's runs must all lose the same ones: else their times are of
- * different work. Counts would not do, as ranks are dealt other samples in every epoch. */
-enum fate { FATE_UNKNOWN, FATE_READ, FATE_LOST };
+/* Result of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
+ * measure different work. Comparing counts is not enough, because every epoch assigns other samples to a
+ * rank. */
+enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
 {
     *verifier = (struct verifier){.load = load, .plan = *plan};
     if (!load->skip)
         return STATUS_OK;
-    verifier->fates = calloc(load->dataset->sample_count, 1);
-    return verifier->fates ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for the fates of samples");
+    verifier->outcomes = calloc(load->dataset->sample_count, 1);
+    return verifier->outcomes ? STATUS_OK
+                              : status_set(STATUS_FAILED, "out of memory for the outcomes of samples");
 }
 
 void verifier_close(struct verifier *verifier)
 {
-    free(verifier->fates);
-    verifier->fates = NULL;
+    free(verifier->outcomes);
+    verifier->outcomes = NULL;
 }
 
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before)
@@ -28,7 +30,7 @@ enum status verifier_ready(struct verifier *verifier, uint64_t number, struct ca
     if (load->cache != LOAD_WARM || !verifier->settled)
         TRY(load_settle_cache(load, before));
     verifier->settled = true;
-    if (!verifier->expects || load->ranks > 1) /* one rank reads the same samples in every epoch */
+    if (!verifier->expects || load->ranks > 1) /* a single rank reads the same samples in every epoch */
         TRY(load_expect(load, &verifier->plan, number, &verifier->expected));
     verifier->expects = true;
     verifier->device_known = cache_device_bytes(&verifier->device_bytes);
@@ -52,10 +54,10 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
         return status;
     if (losses->checksum.count == 0)
         snprintf(losses->why, sizeof losses->why, "%s", status_text());
-    uint8_t *fate = &verifier->fates[sample];
-    losses->first |= *fate == FATE_UNKNOWN;
-    losses->changed |= *fate == FATE_READ;
-    *fate = FATE_LOST;
+    uint8_t *outcome = &verifier->outcomes[sample];
+    losses->first |= *outcome == OUTCOME_UNKNOWN;
+    losses->changed |= *outcome == OUTCOME_READ;
+    *outcome = OUTCOME_LOST;
     checksum_add(&losses->checksum, lost->edges, lost->bytes);
     return STATUS_OK;
 }
@@ -63,11 +65,11 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order, uint64_t lost)
 {
     uint64_t known = 0;
-    for (uint32_t i = 0; verifier->fates && i < order->count; i++) {
-        uint8_t *fate = &verifier->fates[order->samples[i]];
-        known += *fate == FATE_LOST;
-        if (*fate == FATE_UNKNOWN)
-            *fate = FATE_READ;
+    for (uint32_t i = 0; verifier->outcomes && i < order->count; i++) {
+        uint8_t *outcome = &verifier->outcomes[order->samples[i]];
+        known += *outcome == OUTCOME_LOST;
+        if (*outcome == OUTCOME_UNKNOWN)
+            *outcome = OUTCOME_READ;
     }
     losses->changed |= known != lost;
 }
@@ -75,7 +77,7 @@ void verifier_note(struct verifier *verifier, struct losses *losses, const struc
 void losses_merge(struct losses *all, const struct losses *one)
 {
     if (one->first || (one->changed && one->checksum.count))
-        status_warn_own("left out in a run: %s", one->why);
+        status_warn_own("skipped in a run: %s", one->why);
     checksum_merge(&all->checksum, &one->checksum);
     all->first |= one->first;
     all->changed |= one->changed;
@@ -86,8 +88,8 @@ static enum status check_lost(uint64_t number, uint64_t delivered, const struct 
     if (lost->changed)
         return status_set(
             STATUS_FAILED,
-            "run %llu could not read %llu samples, and not those that runs before it could not: "
-            "the data set changes while it is measured; mend it, and run again",
+            "run %llu could not read %llu samples, and they are not the ones that earlier runs could not "
+            "read: the data set changes while it is measured; repair it and run again",
             (unsigned long long)number, (unsigned long long)lost->checksum.count);
     if (lost->checksum.count > 0 && delivered == 0)
         return status_set(STATUS_FAILED,
@@ -105,12 +107,12 @@ enum status verifier_finish(struct verifier *verifier, uint64_t number, const st
     load->control->lost = lost->checksum;
     TRY(check_lost(number, delivered->count, lost));
     checksum_merge(&all, delivered);
-    if (load->control->whole || /* samples are checked one by one */
+    if (load->control->whole || /* `seen` verifies samples one by one */
         (all.count == expected->count && all.bytes == expected->bytes && all.sum == expected->sum))
         return STATUS_OK;
     return status_set(STATUS_WRONG,
-                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx) where %llu and %llu "
-                      "(hash %016llx) are right",
+                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx), expected %llu and "
+                      "%llu (hash %016llx)",
                       load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
                       (unsigned long long)all.bytes, (unsigned long long)all.sum,
                       (unsigned long long)expected->count, (unsigned long long)expected->bytes,

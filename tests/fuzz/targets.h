@@ -142,9 +142,9 @@ static inline void fuzz_wids(const uint8_t *data, size_t size)
 /* Readers go through a shard's members in the order of its index, and never back. */
 static inline void fuzz_offsets(const struct index *index)
 {
-    for (uint64_t p = 0; p < index->place_count; p++) {
+    for (uint64_t p = 0; p < index->unit_count; p++) {
         uint64_t end = 0;
-        for (uint64_t s = index->places[p].first; s < index->places[p].first + index->places[p].count; s++)
+        for (uint64_t s = index->units[p].first; s < index->units[p].first + index->units[p].count; s++)
             for (uint64_t m = index->samples[s].first; m < index->samples[s].first + index->samples[s].count;
                  m++) {
                 if (index->members[m].offset < end)

@@ -1,4 +1,4 @@
-#include "data/place_writer.h"
+#include "data/unit_writer.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,12 +17,12 @@
 
 #define BUFFER_BYTES (1 << 20)
 
-void place_key(char key[32], int digits, uint64_t number)
+void unit_key(char key[32], int digits, uint64_t number)
 {
     snprintf(key, 32, "%0*" PRIu64, digits, number);
 }
 
-enum status place_path(char path[PATH_MAX], const char *folder, const char *name)
+enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
 {
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX
                ? STATUS_OK
@@ -34,14 +34,14 @@ static uint64_t hash_of(const void *bytes, size_t size)
 #ifdef HAVE_XXHASH
     return XXH3_64bits(bytes, size);
 #else
-    (void)bytes, (void)size; /* prepare does not begin without xxHash */
+    (void)bytes, (void)size; /* unreachable: --prepare needs xxHash */
     return 0;
 #endif
 }
 
-/* ---- Beginning ---- */
+/* ---- Starting ---- */
 
-/* "...PID-N.tmp", as file_begin() names them. */
+/* Matches temporary names "...PID-N.tmp" of file_begin(). */
 static bool is_temporary(const char *name)
 {
     size_t length = strlen(name);
@@ -53,7 +53,7 @@ static bool is_temporary(const char *name)
     return dot && sscanf(dot, ".%u-%u.tmp%n", &pid, &number, &used) == 2 && dot[used] == '\0' && used > 0;
 }
 
-void place_sweep(const char *folder)
+void unit_sweep(const char *folder)
 {
     DIR *list = opendir(folder);
     for (struct dirent *entry; list && (entry = readdir(list));)
@@ -66,30 +66,30 @@ void place_sweep(const char *folder)
 static enum status begin_folder(const char *path)
 {
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_FAILED, "cannot make folder '%s': %s", path, strerror(errno));
-    place_sweep(path);
+        return status_set(STATUS_FAILED, "cannot create folder '%s': %s", path, strerror(errno));
+    unit_sweep(path);
     return STATUS_OK;
 }
 
-enum status place_begin(struct place_writer *writer, enum index_layout layout, const char *folder,
-                        const char *name, int key_digits)
+enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
+                       const char *name, int key_digits)
 {
     char path[PATH_MAX];
-    *writer = (struct place_writer){
+    *writer = (struct unit_writer){
         .layout = layout, .folder = folder, .name = name, .key_digits = key_digits, .file = {.fd = -1}};
     writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
     writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);
     writer->buffer = malloc(BUFFER_BYTES);
     if (!writer->lines || !writer->dali || !writer->buffer)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(place_path(path, folder, name));
+    TRY(unit_path(path, folder, name));
     TRY(md5_begin(&writer->md5));
     return layout == INDEX_FILES ? begin_folder(path) : file_begin(&writer->file, path);
 }
 
 /* ---- Shards ---- */
 
-static enum status flush(struct place_writer *writer)
+static enum status flush(struct unit_writer *writer)
 {
     TRY(md5_add(writer->md5, writer->buffer, writer->buffered));
     size_t count = writer->buffered;
@@ -97,8 +97,8 @@ static enum status flush(struct place_writer *writer)
     return file_add(&writer->file, writer->buffer, count);
 }
 
-/* `bytes` NULL: zeros. */
-static enum status add_bytes(struct place_writer *writer, const uint8_t *bytes, size_t count)
+/* Adds bytes to the shard; zeros if `bytes` is NULL. */
+static enum status add_bytes(struct unit_writer *writer, const uint8_t *bytes, size_t count)
 {
     writer->bytes += count;
     while (count > 0) {
@@ -116,12 +116,13 @@ static enum status add_bytes(struct place_writer *writer, const uint8_t *bytes, 
     return STATUS_OK;
 }
 
-static enum status add_to_shard(struct place_writer *writer, const char *key,
+static enum status add_to_shard(struct unit_writer *writer, const char *key,
                                 const struct source_member *member, struct index_member *entry)
 {
     uint8_t headers[TAR_HEADERS_MAX];
     size_t count;
-    char name[TAR_NAME_MAX + 2]; /* one that is too long stays so, and is refused */
+    char name[TAR_NAME_MAX +
+              2]; /* a name that is too long stays too long after truncation, so tar_headers() refuses it */
     snprintf(name, sizeof name, "%s.%s", key, member->extension);
     TRY(tar_headers(headers, name, member->size, &count));
     TRY(add_bytes(writer, headers, count));
@@ -132,7 +133,7 @@ static enum status add_to_shard(struct place_writer *writer, const char *key,
 
 /* ---- Files ---- */
 
-static enum status write_file(const struct place_writer *writer, const char *key,
+static enum status write_file(const struct unit_writer *writer, const char *key,
                               const struct source_member *member)
 {
     char path[PATH_MAX];
@@ -142,19 +143,19 @@ static enum status write_file(const struct place_writer *writer, const char *key
     return file_write_atomic(path, member->bytes, member->size);
 }
 
-static enum status write_files(const struct place_writer *writer, uint64_t number,
+static enum status write_files(const struct unit_writer *writer, uint64_t number,
                                const struct source_sample *sample)
 {
     char key[32];
-    place_key(key, writer->key_digits, number);
+    unit_key(key, writer->key_digits, number);
     for (size_t i = 0; i < sample->count; i++)
         TRY(write_file(writer, key, &sample->members[i]));
     return STATUS_OK;
 }
 
-/* Every file waits for the disk, so many wait together. A message belongs to the thread that failed: what
- * failed is tried again by this one. */
-static enum status write_all_files(const struct place_writer *writer, uint64_t first, uint64_t count,
+/* Writes files in parallel, because each one waits for the disk. Messages are per thread, so a failed sample
+ * is tried again by the calling thread. */
+static enum status write_all_files(const struct unit_writer *writer, uint64_t first, uint64_t count,
                                    const struct source_sample *samples)
 {
     bool failed = false;
@@ -170,12 +171,11 @@ static enum status write_all_files(const struct place_writer *writer, uint64_t f
 
 /* ---- Both ---- */
 
-static enum status add_sample(struct place_writer *writer, uint64_t number,
-                              const struct source_sample *sample)
+static enum status add_sample(struct unit_writer *writer, uint64_t number, const struct source_sample *sample)
 {
     struct index_member entries[SOURCE_MEMBERS_MAX];
     char key[32];
-    place_key(key, writer->key_digits, number);
+    unit_key(key, writer->key_digits, number);
     for (size_t i = 0; i < sample->count; i++) {
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
@@ -193,8 +193,8 @@ static enum status add_sample(struct place_writer *writer, uint64_t number,
     return STATUS_OK;
 }
 
-enum status place_add(struct place_writer *writer, uint64_t first, uint64_t count,
-                      const struct source_sample *samples)
+enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
+                     const struct source_sample *samples)
 {
     if (writer->layout == INDEX_FILES)
         TRY(write_all_files(writer, first, count, samples));
@@ -205,7 +205,7 @@ enum status place_add(struct place_writer *writer, uint64_t first, uint64_t coun
 
 /* ---- Ending ---- */
 
-/* Ends a text in memory, which must be whole. */
+/* Closes a memory stream and checks that no text was lost. */
 static enum status end_text(FILE **stream)
 {
     bool whole = !ferror(*stream);
@@ -214,13 +214,13 @@ static enum status end_text(FILE **stream)
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
 }
 
-/* DALI's index of "x.tar" is "x.idx". */
-static enum status write_dali(struct place_writer *writer)
+/* Writes DALI's index: "x.idx" for "x.tar". */
+static enum status write_dali(struct unit_writer *writer)
 {
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
     TRY(end_text(&writer->dali));
-    TRY(place_path(path, writer->folder, writer->name));
+    TRY(unit_path(path, writer->folder, writer->name));
     strcpy(strrchr(path, '.'), ".idx");
     FILE *stream = open_memstream(&text, &size);
     if (!stream)
@@ -233,14 +233,14 @@ static enum status write_dali(struct place_writer *writer)
     return status;
 }
 
-static enum status write_part(struct place_writer *writer, const char *made, const char *md5,
+static enum status write_part(struct unit_writer *writer, const char *provenance, const char *md5,
                               const char *part_path)
 {
     struct index_text text;
-    const struct index_place place = {.name = writer->name, .bytes = writer->bytes, .md5 = md5};
+    const struct index_unit unit = {.name = writer->name, .bytes = writer->bytes, .md5 = md5};
     TRY(end_text(&writer->lines));
-    TRY(index_text_begin(&text, writer->layout, made));
-    index_text_add_place(&text, &place);
+    TRY(index_text_begin(&text, writer->layout, provenance));
+    index_text_add_unit(&text, &unit);
     fputs(writer->lines_text, text.stream);
     enum status status = index_text_end(&text);
     if (status == STATUS_OK)
@@ -249,7 +249,7 @@ static enum status write_part(struct place_writer *writer, const char *made, con
     return status;
 }
 
-enum status place_end(struct place_writer *writer, const char *made, const char *part_path)
+enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path)
 {
     char md5[33] = "";
     if (writer->layout == INDEX_SHARDS) {
@@ -260,10 +260,10 @@ enum status place_end(struct place_writer *writer, const char *made, const char 
         TRY(write_dali(writer));
         TRY(file_end(&writer->file));
     }
-    return write_part(writer, made, md5, part_path);
+    return write_part(writer, provenance, md5, part_path);
 }
 
-void place_abandon(struct place_writer *writer)
+void unit_abandon(struct unit_writer *writer)
 {
     if (writer->file.target)
         file_abandon(&writer->file);
@@ -275,5 +275,5 @@ void place_abandon(struct place_writer *writer)
     free(writer->lines_text);
     free(writer->dali_text);
     free(writer->buffer);
-    *writer = (struct place_writer){.file = {.fd = -1}};
+    *writer = (struct unit_writer){.file = {.fd = -1}};
 }
