@@ -98,7 +98,8 @@ static void print_help(void)
          "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
          "\n"
          "examples:\n"
-         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, 8, 64, "
+         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, "
+         "8, 64, "
          "64)\n"
          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
          "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --layout files\n"
@@ -110,7 +111,8 @@ static void print_help(void)
         printf("\noptions of the source %s (%s):\n", source->name, source->summary);
         options_help(stdout, source->options, source->option_count);
         if (source->workload)
-            printf("  and the options of the workload %s that define an image, as in fdsl-bench --workload synth --help\n",
+            printf("  and the options of the workload %s that define an image, as in fdsl-bench --workload "
+                   "synth --help\n",
                    source->workload);
     }
 }
