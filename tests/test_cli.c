@@ -264,9 +264,9 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--classes 4 --oval-y 1.5", "--oval-y describes the benchmark class, which --classes replaces"},
         {"--class some.csv --radius 3", "--radius describes the benchmark class, which --class replaces"},
         {"--classes 4 --class some.csv", "--classes draws classes and --class reads them"},
-        {"--preset uji", "--preset has ranges to draw classes from; say how many with --classes N"},
-        {"--preset-file some.cfg", "--preset-file has ranges to draw classes from"},
-        {"--preset uji --class some.csv", "say how many with --classes N"},
+        {"--preset uji", "--preset gives ranges to draw classes from; add --classes N"},
+        {"--preset-file some.cfg", "--preset-file gives ranges to draw classes from"},
+        {"--preset uji --class some.csv", "add --classes N"},
         {"--out same.csv --samples ./same.csv", "--out and --samples name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
         {"--out same.csv --samples same.csv", "--out and --samples name the same file"},
@@ -289,8 +289,8 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--out-res 16385", "--out-res: '16385' is out of range"},
         {"--fit pad", "--fit: 'pad' is not one of resize, crop"},
         {"--fit crop --out-res 33", "--fit crop: --out-res 33 is larger than --res 32"},
-        {"--mean 0.5", "--mean scales floats, and u8 holds grays as they are"},
-        {"--output u8 --std 0.5", "--std scales floats, and u8 holds grays as they are"},
+        {"--mean 0.5", "--mean scales floats, but u8 stores grays unscaled"},
+        {"--output u8 --std 0.5", "--std scales floats, but u8 stores grays unscaled"},
         {"--output f32 --mean x", "--mean: 'x' is not a number"},
         {"--output f32 --mean nan", "--mean: 'nan' is not a number"},
         {"--output f32 --mean=", "--mean: the value is empty"},
@@ -309,8 +309,8 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--npy a.npy --samples a.labels.npy", "--npy and --samples would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
-        {"--output f16 --png folder", "--png shows u8 images of one channel; write others with --npy FILE"},
-        {"--channels 3 --sheet a.png", "--sheet shows u8 images of one channel"},
+        {"--output f16 --png folder", "--png writes u8 images of one channel only; use --npy FILE for others"},
+        {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
 #endif
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv");
@@ -353,7 +353,7 @@ Test(cli, scales_that_are_hardly_meant_are_warned_of)
         {"--output f32 --mean -1 --std 1", NULL},
         {"--output f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
         {"--output f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
-        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 holds values to 65504"},
+        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 is limited to 65504"},
         {"--output f16 --std 0.000016", NULL}, /* 62500 */
         {"--output bf16 --mean 0.25 --std 0.00001", NULL},
     };
@@ -372,7 +372,7 @@ Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
     if (!variant_find("bat")->variant)
         SKIP("this build has no variant that makes canvases alone: no CUDA");
     run("--variant bat --output f16 " TINY);
-    expect_error(2, "variant 'bat' cannot do this: it makes u8 images of one channel", "--output f16");
+    expect_error(2, "variant 'bat' cannot do this: it supports only u8 images of one channel", "--output f16");
 }
 
 Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
@@ -422,7 +422,7 @@ Test(cli, a_list_of_classes_must_have_the_right_columns)
         {"--class wrong.csv", "wrong.csv:1: column 2 of the header is 'edges': it must be 'vertices'"},
         {"--class short.csv", "short.csv:2: 3 values, not 10: oval_x is missing"},
         {"--class zero.csv", "zero.csv:3: vertices: '0' is out of range"},
-        {"--class none.csv", "none.csv:2: there is no class"},
+        {"--class none.csv", "none.csv:2: the file has no classes"},
         {"--class empty.csv", "empty.csv:1: the file is empty"},
     };
     char text[512];

@@ -28,8 +28,8 @@ Test(cli, refuses_to_write_where_it_cannot)
         {"--write-classes /dev/full", "is not a regular file"},
 #ifdef HAVE_PNG
         {"--png file", "'file' is not a folder"},
-        {"--png nowhere/pictures", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
-        {"--png /proc/pictures", "cannot make folder '/proc/pictures'"},
+        {"--png nowhere/pictures", "its folder does not exist; create it with: mkdir -p 'nowhere'"},
+        {"--png /proc/pictures", "cannot create folder '/proc/pictures'"},
         {"--sheet nowhere/sheet.png", "its folder does not exist"},
         {"--sheet .", "is not a regular file"},
 #endif
@@ -486,12 +486,12 @@ Test(cli, other_files_are_not_overwritten)
         const char *option, *name, *words;
     } outputs[] = {
         {"--npy", "a.npy", "a.npy exists and is no NumPy file; name another, or remove it"},
-        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so something else wrote it"},
+        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program wrote it"},
         {"--npy", "c.npy", "c.labels.npy exists and is no NumPy file"},
         {"--write-classes", "a.csv", "a.csv exists and is no list of classes"},
 #ifdef HAVE_PNG
         {"--sheet", "a.png", "a.png exists and is no PNG picture"},
-        {"--sheet", "b.png", "b.png exists without index.tsv, so something else wrote it"},
+        {"--sheet", "b.png", "b.png exists without index.tsv, so another program wrote it"},
 #endif
     };
     put("a.npy", "mine");

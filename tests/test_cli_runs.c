@@ -18,7 +18,7 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
         {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
         {"--compute 1001", "out of range"},
         {"--compute fast", "--compute: 'fast' is neither a number of milliseconds nor train[:MODEL]"},
-        {"--compute train", "--compute train learns to tell classes apart, and here is one; add --classes N"},
+        {"--compute train", "--compute train trains a classifier and needs at least two classes; add --classes N"},
         {"--compute", "--compute needs a value"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
