@@ -1,4 +1,5 @@
-/* `bat`: the paper's BAT. rng's stages, launched by the device itself: the host launches once a batch. */
+/* `bat`: the paper's BAT. The stages of rng, launched by the device; the host launches one kernel per
+ * batch. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK)
