@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd sizes, losses of
-# 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
-# across variants; and, with --sanitize, every kernel under compute-sanitizer. With --engine the same of train-tf32, train-bf16
-# or train-amp, and their products bit for bit; live samples, cuDNN and graphs are checked with train-cuda.
+# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd
+# sizes, losses of 50 steps, bit-identical results of repeated and resumed runs, live samples, and checkpoints
+# across variants. With --sanitize, runs every kernel under compute-sanitizer. With --engine, checks
+# train-tf32, train-bf16 or train-amp, including their products bit for bit; live samples, cuDNN and graphs
+# are checked with train-cuda only.
 #
 #   scripts/check_train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
-#
-# Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed.
-# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
-# LIMIT=N: a check that takes longer than so many seconds has failed (600).
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only
+# the checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N:
+# time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -62,7 +62,7 @@ if ((sanitize)); then
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
-        # More than 128: blocks that take a second sample and a second stage of rows; then a batch of 6.
+        # Above 128, blocks process a second sample and a second stage of rows; then a batch of 6.
         check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
     done
@@ -87,8 +87,8 @@ done
 
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same training' "$live"
 
-# model data batch train-size extra options; 50 steps, over several epochs where they are short. Few samples
-# must not be learnt by heart: what is left of their losses then is rounding.
+# model data batch train-size extra options; 50 steps, over several epochs if they are short. The network must
+# not memorise the samples: the remaining loss would be rounding error.
 grid='logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
@@ -115,7 +115,7 @@ cudnn() {
         echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
         return
     fi
-    # Odd kernels and places, a last short batch, volumes; then the same bits twice.
+    # Odd kernel and image sizes, a partial last batch, volumes; then bit-identical results of two runs.
     while read -r model data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
@@ -153,8 +153,8 @@ killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s behin
         while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
         sleep "0.$(printf %03d $((RANDOM % 200)))"
         kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, and was to be killed" && return 1; }
-        echo "killed behind $(latest "$folder")"
+        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+        echo "killed after $(latest "$folder")"
     done
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }

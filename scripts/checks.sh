@@ -1,8 +1,7 @@
-# shellcheck shell=bash
-# Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
-# output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors, at
-# most 8. ONLY=REGEX leaves out checks whose names do not match. One that takes longer than LIMIT seconds, or 600, has
-# failed: a program that hangs is told by its name, and the others go on.
+# shellcheck shell=bash Runs checks in parallel, for scripts that verify variants (to be sourced). Prints one
+# line per check, the output of failed checks, and last "N passed, N failed". JOBS: parallel checks (default:
+# half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
+# check in seconds (default 600); a check that hangs fails, and the others continue.
 
 refuse() { # what is wrong with how the script was started
     echo "${0##*/}: $1" >&2
@@ -25,7 +24,7 @@ kill_tree() { # a process, then all below it: a process group of its own would o
     for child in "${children[@]}"; do kill_tree "$child"; done
 }
 
-# Checks ignore an interrupt, as all that a script starts in the background does.
+# Checks ignore interrupts, like all background processes of a script.
 trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
 
 limited() { # command ...
@@ -60,7 +59,7 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
-conclude() { # status 1 where one failed or there are none, 2 where ONLY left out all
+conclude() { # status 1 if a check failed or there are none, 2 if ONLY matches none
     local passed failed
     wait
     passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true

@@ -59,9 +59,9 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     expect(0, "read, page cache warm\n  files ");
     expect(0, "\n  shards ");
     expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
-    expect(0, "Break-even of generating with naive against reading:\n  files, warm ");
-    expect(0, "Disk that generating saves:\n  files ");
-    cr_expect(!says("of the samples"), "%s", out);
+    expect(0, "Break-even of generating with naive vs. reading:\n  files, warm ");
+    expect(0, "Disk space that generating saves:\n  files ");
+    cr_expect(!says("size of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* naive without a step */
     expect(0, "files ");
@@ -86,7 +86,7 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --layout files --from synth --samples 7 --res 64 >&2; "
           "scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv");
-    cr_expect(says("; 0.705 GB a million (of the samples: "), "%s", out);
+    cr_expect(says("; 0.705 GB per million (size of the samples: "), "%s", out);
 }
 #endif
 #endif

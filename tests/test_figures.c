@@ -81,8 +81,8 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
         cr_assert(says(line), "%s: %s", names[i], out);
     }
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/fine_tuning.sh DIR"));
-    cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
-              out);
+    cr_assert(says("reference rows only; to measure your own: scripts/sweep.sh configs/sweep_vertices.tsv"),
+              "%s", out);
 }
 
 Test(figures, long_names_and_single_points)
@@ -139,7 +139,7 @@ Test(figures, a_line_is_of_one_sweep)
         fused_over_batch();
         cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s: %s", elsewhere[i], out);
         shell(SELECT "ladder > /dev/null; " FIGURES "batch");
-        cr_assert(says("1 row of yours on no line, which keeps all else fixed: fused"), "%s", out);
+        cr_assert(says("1 of your rows is on no line, because other parameters differ: fused"), "%s", out);
     }
 }
 
@@ -206,7 +206,7 @@ Test(figures, other_jobs_do_not_count)
     fused_over_batch();
     cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s", out);
     shell(SELECT "--reference $D/reference batch");
-    cr_assert(says("a row of fused with wrong images is left out"), "%s", out);
+    cr_assert(says("a row of fused with wrong images is skipped"), "%s", out);
 }
 
 Test(figures, unverified_rows_are_named)
@@ -232,7 +232,7 @@ Test(figures, what_is_no_measurement_is_left_out)
     cr_assert_eq(status, 0);
     shell(SELECT "training");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("classes.csv: no rows of a run, left out") && !says("env.csv"), "%s", out);
+    cr_assert(says("classes.csv: no rows of a run; skipped") && !says("env.csv"), "%s", out);
 }
 
 Test(figures, the_last_run_of_a_monitor_file)
@@ -250,7 +250,7 @@ Test(figures, ranks_that_share_cores_are_not_joined)
                                                "--reference $D/reference scaling && cat "
                                                "$D/work/scaling.vars $D/work/scaling.dat");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'8 threads a rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
+    cr_assert(says("'8 threads per rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
     cr_assert(says("\t1009.08174\t0.454285714\t") && says("\t1009.08174\t0.908571429\t"),
               "no loss is a row's own rate over its efficiency: %s", out);
 }
@@ -262,7 +262,7 @@ Test(figures, ranks_of_as_many_threads_are_joined)
                                                "--reference $D/reference scaling && cat "
                                                "$D/work/scaling.vars");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'4 threads a rank'") && says("array joined[1] = [1]"), "%s", out);
+    cr_assert(says("'4 threads per rank'") && says("array joined[1] = [1]"), "%s", out);
 }
 
 /* The fixture's row of omp with 1000 vertices, batch 32, with these vertices and this batch. */
@@ -283,20 +283,20 @@ Test(figures, rows_on_no_line_are_counted)
 {
     shell("{ head -1 " FIXTURES "/synth.csv; " OMP("300", "32") OMP("700", "32") OMP("700", "8")
               OMP("500", "16") "} > $D/results/a.csv; " FIGURES "vertices batch");
-    cr_assert(says("vertices.{png,svg,pdf} (2 rows of yours on no line, which keeps all else fixed: omp, "
-                   "batch 8, 16)"),
-              "%s", out);
     cr_assert(
-        says(
-            "batch.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: vertices 300, 500, "
-            "700; to measure what is: scripts/sweep.sh configs/sweep_batch.tsv)"),
+        says("vertices.{png,svg,pdf} (2 of your rows are on no line, because other parameters differ: omp, "
+             "batch 8, 16)"),
+        "%s", out);
+    cr_assert(
+        says("batch.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: vertices 300, 500, "
+             "700; to measure the figure's rows: scripts/sweep.sh configs/sweep_batch.tsv)"),
         "%s", out);
     shell(FIGURES "ladder stages");
-    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: ") &&
+    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: ") &&
                   says("stages.{png,svg,pdf} (your 4 rows of synth are not drawn; "),
               "%s", out);
     shell(FIGURES "--reference $D/reference ladder loading");
-    cr_assert(says("skipped ladder: none of your 4 rows of synth fits; to measure it: ") &&
+    cr_assert(says("skipped ladder: none of your 4 rows of synth has suitable parameters; to measure it: ") &&
                   says("skipped loading: no data; to measure it:"),
               "%s", out);
 }
@@ -373,7 +373,7 @@ Test(figures, files_from_elsewhere)
           "/synth.csv > $D/results/b.csv; " SELECT "--reference $D/reference ladder"
           "&& cat $D/work/ladder.vars");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("Made-up Accelerator X1 (rows of yours"), "a byte-order mark is no part of the header: %s",
+    cr_assert(says("Made-up Accelerator X1 (your rows"), "a byte-order mark is no part of the header: %s",
               out);
     cr_assert(says("b.csv: a header without rows"), "%s", out);
 }
@@ -385,7 +385,7 @@ static const struct {
     const char *says;
 } refused[] = {
     {"head -c -20 $F", "bad.csv, line 35: 59 fields where the header has 66"},
-    {"head -c -1 $F", "this last row has no end and may be torn; end or delete it"},
+    {"head -c -1 $F", "the last row has no newline and may be incomplete; complete or delete it"},
     {"head -1 $F | head -c 100", "bad.csv, line 1: this last row has no end"},
     {"head -3 $F | sed '3s/,[^,]*$//'",
      "bad.csv, line 3: 65 fields where the header has 66; repair or delete this row"},
@@ -395,9 +395,8 @@ static const struct {
     {"head -3 $F | sed '1s/time_median_s/median/'",
      "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
-    {"head -3 $F; head -3 " FIXTURES "/monitor.csv",
-     "bad.csv, line 4: a second header; its columns are others"},
-    {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', no number"},
+    {"head -3 $F; head -3 " FIXTURES "/monitor.csv", "bad.csv, line 4: a second header; its columns differ"},
+    {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', not a number"},
     {"head -3 $F | sed '3s/,0.000576,/,-1,/'",
      "bad.csv, line 3: time_median_s is -1; repair or delete this row"},
     {"head -3 $F | sed '3s/node01/\"node01/'", "bad.csv, line 3: "},
@@ -406,7 +405,8 @@ static const struct {
     {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
      "bad.csv, line 1: rows of load/3 have a column 'sample_bytes'"},
     {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
-    {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv", "bad.csv, line 2: open_p50_s is 'soon', no number"},
+    {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv",
+     "bad.csv, line 2: open_p50_s is 'soon', not a number"},
     {"sed 's/,100,/,nan,/2' " FIXTURES "/monitor.csv | sed '3s/^\\(.*\\),0.100,/\\1,inf,/'",
      "bad.csv, line 3: time_s is 'inf'"},
 };
@@ -455,21 +455,21 @@ Test(figures, folders_that_cannot_be_written)
 {
     shell(": > $D/out; " FIGURES "batch");
     cr_expect_eq(status, 1);
-    cr_expect(says("name another folder") && !says("Traceback"), "%s", out);
+    cr_expect(says("choose another folder") && !says("Traceback"), "%s", out);
     shell("mkdir $D/report.html; " REPORT);
     cr_expect_eq(status, 1);
     cr_expect(says("report.html cannot be written") && !says("Traceback"), "%s", out);
     shell(FIGURES "--results /nowhere");
     cr_expect_eq(status, 2);
-    cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results names one with CSV files\n");
+    cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results must name a folder of CSV files\n");
 }
 
 Test(figures, no_torn_figure_where_there_is_no_room)
 {
     shell("ulimit -f 60; " FIGURES "batch"); /* in blocks of 512 bytes: less than a PNG takes */
     cr_expect_eq(status, 1);
-    cr_expect(says("batch.png cannot be written: File too large; free some room") && !says("Traceback"), "%s",
-              out);
+    cr_expect(says("batch.png cannot be written: File too large; free some space") && !says("Traceback"),
+              "%s", out);
     shell("ls -A $D/out | wc -l");
     cr_expect_eq(atoi(out), 0);
     shell("{ " FIGURES "batch >/dev/full; } 2>&1");

@@ -63,7 +63,7 @@ Test(figures_train, fine_tuning_beside_scratch)
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
     cr_expect(says("'pre-trained'") && says("'from scratch'") &&
-                  says("Medians and extremes of 1 seed a line."),
+                  says("Median, minimum and maximum of 1 seed per line."),
               "%s", out);
 }
 
@@ -82,17 +82,16 @@ Test(figures_train, training_live_against_loaded)
     cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
                   says("loaded from shards") && says("loaded from files"),
               "%s", out);
-    cr_expect(says("lenet with 943,836 parameters, batch 32") &&
-                  says("the losses are the same in every digit"),
-              "%s", out);
+    cr_expect(says("lenet with 943,836 parameters, batch 32") && says("images are identical"), "%s", out);
     cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
-    cr_expect(says("No row of ours: ") && !says("series = 7"), "%s", out);
+    cr_expect(says("Published points only: ") && !says("series = 7"), "%s", out);
     shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
           "training_time >/dev/null && cat $D/work/training_time.vars");
-    cr_expect(status == 0 && !says("the same in every digit"), "%s", out);
+    cr_expect(status == 0 && !says("images are identical"), "%s", out);
     shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
           "--reference $D/reference training_time");
-    cr_expect(says("skipped training_time: none of your 10 rows of train fits; to measure it: scripts/live_"),
+    cr_expect(says("skipped training_time: none of your 10 rows of train has suitable parameters; to measure "
+                   "it: scripts/live_"),
               "%s", out);
     shell("rm $D/results/*; " SELECT "--reference $D/reference training_time");
     cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
@@ -111,10 +110,9 @@ Test(figures_train, training_without_rows_of_yours)
           "/fine_tuning.csv $D/results/half.csv && " FIGURES
           "--reference $D/reference training training_time fine_tuning");
     cr_assert_eq(status, 0, "%s", out);
-    cr_expect(
-        says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn; not in this figure: variant "
-             "train-omp; data digits; train_size 100"),
-        "%s", out);
-    cr_expect(says("fine_tuning.{png,svg,pdf} (3 rows of yours, of which none are both pre-trained and from"),
+    cr_expect(says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn; no point has: variant "
+                   "train-omp; data digits; train_size 100"),
+              "%s", out);
+    cr_expect(says("fine_tuning.{png,svg,pdf} (your 3 rows do not include pre-trained and from-scratch"),
               "%s", out);
 }
