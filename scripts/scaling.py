@@ -96,7 +96,7 @@ def add_legend(plot, devices, lines):
             if mine:
                 joined = any(same_threads(points) and len(points) > 1 for points in mine)
                 plot.legend += [(devices.style(mine[0][0]) + (0 if joined else 0.1), variant)]
-                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 180, 11)]
+                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 200, 11)]
 
 
 def rank_threads(points):

@@ -184,13 +184,13 @@ Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
     cr_assert(says("35,542  0.4 % (30)"), "%s", out);
     shell("cp $D/a.csv $D/a_loaders.csv; scripts/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a_loaders.csv");
-    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
 }
 
 Test(figures_load, break_even_needs_both_halves)
 {
     shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv");
-    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
     shell("scripts/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv");
     cr_assert(status == 2 && says("no rows of a run"), "%s", out);
     shell("scripts/break_even.py nowhere.csv");

@@ -63,7 +63,7 @@ Test(figures_train, fine_tuning_beside_scratch)
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
     cr_expect(says("'pre-trained'") && says("'from scratch'") &&
-                  says("Median, minimum and maximum of 1 seed per line."),
+                  says("maximum of 1 seed per line."),
               "%s", out);
 }
 
