@@ -11,9 +11,10 @@
 #                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n, n + 0.1 its
 #                             point only, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading, 0.75 a note
 #                             below a series
+#
 #   ring_block                the block of data with the unsettled points (x, y), or 0
-# and the variables that the figure's script lists. To draw a figure manually: scripts/figures.py --commands
-# NAME.
+#
+# and the variables that the figure's script lists. To draw a figure manually: scripts/figures.py --commands NAME.
 
 if (format eq 'png') {
     set terminal pngcairo size 2 * width, 2 * height font 'DejaVu Sans,12' fontscale 1.5 linewidth 2 pointscale 2 dashlength 1.8 noenhanced

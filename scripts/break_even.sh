@@ -4,22 +4,26 @@
 # at which step time, and how much disk space generating saves.
 #
 #   scripts/break_even.sh DIR FILE [TABLE]
-# DIR is a folder on the disk to measure and receives the images: 1.6 GB by default. It also keeps finished
-# rows, so an interrupted run can continue. Rows go to FILE_synth.csv and FILE_load.csv (with FILE
-# results/break_even, make plots draws them). On a GPU, monitor samples of files-gpu and shards-gpu go to
-# FILE_monitor.csv, and the rows of those runs, which are not part of the comparison, to FILE_loaders.csv.
-# TABLE (configs/sweep_break_even.tsv) is a table for scripts/sweep.sh with the columns variant, batch, res,
-# classes and compute: the generators, and the steps in milliseconds (-: no step). Readers use the same batch,
-# res and classes. Cold reads need root. Without a GPU, only rates without a step are compared. The work is
-# equal: readers and generators deliver bytes, and all batches are full. A step takes as long for a partial
-# batch, so partial batches would make readers seem slower. The number of images is therefore a multiple of
-# threads x batch. The shuffle buffer is an eighth of a thread's share, so that the first batch does not wait
-# for the whole share. Environment: SAMPLES (10000), minimum number of images to read; TIME (3), maximum
-# seconds per row of reading; MIN_SAMPLES (6), minimum runs per row, of four epochs each if warm; READERS
-# (all), any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident and png; CACHES
-# (both, if cold is possible), warm and cold; WATCH, empty: no monitor; FDSL_BENCH (./fdsl-bench), the
-# program. Takes about fifteen minutes. Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is
-# available.
+#
+# DIR is a folder on the disk to measure and receives the images: 1.6 GB by default. It also keeps finished rows, so
+# an interrupted run can continue. Rows go to FILE_synth.csv and FILE_load.csv (with FILE results/break_even, make
+# plots draws them). On a GPU, monitor samples of files-gpu and shards-gpu go to FILE_monitor.csv, and the rows of
+# those runs, which are not part of the comparison, to FILE_loaders.csv. TABLE (configs/sweep_break_even.tsv) is a
+# table for scripts/sweep.sh with the columns variant, batch, res, classes and compute: the generators, and the steps
+# in milliseconds (-: no step). Readers use the same batch, res and classes. Cold reads need root. Without a GPU, only
+# rates without a step are compared.
+#
+# The work is equal: readers and generators deliver bytes, and all batches are full. A step takes as long for a
+# partial batch, so partial batches would make readers seem slower. The number of images is therefore a multiple of
+# threads x batch. The shuffle buffer is an eighth of a thread's share, so that the first batch does not wait for the
+# whole share.
+#
+# Environment: SAMPLES (10000), minimum number of images to read; TIME (3), maximum seconds per row of reading;
+# MIN_SAMPLES (6), minimum runs per row, of four epochs each if warm; READERS (all), any of files, files-omp,
+# files-gpu, shards, shards-omp, shards-gpu, gpu-resident and png; CACHES (both, if cold is possible), warm and cold;
+# WATCH, empty: no monitor; FDSL_BENCH (./fdsl-bench), the program. Takes about fifteen minutes.
+#
+# Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is available.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -4,9 +4,10 @@
 # largest values, because the oracle runs on the CPU.
 #
 #   scripts/check_gpu.sh [--sanitize] [--variant NAMES]
-# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only
-# the checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N:
-# time limit per check in seconds (default 600).
+#
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."

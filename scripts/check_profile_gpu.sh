@@ -4,10 +4,11 @@
 # terminal gives the same weights in the same time as without one.
 #
 #   scripts/check_profile_gpu.sh
-# Takes three minutes. Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed,
-# 4 if no CUDA variant is available. Skips checks whose tool (ncu or nsys, compute-sanitizer, script) is not
-# installed, with a message. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks
-# (default: half of the processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
+#
+# Takes three minutes. Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if no
+# CUDA variant is available. Skips checks whose tool (ncu or nsys, compute-sanitizer, script) is not installed, with a
+# message. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
+# processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# == 0)) || { echo "check_profile_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2; }

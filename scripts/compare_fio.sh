@@ -8,11 +8,13 @@
 # and fio is slower.
 #
 #   scripts/compare_fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
-# Environment: BLOCK (1024), KiB per read; DEPTH (32), reads in flight; CPU (0), the core for both programs;
-# SHARE (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes
-# were read from the device: for the process and, if the file system has its own block device, for that
-# device. Exit status: 0 if the median reaches SHARE, 1 if not or if bytes were not read from the device, 2
-# usage, 4 without root or fio.
+#
+# Environment: BLOCK (1024), KiB per read; DEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
+# (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes were read
+# from the device: for the process and, if the file system has its own block device, for that device.
+#
+# Exit status: 0 if the median reaches SHARE, 1 if not or if bytes were not read from the device, 2 usage, 4 without
+# root or fio.
 set -euo pipefail
 
 fail() { # status, message

@@ -6,10 +6,12 @@
 #
 #   scripts/compare_published.sh [CSV]           CSV: append the rows to this file
 #   scripts/compare_published.sh CLONE [CSV]     before that, time the published code itself on this machine
-# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/published.py times its Python code (original and
-# NumPy, one core) and its CUDA code over the sizes of the figures, in about three minutes. The rows go to CSV
-# (results/published.csv), and make plots draws them. Without a GPU, the script stops here. Exit status: 1 if
-# a variant is slower than its published time; with CLONE, also that of scripts/published.py.
+#
+# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/published.py times its Python code (original and NumPy, one
+# core) and its CUDA code over the sizes of the figures, in about three minutes. The rows go to CSV
+# (results/published.csv), and make plots draws them. Without a GPU, the script stops here.
+#
+# Exit status: 1 if a variant is slower than its published time; with CLONE, also that of scripts/published.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

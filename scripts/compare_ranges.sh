@@ -3,8 +3,9 @@
 # both alternately, and prints each variant's time with and without ranges (the median of its best round).
 #
 #   scripts/compare_ranges.sh [VARIANT ...]        default: the available variants of synth and train listed below
-# Environment: ROUNDS (5), runs of each program; JOBS (all cores), jobs of the build. CUDA_ARCHS and NAME=0
-# are passed to make.
+#
+# Environment: ROUNDS (5), runs of each program; JOBS (all cores), jobs of the build. CUDA_ARCHS and NAME=0 are passed
+# to make.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."

@@ -2,8 +2,8 @@
 # Downloads the four files of MNIST or Fashion-MNIST and verifies them. Keeps existing valid files.
 #
 #   scripts/fetch_mnist.sh [--fashion] DIR      then: ./fdsl-bench --workload train --variant all --data DIR
-# MIRROR=URL: download from another server. Exit status: 0 done, 1 a download failed or a file is invalid, 2
-# usage.
+#
+# MIRROR=URL: download from another server. Exit status: 0 done, 1 a download failed or a file is invalid, 2 usage.
 set -u
 
 names=(train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz)

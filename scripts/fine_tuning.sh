@@ -3,10 +3,11 @@
 # the rows of the figure fine_tuning.
 #
 #   scripts/fine_tuning.sh DIR FILE     DIR: the four files of MNIST; FILE: the CSV that rows are appended to
-# Environment: VARIANT (train-cuda, or train-omp without a GPU); for pre-training, CLASSES (1000), IMAGES per
-# class (110, a tenth of them for tests) and EPOCHS (10); for fine-tuning, SIZES of the training set (1000
-# 60000) and SEEDS (0 1 2). PRE: a folder with a checkpoint that replaces the pre-training. Training from
-# scratch uses the same epochs, batch, learning rate and seeds.
+#
+# Environment: VARIANT (train-cuda, or train-omp without a GPU); for pre-training, CLASSES (1000), IMAGES per class
+# (110, a tenth of them for tests) and EPOCHS (10); for fine-tuning, SIZES of the training set (1000 60000) and SEEDS
+# (0 1 2). PRE: a folder with a checkpoint that replaces the pre-training. Training from scratch uses the same epochs,
+# batch, learning rate and seeds.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail

@@ -3,8 +3,9 @@
 #
 #   scripts/fuzz.sh PROGRAM [TARGET...]     all targets by default
 #   FUZZ_TIME=60                            seconds per target
-# Seeds are in tests/fuzz/TARGET/. Crashing inputs are stored there as crash-..., so that the tests use them
-# from then on. Other inputs that libFuzzer finds stay in build/fuzz/. Exit status 1 if a target crashed.
+#
+# Seeds are in tests/fuzz/TARGET/. Crashing inputs are stored there as crash-..., so that the tests use them from then
+# on. Other inputs that libFuzzer finds stay in build/fuzz/. Exit status 1 if a target crashed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 

@@ -4,11 +4,12 @@
 # fourth figure; make plots draws it as training_time.
 #
 #   scripts/live_training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for the images
-# Environment: VARIANT (train-cuda, or train-omp without a GPU), MODEL (cnn), BATCH (64), SAMPLES (20480) per
-# epoch, RES (224), CLASSES (1000), EPOCHS (3), TEST (512) images; FDSL_BENCH (./fdsl-bench), the program. All
-# feeds have the same samples in the same order, so losses are equal. Prepared images stay in DIR and are
-# reused. The trainer reads a data set into memory once, in opening_s of the rows; the time of epochs does not
-# include this.
+#
+# Environment: VARIANT (train-cuda, or train-omp without a GPU), MODEL (cnn), BATCH (64), SAMPLES (20480) per epoch,
+# RES (224), CLASSES (1000), EPOCHS (3), TEST (512) images; FDSL_BENCH (./fdsl-bench), the program. All feeds have the
+# same samples in the same order, so losses are equal. Prepared images stay in DIR and are reused.
+#
+# The trainer reads a data set into memory once, in opening_s of the rows; the time of epochs does not include this.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail

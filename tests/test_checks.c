@@ -109,7 +109,7 @@ Test(checks, options_are_looked_at_first)
         cr_expect_null(strstr(out, "set -euo"), "%s", out);
     }
     shell("scripts/bench.sh --help");
-    expect(0, "results/env.json (or .csv) describes the machine");
+    expect(0, "results/env.json (or .csv)");
     shell("scripts/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
     shell("scripts/reference.sh --help");

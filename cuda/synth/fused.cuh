@@ -1,4 +1,5 @@
 /* Types and functions that the kernels of `fused` share. docs/fused.md explains the design.
+ *
  *   vertices  a warp computes the ends of 31 adjacent lines, orbit by orbit, and stores them in units of four
  *             orbits, each with the bounding box of its ends
  *   painting  a block takes a tile of an image, finds the units whose boxes touch it, and draws their lines

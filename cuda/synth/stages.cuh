@@ -1,4 +1,5 @@
 /* The three stages of the paper's ladder, and the storage formats of noise.
+ *
  *   noise     one pass over all (orbit, vertex) samples; the variants differ in this stage
  *   vertices  one thread per vertex computes its position after each orbit
  *   painting  one thread per segment draws its line; all orbits run concurrently, so painting is a race
