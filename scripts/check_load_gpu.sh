@@ -130,7 +130,7 @@ if ((sanitize)); then
     # State after a failure
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
     if grep -qx shards-gpu <<<"$variants"; then
-        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks beside a step' breaks shards-gpu any \
+        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
             'truncate -s 5000' --compute 20
     fi
 else
@@ -203,8 +203,8 @@ else
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done
-        alone check "$variant: a shard goes beside a step" breaks "$variant" any rm --compute 1
-        alone check "$variant: a shard shrinks beside a step" breaks "$variant" any 'truncate -s 5000' --compute 1
+        alone check "$variant: a shard disappears during a step" breaks "$variant" any rm --compute 1
+        alone check "$variant: a shard shrinks during a step" breaks "$variant" any 'truncate -s 5000' --compute 1
     done
 fi
 conclude

@@ -125,7 +125,7 @@ def evaluate(reference, scope, expression):
                         lambda match: repr(float(crossing(reference, match[2]) if match[1] == "crossing" else
                                                  look_up(reference, scope, *match.groups()))), expression)
     if not re.fullmatch(r"[-+*/(). \de]+", arithmetic) or not re.fullmatch(r"\s*(|%|\.?\d)\s*", digits):
-        raise Failed(f"'{expression.strip()}' is no arithmetic over FUNCTION(FILTER …)", 2)
+        raise Failed(f"'{expression.strip()}' is not arithmetic over FUNCTION(FILTER …)", 2)
     return rounded(eval(arithmetic, {"__builtins__": {}}), digits.strip() or "3")  # numbers and operators only
 
 
@@ -257,7 +257,7 @@ def check(given):
     reference = Reference(given.reference or given.root / "results/reference")
     pages = read_bindings(given.root / "docs/numbers.txt")
     missing = sorted({str(path.relative_to(given.root)) for pattern in PAGES for path in given.root.glob(pattern)} - set(pages))
-    print("".join(f"{name} is no page of docs/numbers.txt\n" for name in missing), end="")
+    print("".join(f"{name} is not a page of docs/numbers.txt\n" for name in missing), end="")
     bad = len(missing)
     for name, (bindings, others) in ((name, pages[name]) for name in given.pages or pages if name in pages):
         page = Page(given.root / name, name)

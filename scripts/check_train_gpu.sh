@@ -143,7 +143,7 @@ latest() { # of the checkpoints in a folder; where there is none, always the sam
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
-killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s behind the first checkpoint since the last
+killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after the first checkpoint since the last kill
     local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
         --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
     "${run[@]}" --export "$folder-whole" || return
@@ -179,7 +179,7 @@ goes_on() { # from the checkpoint of another variant
             --batch 7 --min-samples 1 --min-time 0 --max-time 0
 }
 check "train-$engine goes on from train-naive's checkpoint" goes_on
-check 'a loss that is no number stops, with its step and layer' fails_with 1 \
+check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is no finite number; [a-z 0-9]* is the first' \
     "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
 # More values in a layer than kernels can number
@@ -214,6 +214,6 @@ check 'train-graph refuses another network' fails_with 2 'train-cuda takes all m
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
 check 'infer-graph refuses another network' fails_with 2 'infer-cuda takes all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
-check 'train-graph: a loss that is no number stops' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is no finite number' \
+check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is no finite number' \
     "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
 conclude

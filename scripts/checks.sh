@@ -4,16 +4,16 @@
 # half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
 # check in seconds (default 600); a check that hangs fails, and the others continue.
 
-refuse() { # what is wrong with how the script was started
+refuse() { # reason
     echo "${0##*/}: $1" >&2
     exit 2
 }
 
 [[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
 [[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, of seconds a check"
-matches=0 # what =~ returns: 2 is no regular expression
+matches=0 # status of =~; 2: not a regular expression
 [[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
-((matches < 2)) || refuse "ONLY=$ONLY is no regular expression"
+((matches < 2)) || refuse "ONLY=$ONLY is not a regular expression"
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
@@ -42,7 +42,7 @@ check() { # name, command ...
     [[ $1 =~ ${ONLY:-} ]] || return 0
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
-        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: what a command leaves behind may hold it
+        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: processes left by a command might keep it open
         shift
         limited "$@" >"$said" 2>&1 || verdict=FAILED
         [[ $verdict == ok ]] || output=$(<"$said")

@@ -197,7 +197,7 @@ def find_module(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        print("compare_loading: %s is left out: %s" % (name, error), file=sys.stderr)
+        print("compare_loading: %s is skipped: %s" % (name, error), file=sys.stderr)
         return None
 
 
@@ -266,7 +266,7 @@ def check_end(path, offset):
             sys.exit("compare_loading: %s: offset %d: the shard was cut: it ends without a block of zeros"
                      % (path, os.path.getsize(path)))
         if block.strip(b"\0"):
-            sys.exit("compare_loading: %s: offset %d: a broken header; what is behind it would not be read"
+            sys.exit("compare_loading: %s: offset %d: a broken header; the data after it would not be read"
                      % (path, offset))
         while block := stream.read(1 << 20):
             if block.strip(b"\0"):

@@ -85,7 +85,7 @@ def append(path, row):
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
-                fail(f"{path} has other columns, of another version; name a new file", 2)
+                fail(f"{path} has the columns of another version; choose a new file", 2)
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:
@@ -115,7 +115,7 @@ def import_datagen(clone):
         import datagen
     except ImportError as error:
         missing = PACKAGES.get((error.name or "").split(".")[0], error.name)
-        note(f"the published Python is left out: {error}; install {missing} (it needs {', '.join(PACKAGES.values())})")
+        note(f"the published Python code is skipped: {error}; install {missing} (it needs {', '.join(PACKAGES.values())})")
         return None
     return datagen
 
@@ -172,11 +172,11 @@ def compiled(options, folder, variant, source, side, vertices, batch):
 
 def time_cuda(options, revision):
     if not shutil.which(options.nvcc):
-        note(f"the published CUDA code is left out: there is no {options.nvcc}")
+        note(f"the published CUDA code is skipped: {options.nvcc} not found")
         return 0
     jobs = [(variant, like, source, *size) for variant, (like, source, sizes) in CUDA.items() for size in sizes]
     if not ours(options, "gbase", 64, 20, 1):
-        note("the published CUDA code is left out: gbase cannot run here")
+        note("the published CUDA code is skipped: gbase cannot run here")
         return 0
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = list(pool.map(lambda job: compiled(options, pathlib.Path(name), job[0], *job[2:]), jobs))
@@ -207,7 +207,7 @@ def main():
         fail(f"{options.bench} is not there; run make first", 4)
     for path in ["cpu/datagen.py"] + [source for _, source, _ in CUDA.values()]:
         if not (options.clone / path).is_file():
-            fail(f"{options.clone} has no {path}; name a clone of hpca-uji/fdsl-gpu-pipeline", 2)
+            fail(f"{options.clone} has no {path}; give a clone of hpca-uji/fdsl-gpu-pipeline", 2)
     revision = revision_of(options.clone)
     print(f"{'variant':18} {'side':>5} {'vertices':>8} {'batch':>6} {'us per image':>14}")
     if time_python(options, revision) + time_cuda(options, revision) == 0:

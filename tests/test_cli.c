@@ -1,4 +1,4 @@
-/* The program from outside: what it says without a run, usage, classes, what is missing here. */
+/* Tests the command line: information options, usage errors, classes, and unavailable features. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -111,7 +111,7 @@ Test(cli, version_is_one_line)
     cr_expect(strncmp(out, "fdsl-bench ", 11) == 0 && strlen(out) > 12 && count_of(out, "\n") == 1);
 }
 
-/* The line of --list that is about a variant; static. */
+/* Returns the line of --list for a variant, in a static buffer. */
 static const char *list_line(const char *name)
 {
     static char line[1024];
@@ -276,7 +276,7 @@ Test(cli, refuses_options_that_contradict_each_other)
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
 }
 
-/* The images of TINY have a side of 32. */
+/* The images of TINY are 32 x 32. */
 Test(cli, refuses_outputs_that_cannot_be)
 {
     static const struct refusal refusals[] = {
@@ -309,7 +309,8 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--npy a.npy --samples a.labels.npy", "--npy and --samples would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
-        {"--output f16 --png folder", "--png writes u8 images of one channel only; use --npy FILE for others"},
+        {"--output f16 --png folder",
+         "--png writes u8 images of one channel only; use --npy FILE for others"},
         {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
 #endif
     };
@@ -347,7 +348,7 @@ Test(cli, outputs_fill_their_columns)
 Test(cli, scales_that_are_hardly_meant_are_warned_of)
 {
     static const struct {
-        const char *arguments, *words; /* NULL: nothing to warn of */
+        const char *arguments, *words; /* NULL: no warning */
     } scales[] = {
         {"--output f16 --mean 0.485 --std 0.229", NULL},
         {"--output f32 --mean -1 --std 1", NULL},
@@ -372,7 +373,8 @@ Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
     if (!variant_find("bat")->variant)
         SKIP("this build has no variant that makes canvases alone: no CUDA");
     run("--variant bat --output f16 " TINY);
-    expect_error(2, "variant 'bat' cannot do this: it supports only u8 images of one channel", "--output f16");
+    expect_error(2, "variant 'bat' cannot do this: it supports only u8 images of one channel",
+                 "--output f16");
 }
 
 Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
@@ -496,7 +498,7 @@ Test(cli, classes_that_were_written_can_be_read)
 
 #endif
 
-/* ---- What is missing here ---- */
+/* ---- Unavailable features ---- */
 
 Test(cli, all_runs_what_can_run_here_and_notes_the_rest_on_stderr)
 {

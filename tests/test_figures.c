@@ -1,5 +1,4 @@
-/* scripts/figures.py from outside: which rows the figures of generating take, what is
- * refused, what is drawn. */
+/* Tests scripts/figures.py: the rows that figures of generating select, errors, and output files. */
 #include "figures.h"
 
 #include "core/portable.h"
@@ -104,10 +103,10 @@ Test(figures, commands_are_shown)
     cr_assert_eq(status, 0);
 }
 
-/* ---- Which rows are taken ---- */
+/* ---- Selection of rows ---- */
 
-/* The block of the batch figure's data with our rows of `fused`, "x median low high" a line: the first of a
- * GPU with rows of fused alone. */
+/* Returns the block of `fused` in the batch figure's data, with "x median low high" per line: the first
+ * block, if only fused has rows. */
 static void fused_over_batch(void)
 {
     shell(SELECT "--reference $D/reference batch");
@@ -126,7 +125,7 @@ Test(figures, newest_row_wins)
     cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though it comes first: %s", out);
 }
 
-/* A point that was measured elsewhere, or by another revision, is on no line, however new it is. */
+/* A point of another machine or revision is not on the line, however new it is. */
 Test(figures, a_line_is_of_one_sweep)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
@@ -143,7 +142,7 @@ Test(figures, a_line_is_of_one_sweep)
     }
 }
 
-/* Rows from before the column are unknown, and have no ring. */
+/* Rows without the column have no ring. */
 Test(figures, what_did_not_settle_is_marked)
 {
     shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
@@ -198,7 +197,7 @@ Test(figures, rows_of_single_ranks_do_not_count)
 
 Test(figures, other_jobs_do_not_count)
 {
-    /* Another output, another noise, and images found wrong. */
+    /* Different output, different noise, and wrong images. */
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(16\\|64\\),512,' synth.csv; "
           "grep ',fused,.*,1,512,' synth.csv | sed 's/,u8,/,f16,/'; grep ',fused,.*,4,512,' synth.csv | "
           "sed 's/,2,0.002,25,/,3,0.002,25,/'; grep ',fused,.*,4,512,' synth.csv | sed 's/,yes,0$/,yes,7/') "
@@ -320,7 +319,7 @@ Test(figures, axis_of_vertices_fits_its_range)
               out);
 }
 
-/* The bound's columns, at the end of rows that have none: of fused rows, as of bytes over a bus. */
+/* Appends the columns of the bound to rows that lack them; fused rows are bound by the bus. */
 #define WITH_BOUNDS                                                                              \
     "awk -F, -v OFS=, 'NR == 1 { print $0, \"flops,bytes,peak_flops,peak_bytes_per_s,bound\" } " \
     "$7 == \"fused\" { $53 = ++n == 2 ? 0.75 : 0.5; print $0, \"\", 1, \"\", 6.3e10, \"bus\" } " \
@@ -338,7 +337,7 @@ Test(figures, a_bar_per_variant_nearest_to_its_roofline)
     cr_assert(says("['limited by', 'FLOPs', 'bus bandwidth']"), "%s", out);
 }
 
-/* Shares must follow from the columns beside them, and stay within 100 %. */
+/* Shares must match the other columns of the row, and not exceed 100 %. */
 Test(figures, shipped_shares_are_those_of_a_bound)
 {
     shell("tests/check_rooflines.py " REFERENCE "/*.csv " FIXTURES "/live_training.csv");
@@ -359,7 +358,7 @@ Test(figures, a_share_that_is_no_bound_is_found)
     }
 }
 
-/* Before there was a column `bound`, roofline_share was of something else. */
+/* In rows without a column `bound`, roofline_share has a different meaning. */
 Test(figures, a_share_without_its_bound_is_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");
@@ -378,7 +377,7 @@ Test(figures, files_from_elsewhere)
     cr_assert(says("b.csv: no rows after the header"), "%s", out);
 }
 
-/* ---- What is refused ---- */
+/* ---- Errors ---- */
 
 static const struct {
     const char *make; /* a command that writes its file to stdout, from the fixture "$F" */

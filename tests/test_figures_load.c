@@ -1,12 +1,11 @@
-/* Figures of loading, and of generating against reading: which rows they take. */
+/* Tests figures of loading and of break-even: the rows that they select. */
 #include "figures.h"
 
 TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
 /* ---- Loading ---- */
 
-/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows
- * what they are of. */
+/* Draws figures of loading from the filtered lines of the fixture, and prints their data. */
 #define LOADING(filter, names)                                              \
     "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
     "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }"
@@ -38,7 +37,7 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
               "on the machine of their file, not on another of that name: %s", out);
 }
 
-/* A row of one's own beside the reference of a device of its name, which is not the newest there. */
+/* A row of the user, with reference rows of a device of the same name that is not the newest. */
 Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
 {
     shell("cp " FIXTURES
@@ -63,8 +62,7 @@ Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
 
 Test(figures_load, other_loading_does_not_count)
 {
-    /* Files that were decoded; shards with samples left out, or wrong. Columns: variant, decode, skipped,
-     * wrong. */
+    /* Decoded files; shards with skipped or wrong samples. Columns: variant, decode, skipped, wrong. */
     shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $52 = 3 } "
                   "$7 == \"shards-uring\" { $74 = 2 } !/torch/'",
                   "loading"));
@@ -90,7 +88,7 @@ Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
     }
 }
 
-/* Two machines, of which one was measured at two sizes: the axis is of one size, the user's. */
+/* Two machines, one of them with two sample sizes: the axis has the user's size. */
 Test(figures_load, one_axis_has_one_size)
 {
     shell(
@@ -167,8 +165,8 @@ Test(figures_load, break_even_says_which_wins)
     cr_assert(says("shards-omp png, warm         reading wins for steps below 19 ms"), "%s", out);
 }
 
-/* A step takes as long on a short batch: 156 images a step would keep a reader that never waits under the
- * line. And what the median run says of its rate may be above it. */
+/* A step takes as long for a partial batch: with 156 images per step, a reader that never waits would stay
+ * below the limit of the step. The rate of the median run may exceed the limit. */
 Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
