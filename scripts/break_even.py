@@ -56,7 +56,7 @@ def kept_fixed(row):
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
-def images_a_step(row):
+def images_per_step(row):
     """Returns the mean images per step. A step takes as long for a partial batch as for a full one, so rates are comparable only
     for full batches."""
     return row["batch"] if not row.is_load or not row["steps"] else row["items"] * row["samples"] / row["steps"]
@@ -70,7 +70,7 @@ def is_comparable(row):
     if row["ranks"] != 1 or not row.is_load:
         return row["ranks"] == 1
     return (row["variant"] in READERS and row["augment"] != "1" and not row["skipped"]
-            and not row.file.endswith(LOADERS_FILE) and images_a_step(row) >= (1 - TIE) * row["batch"])
+            and not row.file.endswith(LOADERS_FILE) and images_per_step(row) >= (1 - TIE) * row["batch"])
 
 
 def sources(rows):
@@ -98,7 +98,7 @@ def rate(row):
     its step ends, and would give a rate above the limit of the step."""
     if not row["utilisation"] or not row["step_s"]:
         return row["items_per_s"]
-    return row["utilisation"] * images_a_step(row) / row["step_s"]
+    return row["utilisation"] * images_per_step(row) / row["step_s"]
 
 
 def winners(found, step):
@@ -245,8 +245,8 @@ def say(paths):
             row.source, row.file = "yours", path
         rows += [row for row in more if stands_for_run(row) and not row["wrong"]]
     for row in rows:
-        if images_a_step(row) < (1 - TIE) * row["batch"]:
-            print(f"break_even: {row['variant']} with a step of {step_of(row):g} ms is skipped: its steps had {images_a_step(row):.0f} "
+        if images_per_step(row) < (1 - TIE) * row["batch"]:
+            print(f"break_even: {row['variant']} with a step of {step_of(row):g} ms is skipped: its steps had {images_per_step(row):.0f} "
                   f"images, not {row['batch']:.0f}; read a multiple of threads x batch", file=sys.stderr)
     found = sources(rows)
     if not any(source.group == GENERATED for source in found) or all(source.group == GENERATED for source in found):

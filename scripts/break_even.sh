@@ -47,7 +47,7 @@ die() { # exit status, text
 [[ $max_time_s =~ ^[0-9]*\.?[0-9]+$ ]] || die 2 "TIME=$max_time_s: give seconds"
 [[ $min_samples =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "MIN_SAMPLES=$min_samples: give a whole number from 1"
 for name in "${wanted[@]}"; do
-    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: there is no reader '$name'"
+    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: unknown reader '$name'"
 done
 for name in "${wanted_caches[@]}"; do [[ $name =~ ^(warm|cold)$ ]] || die 2 "CACHES: '$name' is neither warm nor cold"; done
 bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
@@ -93,7 +93,7 @@ available() { # variant; if unavailable, prints the reason once
     state=$(awk -v name="$1" '$1 == name { $1 = ""; print substr($0, 2) }' <<<"$list")
     [[ $state != available ]] || return 0
     state=${state#unavailable: }
-    note "$1 is left out: ${state:-this program does not know it}"
+    note "$1 is skipped: ${state:-unknown to this program}"
     return 1
 }
 
@@ -103,12 +103,12 @@ choose() { # variants: prints the available ones
 }
 
 mapfile -t generators < <(choose "${variants[@]}")
-((${#generators[@]})) || die 4 'nothing of the table generates images here'
+((${#generators[@]})) || die 4 'no generator of the table is available here'
 mapfile -t readers < <(choose "${wanted[@]/png/shards-omp}" | awk '!seen[$0]++')
-((${#readers[@]})) || die 4 'nothing reads here: this build has no xxHash'
+((${#readers[@]})) || die 4 'no reader is available: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
-    note "no step runs beside it, so plain rates are compared: ${lacks#fdsl-bench: }"
-    keep - "${steps[@]}" || die 4 "$table has no line without a step, which - in the column compute would be"
+    note "no training step is available, so only rates without a step are compared: ${lacks#fdsl-bench: }"
+    keep - "${steps[@]}" || die 4 "$table has no line without a step (- in the column compute)"
     steps=(-)
 fi
 
@@ -118,7 +118,7 @@ threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # all cores that thi
 whole=$((threads * batch))
 asked=$samples
 samples=$(((samples + whole - 1) / whole * whole))
-((samples == asked)) || note "$samples images in place of $asked, so that all batches are whole: a multiple of $threads threads x $batch"
+((samples == asked)) || note "reading $samples images instead of $asked, so that all batches are full: a multiple of $threads threads x $batch"
 shuffle=$((samples / threads / 8))
 ((shuffle > 1)) || shuffle=2
 
@@ -131,20 +131,20 @@ prepare shards --layout shards --shards $shards --encode npy
 # Compressed once, decoded in every epoch; needs libpng.
 png=''
 ! keep png "${wanted[@]}" || png=yes
-[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'nothing is read from PNG'; }
+[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
 
 caches=()
 ! keep warm "${wanted_caches[@]}" || caches+=(warm)
 if ! keep cold "${wanted_caches[@]}"; then
     :
 elif ((EUID != 0)); then
-    note 'reading cold is left out: only root can drop what the kernel has cached of names'
+    note 'cold reads are skipped: only root can drop cached directory entries'
 elif ! lacks=$("$bench" --variant shards --data "$dir/shards" --cache cold --loops 1 --warmups 0 --warmup-time 0 2>&1); then
-    note "reading cold is left out: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
+    note "cold reads are skipped: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
 else
     caches+=(cold)
 fi
-((${#caches[@]})) || die 4 'nothing is read: cold is not possible here'
+((${#caches[@]})) || die 4 'nothing to read: cold reads are not possible here'
 
 # ---- Two tables for sweep.sh ----
 

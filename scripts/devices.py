@@ -144,7 +144,7 @@ class Devices:
         """Describes a device: threads, source of the rows, and variants that are not verified, not settled or throttled."""
         source, host, name, on_gpu = device
         rows = self.rows[device]
-        threads = sorted({int(threads_a_rank(row)) for row in rows if not on_gpu})
+        threads = sorted({int(threads_per_rank(row)) for row in rows if not on_gpu})
         revisions = sorted({row["revision"] for row in rows} - {""})
         unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
         throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
@@ -157,7 +157,7 @@ class Devices:
                 + (f", throttled: {', '.join(throttled)}" if throttled else "") + ")")
 
 
-def threads_a_rank(row):
+def threads_per_rank(row):
     """Returns the mean threads per rank of a CPU's row; a row with rank=all has the sum over ranks."""
     return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
 

@@ -39,7 +39,7 @@ while (($#)); do
         launches=$2 && shift
         ;;
     --keep)
-        [[ -n ${2:-} ]] || refuse '--keep: name a folder'
+        [[ -n ${2:-} ]] || refuse '--keep: give a folder'
         keep=$2 && shift
         ;;
     -*) refuse "unknown option '$1' (options of fdsl-bench follow the variant)" ;;
@@ -47,7 +47,7 @@ while (($#)); do
     esac
     shift
 done
-(($#)) || refuse 'name a variant'
+(($#)) || refuse 'give a variant'
 variant=$1 && shift
 tables=$(dirname "$0")/profile_tables.py
 bench=${FDSL_BENCH:-$(dirname "$0")/../fdsl-bench}

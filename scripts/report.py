@@ -22,7 +22,7 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from devices import PUBLISHED, Missing, threads_a_rank  # noqa: E402  (in this folder)
+from devices import PUBLISHED, Missing, threads_per_rank  # noqa: E402  (in this folder)
 from figures import FIGURES  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
@@ -106,7 +106,7 @@ def parameters(row):
 def threads_option(row):
     """Returns the --threads of a row, per rank. None if the variant always has one thread, or if ranks have different numbers
     of threads, which only the default gives."""
-    threads = threads_a_rank(row)
+    threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
 

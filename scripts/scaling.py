@@ -3,7 +3,7 @@ return value."""
 
 import collections
 
-from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_a_rank
+from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
 from rows import DEFAULTS, newest, sweep_of
 
@@ -16,7 +16,7 @@ def line_key(row, kind):
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
             *(row.texts[column] for column in DEFAULTS if column != "batch"),
-            None if row.on_gpu else threads_a_rank(row))
+            None if row.on_gpu else threads_per_rank(row))
 
 
 def figure(measured):
@@ -79,7 +79,7 @@ def best_lines(lines):
 
 
 def same_threads(points):
-    return points[0].on_gpu or len(set(map(threads_a_rank, points))) == 1
+    return points[0].on_gpu or len(set(map(threads_per_rank, points))) == 1
 
 
 def add_legend(plot, devices, lines):
@@ -101,7 +101,7 @@ def add_legend(plot, devices, lines):
 
 def rank_threads(points):
     """Returns '8 threads per rank', or '8 threads per rank at 2, 4 at 4' if they differ."""
-    threads = [f"{threads_a_rank(row):.3g}" for row in points]
+    threads = [f"{threads_per_rank(row):.3g}" for row in points]
     first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} per rank"
     return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
         f"{number} at {row['ranks']:.0f}" for number, row in zip(threads[1:], points[1:]))

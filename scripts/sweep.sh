@@ -189,7 +189,7 @@ add_scaled_tasks() {
 
 add_line() { # fields
     local i value ranks=1 scaling='' options=()
-    (($# == ${#columns[@]})) || refuse "not as many fields as the header ($# and ${#columns[@]}); a tab parts them, - stands for not given"
+    (($# == ${#columns[@]})) || refuse "$# fields, but the header has ${#columns[@]}; separate fields by tabs, and use - for omitted options"
     for i in "${!columns[@]}"; do
         value=$1 && shift
         case ${columns[i]}:$value in
@@ -225,7 +225,7 @@ read_table() {
     done <"$table"
     add_scaled_tasks
     task_count=$((${#line_of[@]} - 1))
-    ((task_count > 0)) || die 2 "$table: no tasks; a line of option names and then a line a task are wanted"
+    ((task_count > 0)) || die 2 "$table: no tasks; give a line of option names, then one line per task"
     [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: no task $only, only $task_count"
     tasks=("${only:-1}")
     [[ $only ]] || mapfile -t tasks < <(seq "$task_count")

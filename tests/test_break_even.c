@@ -53,12 +53,12 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
-    expect(0, "plain rates are compared: --compute: no");
-    expect(0, "bat is left out: ");
+    expect(0, "only rates without a step are compared: --compute: no");
+    expect(0, "bat is skipped: ");
     expect(0, "generated\n  naive ");
     expect(0, "read, page cache warm\n  files ");
     expect(0, "\n  shards ");
-    expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
+    expect(0, " images instead of 70, so that all batches are full: a multiple of ");
     expect(0, "Break-even of generating with naive vs. reading:\n  files, warm ");
     expect(0, "Disk space that generating saves:\n  files ");
     cr_expect(!says("size of the samples"), "%s", out);
@@ -97,7 +97,7 @@ Test(break_even, faults_are_told_before_anything_is_made)
     expect(2, "column 'res' has 2 values");
     put_table("bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
-    expect(4, "nothing of the table generates images here");
+    expect(4, "no generator of the table is available here");
     put_table("naive\\t16\\t24\\t3\\t5" QUICK);
     shell(BREAK_EVEN);
     expect(4, "has no line without a step");

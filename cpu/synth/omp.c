@@ -287,8 +287,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = aligned_alloc(
-        ALIGNMENT, sizeof *omp); /* sizeof *omp is a multiple of ALIGNMENT, because its tables are aligned */
+    struct omp *omp = aligned_alloc(ALIGNMENT, sizeof *omp); /* sizeof is a multiple of it */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};

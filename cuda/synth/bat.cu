@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(NOISE_BLOCK)
 struct bat {
     static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest)
     {
-        bat_noise_kernel<<<work.orbits() * blocks_an_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
+        bat_noise_kernel<<<work.orbits() * blocks_per_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
                            cudaStreamFireAndForget>>>(work, rest);
     }
 };

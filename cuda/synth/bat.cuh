@@ -18,10 +18,10 @@
 #include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 
-#define BAT_SPLIT_MAX         1024 /* images per launch; more use more scratch memory and are no faster */
-#define BAT_LAUNCHES_AN_IMAGE 3
-#define BAT_LAUNCHES_SPARE    64
-#define BAT_SCRATCH_SHARE     0.8 /* maximum share of the memory that is free after allocating the images */
+#define BAT_SPLIT_MAX          1024 /* images per launch; more use more scratch memory and are no faster */
+#define BAT_LAUNCHES_PER_IMAGE 3
+#define BAT_LAUNCHES_SPARE     64
+#define BAT_SCRATCH_SHARE      0.8 /* maximum share of the memory that is free after allocating the images */
 
 /* Scratch memory of one launch, one slot per image. */
 struct bat_scratch {
@@ -134,7 +134,7 @@ template <class Step> struct bat_batch {
     /* The pool of pending launches belongs to the device context, so it is never made smaller. */
     enum status grow_pending_launches() const
     {
-        size_t needed = BAT_LAUNCHES_AN_IMAGE * split + BAT_LAUNCHES_SPARE, limit;
+        size_t needed = BAT_LAUNCHES_PER_IMAGE * split + BAT_LAUNCHES_SPARE, limit;
         CUDA_TRY(cudaDeviceGetLimit(&limit, cudaLimitDevRuntimePendingLaunchCount));
         if (limit < needed)
             CUDA_TRY(cudaDeviceSetLimit(cudaLimitDevRuntimePendingLaunchCount, needed));

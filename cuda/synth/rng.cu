@@ -11,7 +11,7 @@ struct rng {
     using noise = noise_half2;
     static void launch(const image_work<noise> &work, cudaStream_t stream)
     {
-        rng_noise_kernel<<<work.orbits() * blocks_an_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
+        rng_noise_kernel<<<work.orbits() * blocks_per_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
                            stream>>>(work);
     }
 };

@@ -152,7 +152,7 @@ template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_ke
 
 /* Returns the number of blocks for the `threads` of one orbit. The grid is orbits times that, so that no
  * index overflows 32 bits. */
-static __host__ __device__ __forceinline__ unsigned blocks_an_orbit(uint32_t threads, unsigned block)
+static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t threads, unsigned block)
 {
     return (threads + block - 1) / block;
 }
@@ -178,13 +178,13 @@ static __device__ __forceinline__ void paint_line(const struct image_input &imag
 /* Returns the grid size with which each painting thread draws one line. With a smaller grid, threads loop. */
 static __host__ __device__ __forceinline__ unsigned paint_grid(uint32_t vertices, uint32_t orbits)
 {
-    return orbits * blocks_an_orbit(vertices, PAINT_BLOCK);
+    return orbits * blocks_per_orbit(vertices, PAINT_BLOCK);
 }
 
 template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kernel(image_work<Noise> work)
 {
     const struct image_input &image = work.input;
-    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, PAINT_BLOCK);
+    uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, PAINT_BLOCK);
     for (uint32_t block = blockIdx.x; block < blocks * work.orbits(); block += gridDim.x) {
         uint32_t k = block / blocks, v = (block - k * blocks) * PAINT_BLOCK + threadIdx.x;
         if (v >= q)
@@ -205,7 +205,7 @@ template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kern
  * words. */
 template <class Noise> __device__ __forceinline__ void noise_by_sample(const image_work<Noise> &work)
 {
-    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, NOISE_BLOCK);
+    uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, NOISE_BLOCK);
     uint32_t orbit = blockIdx.x / blocks, vertex = (blockIdx.x - orbit * blocks) * NOISE_BLOCK + threadIdx.x;
     if (vertex >= q)
         return;

@@ -88,7 +88,7 @@ static enum status complete_labels(struct file_writer *writer, const char *path,
 
 /* Reports the files. The hint on bfloat16 is printed even if stderr is not a terminal, so that logs have
  * it. */
-static void tell(const char *path, const struct synth *synth)
+static void report_written(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
@@ -121,6 +121,6 @@ enum status npy_write_batch(const char *path, const struct synth *synth, const s
     file_abandon(&image_file);
     file_abandon(&label_file);
     if (status == STATUS_OK)
-        tell(path, synth);
+        report_written(path, synth);
     return status;
 }

@@ -136,8 +136,8 @@ struct slot {
     struct atom_point *points;
 };
 
-static bool image_right(const struct synth *synth, const struct synth_traits *traits,
-                        struct synth_image image, struct slot *slot)
+static bool image_correct(const struct synth *synth, const struct synth_traits *traits,
+                          struct synth_image image, struct slot *slot)
 {
     if (!traits->fetch_noise)
         oracle_noise(synth, traits, image, slot->noise);
@@ -336,7 +336,7 @@ static enum status count_wrong(const struct checked *checked, struct slot *slots
         uint64_t wrong_here = 0;
 #pragma omp parallel for schedule(dynamic) reduction(+ : wrong_here)
         for (int i = 0; i < count; i++)
-            wrong_here += !image_right(synth, traits, image_of(checked, begin + (uint64_t)i), &slots[i]);
+            wrong_here += !image_correct(synth, traits, image_of(checked, begin + (uint64_t)i), &slots[i]);
         *wrong += wrong_here;
     }
     if (traits->fetch_noise && !noise_check_passes(check))

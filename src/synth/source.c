@@ -74,8 +74,8 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
 }
 
 /* Adds the samples of one run of the variant. Executes the run unless it is the latest. */
-static enum status make_of_run(struct maker *maker, uint64_t first, uint64_t count,
-                               struct source_sample *samples)
+static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t count,
+                              struct source_sample *samples)
 {
     const struct synth *synth = maker->synth;
     size_t bytes = synth_output_bytes(synth);
@@ -107,7 +107,7 @@ static enum status synth_source_make(void *state, uint64_t first, uint64_t count
     uint64_t batch = maker->synth->batch;
     for (uint64_t done = 0; done < count;) {
         uint64_t room = batch - (first + done) % batch, part = count - done < room ? count - done : room;
-        TRY(make_of_run(maker, first + done, part, samples + done));
+        TRY(add_of_run(maker, first + done, part, samples + done));
         done += part;
     }
     return STATUS_OK;

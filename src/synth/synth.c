@@ -172,7 +172,7 @@ static enum status check_alone(const struct parameters *parameters, const struct
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "--%s needs a single rank: run without mpirun, with --batch set to the images of all ranks; the "
+        "--%s needs a single rank: run without mpirun, with the images of all ranks as --batch; the "
         "images are the same",
         option);
 }
@@ -329,7 +329,7 @@ static enum status take_share(struct synth_job *job, const struct partition *par
 }
 
 /* Describes the training task of --compute: the shape of the output images, and one label per class. */
-static enum status teach(struct parameters *parameters, const struct synth *synth)
+static enum status fill_task(struct parameters *parameters, const struct synth *synth)
 {
     if (synth->class_count < 2)
         return status_set(STATUS_USAGE,
@@ -362,7 +362,7 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
     TRY(get_output(parameters, synth)); /* late, because it may warn, and an error should be a single line */
-    return compute_learns(&parameters->compute) ? teach(parameters, synth) : STATUS_OK;
+    return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
 }
 
 /* Sets the parameters that rows show: as given, but with this rank's batch. */
@@ -374,7 +374,7 @@ static void show_parameters(const struct synth_job *job, struct parameters *show
         shown->compute.text = shown->compute.name;
 }
 
-static enum status synth_move(void *input, void *parameters, const struct partition *partition)
+static enum status synth_repartition(void *input, void *parameters, const struct partition *partition)
 {
     TRY(take_share(input, partition));
     show_parameters(input, parameters);
@@ -422,7 +422,7 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
 }
 
 /* Lists the variants in this build that support every output format. */
-static void list_makers(char *names, size_t size)
+static void list_supporting_variants(char *names, size_t size)
 {
     names[0] = '\0';
     for (size_t i = 0; i < variant_count; i++) {
@@ -441,7 +441,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     char names[256];
     if (traits->outputs || output_is_canvas(&synth->output))
         return STATUS_OK;
-    list_makers(names, sizeof names);
+    list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
                       "it supports only u8 images of one channel at the full size; use %s for others", names);
 }
@@ -564,7 +564,7 @@ const struct workload workload_synth = {
     .baselines = baselines,
     .open = synth_open,
     .close = synth_close,
-    .repartition = synth_move,
+    .repartition = synth_repartition,
     .ranks.identity = synth_identity,
     .applies = synth_applies,
     .accepts = synth_accepts,
