@@ -118,7 +118,7 @@ threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # all cores that thi
 whole=$((threads * batch))
 asked=$samples
 samples=$(((samples + whole - 1) / whole * whole))
-((samples == asked)) || note "reading $samples images instead of $asked, so that all batches are full: a multiple of $threads threads x $batch"
+((samples == asked)) || note "$samples images instead of $asked, so that all batches are full: a multiple of $threads threads x $batch"
 shuffle=$((samples / threads / 8))
 ((shuffle > 1)) || shuffle=2
 

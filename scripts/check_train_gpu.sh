@@ -132,14 +132,14 @@ cudnn() {
 [[ $engine != cuda ]] || cudnn
 
 train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
-same_weights() { # two runs of three epochs, and one that stops after the first and goes on
+same_weights() { # two runs of three epochs, and one that stops after the first and continues
     "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
         "${train[@]}" 1 --checkpoint "$work/part" &&
         "${train[@]}" 3 --checkpoint "$work/part" --resume --export "$work/three" &&
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
-latest() { # of the checkpoints in a folder; where there is none, always the same word
+latest() { # prints the latest checkpoint in a folder, or a fixed word if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
@@ -162,7 +162,7 @@ killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after
 check "train-$engine, killed five times while it trains, comes to the same weights" \
     killed_at_any_moment "train-$engine" lenet 300 5
 synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # live, stored, and stored that goes on live
+same_images() { # live, stored, and stored continued live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
@@ -198,7 +198,7 @@ check 'train-graph against the oracle, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
-same_graph_weights() { # two runs of three epochs, and one that stops after the first and goes on
+same_graph_weights() { # two runs of three epochs, and one that stops after the first and continues
     "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
         "${graph[@]}" 1 --checkpoint "$work/graph" &&
         "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&

@@ -18,7 +18,7 @@ checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
 
-kill_tree() { # a process, then all below it: a process group of its own would outlive a script that is interrupted
+kill_tree() { # kills a process, then its descendants; a separate process group would outlive an interrupted script
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended

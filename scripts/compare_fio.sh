@@ -44,7 +44,7 @@ drop() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
 }
-device_bytes() { # that the device has read since it was there; nothing where it is not known
+device_bytes() { # prints the bytes read by the device so far; nothing if unknown
     [[ ! -r $device ]] || awk '{ printf "%.0f", 512 * $3 }' "$device"
 }
 
@@ -64,7 +64,7 @@ print(512 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock)
 END
     python3 -c 'import json, sys
 read = json.load(open(sys.argv[1]))["jobs"][0]["read"]
-if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # it leaves out the last block, where that is not full
+if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # fio skips a partial last block
     sys.exit("compare_fio.sh: fio read %d of %s bytes" % (read["io_bytes"], sys.argv[3]))
 print(read["bw_bytes"], end=" ")' "$work/fio.json" $((bytes - ${#shards[@]} * 1024 * block)) "$bytes"
     echo "$(<"$work/fio.io") $(($(device_bytes) - ${before:-0}))"

@@ -17,7 +17,7 @@ PAPER = "published: PDP 2026"
 # are empty if they do not apply.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
-ERROR_BARS = "Median time of a run over its images; whiskers: minimum to 95th percentile."
+ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------

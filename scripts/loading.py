@@ -20,7 +20,7 @@ NEAREST_BYTES = 1 << 14  # figures of one sample size prefer the nearest to this
 DEVICES = 2  # per figure: the other dashes show the order or the page cache
 # Constant along a line. Options that do not apply to a loader have their default.
 FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
-ERROR_BARS = "Median time of an epoch over its samples; whiskers: minimum to 95th percentile."
+ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@
 # neither tool is installed.
 set -euo pipefail
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
-refuse() { # what is wrong with the command line
+refuse() { # reason
     echo "profile.sh: $1; see --help" >&2
     exit 2
 }

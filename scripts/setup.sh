@@ -260,7 +260,7 @@ done
 find_manager
 find_missing
 supply
-[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: GPU variants are not built; to build them, install the CUDA toolkit (12.1 or later, \
+[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: GPU variants are skipped; for them, install the CUDA toolkit (12.1 or later, \
 https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
 if ((${#must[@]})); then
     say "cannot ${goal%s} without ${must[*]}"

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 MODES = ("loader", "resident", "graph", "best", "autotuned")
 PRECISIONS = ("fp32", "tf32", "bf16")
-EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no graphs of its own: ours holds the whole epoch
+EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no CUDA graphs by torch.compile: one graph has the whole epoch
 # The layers of src/train/model.c by name. After a colon: the padding, the dropout rate, or the distance in
 # layers to the other input of an addition.
 MODELS = {
