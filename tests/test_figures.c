@@ -170,9 +170,8 @@ Test(figures, stages_of_any_step_are_drawn)
     cr_assert(says("\tbat\tbatch 256") && says("\tfused\tbatch 256"), "%s", out);
     cr_assert(says("one stage in fused and omp."), "%s", out);
     cr_assert(!says("No stages measured"), "%s", out);
-    shell(
-        SELECT
-        "--results $D/reference stages > /dev/null; grep -o 'No stages measured.*bat and fused' $D/work/stages.vars");
+    shell(SELECT "--results $D/reference stages > /dev/null; grep -o 'No stages measured.*bat and fused' "
+                 "$D/work/stages.vars");
     cr_assert_eq(status, 0, "%s", out);
 }
 
