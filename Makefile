@@ -1,24 +1,24 @@
 # fdsl-bench
 #
-#   make              builds ./fdsl-bench with what this machine has, and says what it found
-#   make bench        installs what is missing, builds, runs every variant that runs here, writes results/*.csv
-#   make check        installs what is missing, builds, runs the tests and the linters (SAN=1: under ASan and UBSan)
-#   make plots        draws the figures of results/*.csv and results/reference/ into results/plots/
-#   make report       writes results/report.html: figures, rows, the commands that repeat them
+#   make              builds ./fdsl-bench with the libraries of this machine, and lists them
+#   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
+#   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
+#   make plots        draws figures from results/*.csv and results/reference/ to results/plots/
+#   make report       writes results/report.html: figures, rows, and the commands that repeat them
 #   make install      copies the program, its man page and shell completion to PREFIX=/usr/local
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for every GPU architecture
 #   make check-gpu    verifies every variant over a grid of sizes, on a machine with a GPU
-#   make check-slurm  builds, then runs a sweep as a job array under a Slurm of its own; as root
-#   make fuzz         feeds the file parsers to libFuzzer, one minute each (FUZZ_TIME=60); needs clang
+#   make check-slurm  builds, then runs a sweep as a job array under a temporary Slurm; needs root
+#   make fuzz         fuzzes the file parsers with libFuzzer, one minute each (FUZZ_TIME=60); needs clang
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/ and the program
 #
-#   CUDA=0 OMP=0      leaves a part out; the parts are those that make lists
-#   CUDA_ARCHS="90"   GPU architectures; all: every one. Default: this machine's GPUs; where there are none, sm_80
-#                     and PTX, which a newer GPU's driver compiles when kernels are loaded
+#   CUDA=0 OMP=0      leaves a part out; make lists the parts
+#   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
+#                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
-#   REVISION=NAME     the revision that rows carry; default: that of git
-#   SETUP=0           bench, check and plots install nothing; they say what is missing
+#   REVISION=NAME     the revision in rows; default: that of git
+#   SETUP=0           bench, check and plots install nothing, but report what is missing
 #   V=1               shows the commands
 
 VERSION  := 0.2.0
@@ -29,29 +29,29 @@ SAN      ?= 0
 BUILD    := build$(if $(filter 1,$(SAN)),/san)
 PROGRAM  := $(if $(filter 1,$(SAN)),$(BUILD)/)fdsl-bench
 V        ?= 0
-# Rules of make's own are never used here, and looking for them takes time.
+# Disable built-in rules: they are not used here, and searching them takes time.
 MAKEFLAGS += -r
 say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
 Q        := $(if $(filter 1,$(V)),,@)
 .DEFAULT_GOAL := all
 
-# Goals that build nothing, or in a make of their own
+# Goals that build nothing, or that call make themselves
 APART := bench check check-slurm dist clean format lint plots report help
 
-# One job per core, unless -j says otherwise. OMP_NUM_THREADS says how many threads a program takes, not make.
+# One job per core unless -j is given. OMP_NUM_THREADS is for programs, not for make.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(or $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null),1)
 endif
-# With each target's output in one piece; but that of long runs as it comes.
+# Print each target's output in one piece, except for long runs.
 ifeq ($(filter $(APART) check-gpu fuzz,$(MAKECMDGOALS)),)
 MAKEFLAGS += --output-sync=target
 endif
 
-# --- What this machine has ---------------------------------------------------------------------------------
+# --- Available compilers and libraries ---------------------------------------------------------------------
 
 comma := ,
 folders = $(subst :, ,$(1))
-# $(call program,NAME ARGUMENT...): its path
+# $(call program,NAME ARGUMENT...): path of the program
 program = $(firstword $(wildcard $(addsuffix /$(firstword $(1)),$(call folders,$(PATH)))) $(wildcard $(firstword $(1))))
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
@@ -59,8 +59,8 @@ NVCC      ?= $(firstword $(call program,nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 MPICC     ?= mpicc
 
 ifneq ($(filter-out $(APART),$(or $(MAKECMDGOALS),all)),)
-# scripts/probe.sh asks, and found.mk keeps its answers. They hold as long as the words of FOUND_FOR stay the same, and
-# no file or folder of FOUND_IN is newer: installing a package changes at least one of these.
+# scripts/probe.sh writes found.mk. It is valid while FOUND_FOR is unchanged and no file or folder in FOUND_IN
+# is newer; installing a package changes at least one of them.
 FOUND     := $(BUILD)/found.mk
 FOUND_FOR := $(strip $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
                $(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH) $(file </proc/sys/kernel/hostname) $(wildcard /proc/driver/nvidia/gpus/*))
@@ -71,7 +71,7 @@ FOUND_IN  := scripts/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call progr
 ifneq ($(FOUND_FOR),$(strip $(file <$(FOUND).for)))
 FOUND_IN  += FORCE
 endif
-# Probed once per call: where the clock is behind the files' times, make would otherwise probe again and again.
+# Probe only once per call: if files have timestamps in the future, make would otherwise probe endlessly.
 $(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
 	@mkdir -p $(@D)
 	@scripts/probe.sh > $@.new
@@ -85,7 +85,7 @@ $(FOUND): export FOUND_FOR := $(FOUND_FOR)
 include $(FOUND)
 endif
 
-# NAME=0 on the command line or in the environment comes first.
+# NAME=0 on the command line or in the environment has priority.
 CUDA    ?= $(if $(NVCC),1)
 OMP     ?= $(found_OMP)
 PNG     ?= $(found_PNG)
@@ -98,7 +98,7 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# Headers alone: these libraries are opened at run time, if at all.
+# Headers only: these libraries are optional and opened at run time.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
@@ -110,7 +110,7 @@ ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljans
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
-# No -ffast-math, and no contraction left to the compiler: the same bits everywhere.
+# No -ffast-math and no contraction by the compiler, so that results are bit-identical everywhere.
 EXACT    := -ffp-contract=off
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
 ALL_CFLAGS = -std=gnu11 $(CFLAGS) $(EXACT) $(WARNINGS) $(if $(call on,OMP),-fopenmp,-Wno-unknown-pragmas) $(SAN_FLAGS)
@@ -123,12 +123,12 @@ endif
 ifneq ($(call on,CUDA),)
 OUR_ARCHS   := 80 86 89 90 100 120
 KNOWN_ARCHS := $(filter $(nvcc_archs),$(OUR_ARCHS))
-# compute_N is PTX: code that a driver compiles for its GPU, N or newer.
+# compute_N is PTX, which the driver compiles for GPUs of architecture N or newer.
 CUDA_ARCHS  ?= $(or $(filter $(nvcc_archs),$(gpu_archs)),$(firstword $(KNOWN_ARCHS)) $(addprefix compute_,$(firstword $(KNOWN_ARCHS))))
 ARCHS       := $(if $(filter all,$(CUDA_ARCHS)),$(KNOWN_ARCHS) $(addprefix compute_,$(lastword $(KNOWN_ARCHS))),$(CUDA_ARCHS))
 codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),sm_$(arch)))
 GENCODE     := $(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code))
-# --fmad=false: where the images want a fused multiply-add they say fmaf.
+# --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
 ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
@@ -142,7 +142,7 @@ C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
-# Those that take longest first, as the last one to end decides when a parallel build does.
+# Files that take longest come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
                   load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
                   train/packed_conv.cu train/graph_forward.cu train/graph_conv_back.cu load/ring.cu load/delivery.cu)
@@ -150,14 +150,14 @@ CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
-# Kernels that launch kernels: relocatable device code, linked once more by nvcc.
+# Kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
 TESTS   := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
-# Need a GPU: built wherever nvcc is, run by check-gpu.
+# Tests that need a GPU: built if nvcc is available, run by check-gpu.
 GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildcard tests/gpu_*.cu)))
 
 # --- Rules ---------------------------------------------------------------------------------------------------
@@ -183,14 +183,14 @@ report-parts:
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn is left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
-# Objects depend on the flags that made them: this file changes only when they do.
+# Objects depend on this file, which changes only when the flags change.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
 	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
-# The revision that rows carry, in a file that changes only when it does: REVISION, or that of git. An exported tree
-# inside another repository has none of its own.
+# The revision in rows (REVISION, or that of git), in a file that changes only when it does. A tree inside
+# another repository has no revision.
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@revision='$(REVISION)'; [ "$$revision" ] || [ "$$(git rev-parse --show-toplevel 2>/dev/null)" != '$(CURDIR)' ] || \
@@ -205,7 +205,7 @@ $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS)
 
-# sqrtf in vectors: the value is the same, errno is not looked at.
+# Allows vectorised sqrtf: same values, but errno is not set.
 $(BUILD)/cpu/train/omp%.c.o: private ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -227,7 +227,7 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(GENCODE) -dlink -o $@ $^ -lcudadevrt
 
-# Tests take from here what they use, which links faster than all objects.
+# Tests link only the objects that they use from this archive, which is faster than linking all.
 $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(say) AR $@
 	$(Q)rm -f $@ && $(AR) rcsT $@ $^
@@ -237,7 +237,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# Only tests know libarchive: it reads our shards.
+# Only tests use libarchive, to read shards written by fdsl-bench.
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
@@ -249,9 +249,9 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 
 -include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
-# --- The two commands ------------------------------------------------------------------------------------------
+# --- bench and check -------------------------------------------------------------------------------------------
 
-# Set-up comes first, and the build is a make of its own, so that what is installed is found.
+# Set-up runs first, and the build is a separate make, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
 bench:
@@ -276,7 +276,7 @@ check-slurm:
 
 tests: $(TESTS) $(GPU_TESTS)
 
-# The parsers alone, with clang's coverage and sanitizers, in one program.
+# One program with only the parsers, built by clang with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
@@ -310,7 +310,7 @@ install: all
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
 	install -D -m 644 scripts/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 
-# What make install copies, in one folder of an archive, from a build of its own.
+# Archives the files of make install in one folder, from a separate build.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root

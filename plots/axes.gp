@@ -1,5 +1,5 @@
-# The axes that scripts/figures.py has laid out: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[] and, where there
-# are any, y_low, y_high, y_ticks, y_tick_at[], y_tick_text[] of a log y axis. A tick without text is a minor one.
+# Applies the axes from scripts/figures.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[], and for
+# a log y axis y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. A tick without text is minor.
 if (x_log) {
     set logscale x
 }

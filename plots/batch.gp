@@ -1,5 +1,5 @@
-# Time per image over the images per batch; log2 x, log y.
+# Time per image vs. batch size; log2 x, log y.
 load 'plots/common.gp'
-set xlabel 'images per batch'
+set xlabel 'batch size (images)'
 y_name = 'time per image'
 load 'plots/lines.gp'

@@ -1,6 +1,6 @@
-# Images per second over the training step, log both; the gray line is what a step lets through.
+# Images per second vs. step time, both log; the gray line is the limit of the step.
 load 'plots/common.gp'
-set xlabel 'training step (ms)'
+set xlabel 'training step time (ms)'
 set ylabel 'images per second' offset character 0.5, 0
 load 'plots/axes.gp'
 plot for [i = 1:series] data index i - 1 using 1:2 with lines ls series_style[i], \

@@ -1,20 +1,20 @@
-# What all figures share: the terminal, the fonts, the line styles, and where the title, the legend and the caption
-# go. A figure's own script loads this first. scripts/figures.py runs them and defines
+# Common to all figures: terminal, fonts, line styles, and positions of title, legend and caption. The script
+# of a figure loads this first. scripts/figures.py runs it and defines
 #
 #   format, output            'png', 'svg' or 'pdf', and the file to write
-#   data                      the numbers: blocks of tab-separated columns, two blank lines between them
-#   width, height             of the figure in px, 96 an inch; and in px from the edges:
-#   left, right, top, bottom  the borders of the plot
+#   data                      the data file: blocks of tab-separated columns, separated by two blank lines
+#   width, height             of the figure in px, at 96 px per inch
+#   left, right, top, bottom  the margins of the plot in px
 #   title                     a line above the plot
-#   captions, caption[]       lines below it, with what was measured where
+#   captions, caption[]       lines below the plot
 #   legends, legend_text[], legend_style[], legend_y[]
-#                             rows right of the plot, at so many px from above: a style n > 0 is drawn as line style n, n + 0.1 as its point
-#                             alone, n < 0 as a box in colour[-n], 0 is a heading, 0.5 a note under it
-#                             and 0.75 one under a series
+#                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n, n + 0.1 its
+#                             point only, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading, 0.75 a note
+#                             below a series
 #
-#   ring_block                the block of data with the points (x, y) that did not settle, or 0
+#   ring_block                the block of data with the unsettled points (x, y), or 0
 #
-# and what the figure's script says it needs. To draw one by hand: scripts/figures.py --commands NAME.
+# and the variables that the figure's script lists. To draw a figure manually: scripts/figures.py --commands NAME.
 
 if (format eq 'png') {
     set terminal pngcairo size 2 * width, 2 * height font 'DejaVu Sans,12' fontscale 1.5 linewidth 2 pointscale 2 dashlength 1.8 noenhanced
@@ -33,14 +33,15 @@ set datafile missing ''
 x_at(px) = px / (1.0 * width)
 y_at(px) = 1 - px / (1.0 * height)
 
-# --- Line styles: 10 * group + slot ------------------------------------------------------------------------------
-# The slot is what was run, with its colour and its shape of point; the group is whose and where, with its dashes:
-# 1 to 4 are devices of ours, with filled points, 5 the published points, 6 the published code on another device and 8
-# on a device of ours, with open ones. Colours after Okabe and Ito; no two of one figure have both the same gray and the same point.
-# 71 to 74 are of training, which shows no variants: images read are gray and made ones blue, by two models.
+# --- Line styles: 10 * group + slot
+# ------------------------------------------------------------------------------ The slot is the variant and
+# gives colour and point shape. The group is the device and gives dashes: 1 to 4 are devices of rows, with
+# filled points; with open points, 5 is published points, 6 the published code on an H200, and 8 the published
+# code on a device of rows. Colours after Okabe and Ito; no two series of a figure share both gray level and
+# point. 71 to 74 are for published training: two models, gray if images are read, blue if generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
-dot = format eq 'svg' ? 0.6 : 1.0 # terminals differ in what a point size is
+dot = format eq 'svg' ? 0.6 : 1.0 # point sizes differ between terminals
 array hollow[9] = [4, 8, 6, 2, 10, 12, 14, 6, 4]
 do for [slot = 1:9] {
     set linetype 100 + slot lc rgb colour[slot]
@@ -62,10 +63,11 @@ set style line 71 lc rgb colour[8] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
-# 91 and 92 are of loading: the bandwidth of copies of the first device and of the second.
+# 91 and 92 are for loading: memcpy on the first and on the second device.
 set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
 set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
-# 93 and 94 are of break_even alone, which has more sources than there are slots. 95 is a ring around what did not settle.
+# 93 and 94 are for break_even only, which has more sources than there are slots. 95 is a ring around
+# unsettled points.
 set style line 93 lc rgb '#882255' lw 1.6 dt (14, 5) pt 3 ps 1.1 * dot
 set style line 94 lc rgb '#999933' lw 2.0 dt solid pt 12 ps 1.1 * dot
 set style line 95 lc rgb '#D55E00' lw 1.2 pt 6 ps 2.4 * dot
@@ -86,7 +88,8 @@ do for [i = 1:captions] {
 }
 
 legend_x = width - right + 24
-# Bars of error: with vectors @error_bar, using x:low:(0):(high - low). The style yerrorbars paints a white disc first.
+# Error bars: with vectors @error_bar, using x:low:(0):(high - low). The style yerrorbars would paint a white
+# disc first.
 error_bar = 'heads nofilled size screen x_at(3), 90 lw 1.3'
 
 do for [i = 1:legends] {

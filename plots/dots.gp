@@ -1,7 +1,7 @@
-# Dots of time, log y, in groups with a name below each: on a log axis the length of a bar would mean nothing. A figure's
-# script loads this and then says plot @grouped_dots, and what else it has.
-# Needs besides (common.gp): y_name, groups, dots (in a group), dot_slot[], its y axis (y_low … y_tick_text[]). Blocks of
-# data: one for each dot of the groups (x, median, low, high in µs, time, words in bold), then the groups (x, name, words).
+# Groups of dots for times on a log y axis, where the length of a bar would be meaningless. A figure's script
+# loads this, then runs plot @grouped_dots, ... Also needs y_name, groups, dots (per group), dot_slot[] and a
+# y axis (y_low … y_tick_text[]). Blocks of data: one per dot of a group (x, median, low, high in µs, time,
+# bold text), then the groups (x, name, text).
 set xrange [0.45:groups + 0.55]
 set logscale y
 set yrange [y_low:y_high]

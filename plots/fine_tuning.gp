@@ -1,5 +1,5 @@
-# Wrong answers over samples seen, log x, a line a size of the training set and a beginning, log y. Needs what
-# lines.gp needs, and x_name.
+# Test error vs. samples seen, both log; one line per training-set size and initialisation. Variables: those
+# of lines.gp, and x_name.
 load 'plots/common.gp'
 set xlabel x_name
 load 'plots/lines.gp'

@@ -1,6 +1,5 @@
-# The steps of the paper by time per image, log y, with the speed-up over the first written above each.
-# Needs besides what dots.gp needs, a group being a step and a dot a device: a last block with the published code's
-# points (x, µs).
+# Time per image of the paper's variants, log y, with speed-ups. Variables: those of dots.gp, with one group
+# per variant and one dot per device. The last block has the points of the published code (x, µs).
 load 'plots/common.gp'
 y_name = 'time per image'
 load 'plots/dots.gp'

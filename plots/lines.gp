@@ -1,6 +1,6 @@
-# A measure over a parameter, a line a series: vertices.gp, resolution.gp, batch.gp and figures of loading load this.
-# Needs besides (common.gp, axes.gp): y_name, series, series_style[]. Blocks of data: x, median, low, high. Where there is a
-# series_crossed[], the points of those series that are 1 there have a cross. Points of the block ring_block have a ring.
+# A quantity vs. a parameter, one line per series; other figures load this. Also needs y_name, series,
+# series_style[], and the variables of axes.gp. Blocks of data: x, median, low, high. Points of a series have
+# a cross if series_crossed[] exists and is 1; points of the block ring_block have a ring.
 load 'plots/axes.gp'
 set ylabel y_name offset character 0.5, 0
 if (!exists('series_crossed')) { array series_crossed[series]; do for [i = 1:series] { series_crossed[i] = 0 } }

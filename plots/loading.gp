@@ -1,5 +1,5 @@
-# Time per sample over its size, log both.
+# Time per sample vs. sample size, both log.
 load 'plots/common.gp'
-set xlabel 'size of a sample (KiB)'
+set xlabel 'sample size (KiB)'
 y_name = 'time per sample'
 load 'plots/lines.gp'

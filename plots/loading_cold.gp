@@ -1,6 +1,6 @@
-# Time per sample, nothing in the page cache beside everything in it, log y.
-# Needs besides what dots.gp needs, a group being a variant of a device and a dot a state of the page cache:
-# device_lines, and as many last blocks with the lines of the devices' names (x, words).
+# Time per sample with a cold and a warm page cache, log y. Variables: those of dots.gp, with one group per
+# variant and device and one dot per state of the page cache; device_lines, the number of last blocks, with
+# the lines of the devices' names (x, text).
 load 'plots/common.gp'
 y_name = 'time per sample'
 load 'plots/dots.gp'

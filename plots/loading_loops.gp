@@ -1,2 +1,3 @@
-# Time per sample over many epochs, a dot for each variant of a device, log y. Needs what loading_cold.gp needs.
+# Time per sample over many epochs, one dot per variant and device, log y. Variables: those of
+# loading_cold.gp.
 load 'plots/loading_cold.gp'

@@ -1,4 +1,4 @@
-# Bytes per second over threads, log both.
+# Bytes per second vs. threads, both log.
 load 'plots/common.gp'
 set xlabel 'threads'
 y_name = 'bytes per second'

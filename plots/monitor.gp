@@ -1,8 +1,8 @@
-# What the machine did during a run: panels over one time axis, phases as bands behind them.
-# Needs besides (common.gp): panels, panel_title[], panel_first[], panel_second[] (columns; 0: none), panel_high[],
-# names_first[], names_second[], bands, band_from[], band_to[], band_slot[], x_high; phases, phase_name[],
-# phase_slot[], phase_x[] (px) of the row that names the colours. Blocks: the samples (time and the columns), the
-# variants (x, name) and the phases (x, name) of the strip on top.
+# GPU and CPU load during a run: panels with a common time axis, and phases as background bands. Also needs
+# panels, panel_title[], panel_first[], panel_second[] (columns; 0: none), panel_high[], names_first[],
+# names_second[], bands, band_from[], band_to[], band_slot[], x_high; phases, phase_name[], phase_slot[],
+# phase_x[] (px) of the row that explains the colours. Blocks of data: the samples (time, columns), the
+# variants (x, name) and the phases (x, name) of the strip at the top.
 load 'plots/common.gp'
 array shade[7] = ['#7F7F7F', '#F0E442', '#E69F00', '#0072B2', '#009E73', '#CC79A7', '#FFFFFF']
 array strength[7] = [0.25, 0.45, 0.45, 0.13, 0.30, 0.30, 0]
@@ -23,7 +23,7 @@ do for [i = 1:bands] {
         fc rgb shade[band_slot[i]] fs transparent solid strength[band_slot[i]] noborder
 }
 
-# The strip on top: whose phase, and which.
+# The strip at the top: variant and phase.
 set tmargin at screen y_at(top)
 set bmargin at screen y_at(top + strip - gap / 2)
 set yrange [0:1]

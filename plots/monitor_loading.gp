@@ -1,7 +1,7 @@
-# What the machine did while loaders ran, one line each: panels over the time since the timed runs began. A panel without points is a
-# mean of the whole run.
-# Needs besides (common.gp): panels, of which the first `sampled` have points, panel_title[], panel_high[], series, series_style[], x_high. Blocks: a series each, time
-# and a column a panel.
+# GPU and CPU load during loading, one line per loader: panels vs. the time since the timed runs began. A
+# panel without points is a mean over the whole run. Also needs panels (the first `sampled` have points),
+# panel_title[], panel_high[], series, series_style[], x_high. Blocks of data: one per series, with time and
+# one column per panel.
 load 'plots/common.gp'
 gap = 16
 tall = (height - top - bottom) / (1.0 * panels)
@@ -14,7 +14,7 @@ do for [p = 1:panels] {
     set ytics nomirror panel_high[p] / 2.0
     set label 2 panel_title[p] at screen x_at(left - 58), y_at(top + (p - 0.5) * tall - gap / 2) center rotate by 90
     numbers = p == panels ? '%g' : ''
-    below = p == panels ? 'time since the timed runs began (s)' : ''
+    below = p == panels ? 'time since the start of the timed runs (s)' : ''
     set format x numbers
     set xlabel below
     plot for [i = 1:series] data index i - 1 using 1:(column(p + 1)) with lines ls series_style[i], \

@@ -1,5 +1,5 @@
-# Time per image over its side; log both.
+# Time per image vs. resolution, both log.
 load 'plots/common.gp'
-set xlabel 'side of the image (pixels)'
+set xlabel 'resolution (pixels per side)'
 y_name = 'time per image'
 load 'plots/lines.gp'

@@ -1,6 +1,6 @@
-# Bars of shares of the roofline, one per variant, below the name of their device.
-# Needs besides (common.gp): y_low, y_high, inside (percent from which words are inside a bar), kinds, kind_slot[].
-# Blocks of data: one per kind of bound (share in %, y, words), then the names of variants (y, name) and of devices (y, words).
+# Shares of the roofline: one bar per variant, grouped by device. Also needs y_low, y_high, inside (percent
+# from which the text is inside a bar), kinds, kind_slot[]. Blocks of data: one per kind of bound (share in %,
+# y, text), then the names of variants (y, name) and of devices (y, text).
 load 'plots/common.gp'
 set xrange [0:100]
 set xtics 0, 20, 100

@@ -1,12 +1,12 @@
-# Images per second of all ranks together, with what no loss would give, log both; a panel a kind of scaling.
-# Needs besides (common.gp, axes.gp): series, series_style[], joined[] (by a line, or points alone); panels, gap (px between them),
-# panel_title[], panel_first[], panel_last[] (of the series); cells, cell_panel[], cell_row[], cell_x[], cell_text[]
-# (the efficiencies). Blocks of data: one a series (ranks, images per second, low, high), then one a series with its
-# ideal as steps (x, y, dx, dy).
+# Images per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Also
+# needs the variables of axes.gp; series, series_style[], joined[] (1: with a line, 0: points only); panels,
+# gap (px between them), panel_title[], panel_first[], panel_last[] (of the series); cells, cell_panel[],
+# cell_row[], cell_x[], cell_text[] (the efficiencies). Blocks of data: one per series (ranks, images per
+# second, low, high), then one per series with its ideal as segments (x, y, dx, dy).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 panel_px = (width - left - right - gap * (panels - 1)) / (1.0 * panels)
-row_y(row) = height - bottom + 72 + 17 * row # of the table, below the ticks that its columns belong to
+row_y(row) = height - bottom + 72 + 17 * row # of the table; its columns are below their ticks
 
 set multiplot
 do for [p = 1:panels] {
@@ -17,7 +17,7 @@ do for [p = 1:panels] {
     if (p == 1) {
         set ylabel 'images per second' offset character 0.5, 0
         set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
-    } else { # the scale is that of the first
+    } else { # same scale as the first panel
         unset ylabel
         set ytics ()
         do for [i = 1:y_ticks] { set ytics add ('' y_tick_at[i] y_tick_text[i] eq '') }

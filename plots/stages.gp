@@ -1,12 +1,12 @@
-# Where the time of an image goes: noise, vertices, painting as shares of a bar, with their times.
-# Needs besides (common.gp): bars, stages, stage_slot[], device_lines.
-# Blocks of data: one a stage (x, from %, to %, words), the words beside thin parts (x, height %, words), the totals (x,
-# words), the names (x, name, batch), and the lines of the devices' names (x, words).
+# Time per image by stage: noise, vertices and painting as shares of a bar, with their times. Also needs bars,
+# stages, stage_slot[], device_lines. Blocks of data: one per stage (x, from %, to %, text), the texts next to
+# thin parts (x, height %, text), the totals (x, text), the names (x, name, batch), and the lines of the
+# devices' names (x, text).
 load 'plots/common.gp'
 set xrange [0.4:bars + 0.6]
 set yrange [0:112]
 set ytics 0, 20, 100
-set ylabel 'share of the stages (%)' offset character 0.5, 0
+set ylabel 'share of time (%)' offset character 0.5, 0
 unset xtics
 box = 0.56
 plot for [i = 1:stages] data index i - 1 using 1:2:($1 - box / 2):($1 + box / 2):2:3 \

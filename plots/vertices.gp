@@ -1,4 +1,4 @@
-# Time per image over the vertices of its class; log y, and log x where they span much.
+# Time per image vs. vertices per orbit; log y, and log x for a wide range.
 load 'plots/common.gp'
 set xlabel 'vertices'
 y_name = 'time per image'

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# The first command of the README: verifies and times every variant that runs here, at small sizes. Prints one table per
-# size of images, two of loading, one of training and one of inference. Appends the rows to results/synth.csv, load.csv,
-# train.csv and infer.csv; results/env.json (or .csv) describes the machine. Takes no arguments: SIZES="224 512" are the
-# sides of the images, BATCH=16 their number.
+# Verifies and times every available variant at small sizes. Prints one table per image size, two for loading,
+# one for training and one for inference. Appends rows to results/synth.csv, load.csv, train.csv and
+# infer.csv, and writes a description of the machine to results/env.json (or .csv). Takes no arguments.
+# Environment: SIZES="224 512", the image sides; BATCH=16, the images per batch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# == 0)) || { echo "bench.sh: unexpected argument '$1'; see --help" >&2 && exit 2; }
 
-# Sizes of the paper's figures, with a batch that a laptop makes in seconds. Formula and class are the defaults:
-# the paper's benchmark class (1000 vertices, 200 orbits).
+# Sizes from the paper's figures, with a batch that a laptop generates in seconds. Formula and class are the
+# defaults: the paper's benchmark class (1000 vertices, 200 orbits).
 sizes=${SIZES:-224 512}
 batch=${BATCH:-16}
 bench=./fdsl-bench
 
-every() # arguments: verifies and times all variants; those that cannot run here are in the list above
+every() # arguments: verifies and times all variants; unavailable ones are in the list above
 {
     echo
     $bench --variant all --verify "$@" 2> >(grep -v ': skipping ' >&2)
@@ -46,7 +46,8 @@ if $bench --list | grep -q '^  files  *available'; then
     done
 fi
 
-# Three epochs over generated digits, enough for curves; then a network for inference, whose weights do not change its speed.
+# Three epochs over generated digits are enough for curves. Then a network for inference; its speed does not
+# depend on the weights.
 digits=(--model lenet --lr 0.002 --test-size 1000)
 every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
 $bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null

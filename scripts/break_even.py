@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Generate or read? Says of rows of both, with and without a training step beside them (--compute), which wins at which
-step time, and what disk is saved. Also the figure of that name.
+"""Compares generating and reading of images, with and without a concurrent training step (--compute): prints which is faster
+at which step time, and how much disk space generating saves. Also draws the figure break_even.
 
-  scripts/break_even.py SYNTH.csv LOAD.csv ...     as scripts/break_even.sh wrote them
+  scripts/break_even.py SYNTH.csv LOAD.csv ...     files written by scripts/break_even.sh
 
-Exit status: 0 done, 2 a file that cannot be used, or rows that do not compare.
+Exit status: 0 done, 2 an invalid file, or rows that cannot be compared.
 """
 
 import collections
@@ -20,12 +20,12 @@ from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, s
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
 COMMAND = "scripts/break_even.sh DIR results/break_even"
-IDLE = 0.01  # of the accelerator's time beyond what it waits after the first step: said from here on
-TIE = 0.02  # rates as near as this are equal: the step limits both
+IDLE = 0.01  # share of idle time beyond the waits after the first step; smaller shares are not shown
+TIE = 0.02  # rates within this count as equal: the step limits both
 GENERATED = "generated"
 READ = {"warm": "read, page cache warm", "cold": "read, page cache cold", "any": "read, page cache as it was"}
 GROUPS = (GENERATED,) + tuple(READ.values())
-LOADERS_FILE = "_loaders.csv"  # what scripts/break_even.sh ran for the monitor alone
+LOADERS_FILE = "_loaders.csv"  # rows of runs that scripts/break_even.sh made for the monitor only
 READERS = ("files", "files-omp", "files-gpu", "shards", "shards-omp", "shards-gpu", "gpu-resident")
 
 Source = collections.namedtuple("Source", "group name")
@@ -35,7 +35,7 @@ Source = collections.namedtuple("Source", "group name")
 
 
 def step_of(row):
-    """The step in ms; 0 for a plain rate."""
+    """Returns the step in ms; 0 without a step."""
     return float(row["compute_ms"] or 0)
 
 
@@ -46,35 +46,36 @@ def source_of(row):
 
 
 def job_of(row):
-    """What rows must share to be compared: the machine and the batch."""
+    """Returns what rows must share to be comparable: the machine and the batch."""
     return row.source, row["host"], row["batch"]
 
 
 def kept_fixed(row):
-    """What the rows of one source share: their sweep, all parameters but the step, and how much there was to read."""
+    """Returns what the rows of one source share: the sweep, all parameters except the step, and the size of the data."""
     return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
-def images_a_step(row):
-    """A step takes as long for a short batch as for a whole one, so they must be whole for rates to compare."""
+def images_per_step(row):
+    """Returns the mean images per step. A step takes as long for a partial batch as for a full one, so rates are comparable only
+    for full batches."""
     return row["batch"] if not row.is_load or not row["steps"] else row["items"] * row["samples"] / row["steps"]
 
 
 def is_comparable(row):
-    """Whole runs of one rank, of samples as they are, whose batches were whole but for what a tie lets through, beside no
-    step or one of a length that others have too."""
+    """Returns whether a row is a complete run of one rank without augmentation, with full batches (within TIE), and without a
+    step or with one of a given duration."""
     if row["compute"].startswith("train"):
         return False
     if row["ranks"] != 1 or not row.is_load:
         return row["ranks"] == 1
     return (row["variant"] in READERS and row["augment"] != "1" and not row["skipped"]
-            and not row.file.endswith(LOADERS_FILE) and images_a_step(row) >= (1 - TIE) * row["batch"])
+            and not row.file.endswith(LOADERS_FILE) and images_per_step(row) >= (1 - TIE) * row["batch"])
 
 
 def sources(rows):
-    """{source: {step: row}} of one job: of those that have a step, or else of all, the user's before the reference's, the
-    newest. Generating and reading, each source with the parameters of most steps, then the newest."""
+    """Returns {source: {step: row}} of one job. Prefers jobs with a step, then the user's, then the newest. Each source has the
+    parameters with most steps, then the newest."""
     rows = [row for row in rows if is_comparable(row)]
     if not rows:
         return {}
@@ -93,22 +94,22 @@ def sources(rows):
 
 
 def rate(row):
-    """Images a second. Beside a step those of all runs together, first waits and all: the median run may return before
-    its step has ended, and a rate of such would be above what steps let through."""
+    """Returns images per second. With a step, the rate over all runs including first waits: the median run may return before
+    its step ends, and would give a rate above the limit of the step."""
     if not row["utilisation"] or not row["step_s"]:
         return row["items_per_s"]
-    return row["utilisation"] * images_a_step(row) / row["step_s"]
+    return row["utilisation"] * images_per_step(row) / row["step_s"]
 
 
 def winners(found, step):
-    """The sources whose rate at this step is the best, or as near as to be equal, the best first."""
+    """Returns the sources with the best rate at this step, including ties, best first."""
     rates = {source: rate(points[step]) for source, points in found.items() if step in points}
     best = max(rates.values(), default=0)
     return sorted((source for source, rate in rates.items() if rate >= best * (1 - TIE)), key=lambda source: -rates[source])
 
 
 def crossing(points, level):
-    """Where a ratio, given as (step, ratio) by rising step, comes to a level last: between two steps on log axes."""
+    """Returns the last step at which a ratio crosses a level, interpolated on log axes; `points` are (step, ratio) by rising step."""
     for (low, before), (high, after) in reversed(list(zip(points, points[1:]))):
         if (before - level) * (after - level) < 0:
             share = math.log(level / before) / math.log(after / before)
@@ -117,7 +118,7 @@ def crossing(points, level):
 
 
 def verdict(generating, reading):
-    """In words, whether to generate or to read, by the step; both are {step: row}."""
+    """Returns a sentence on whether generating or reading is faster, by step; both arguments are {step: row}."""
     ratios = [(step, rate(generating[step]) / rate(reading[step]))
               for step in sorted(generating) if step > 0 and step in reading]
     if not ratios:
@@ -136,12 +137,12 @@ def verdict(generating, reading):
     wins, level = ("generating", 1 + TIE) if first > 1 + TIE else ("reading", 1 - TIE)
     at = crossing(ratios, level)
     if abs(last - 1) <= TIE and at:
-        return f"{wins} wins below a step of {at:.2g} ms, and from there on both are equal ({ends})"
-    return f"changes with the step ({ends})"
+        return f"{wins} wins for steps below {at:.2g} ms; equal for longer steps ({ends})"
+    return f"depends on the step ({ends})"
 
 
 def generator_against(found):
-    """The generator to hold against readers: the fastest without a step, or at the shortest."""
+    """Returns the generator to compare with readers: the fastest without a step, or else with the shortest."""
     generators = {source: points for source, points in found.items() if source.group == GENERATED}
     return max(generators, key=lambda source: rate(generators[source][min(generators[source])]), default=None)
 
@@ -155,7 +156,7 @@ def cell(row):
     wait, used = row["wait_share"], row["utilisation"]
     if wait is None:
         return f"{rate(row):,.0f}"
-    idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # by the wait for the very first batch
+    idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # because of the wait for the first batch
     return f"{rate(row):,.0f} {100 * wait:4.1f} %" + ("" if idle is None else f" ({100 * idle:.0f})")
 
 
@@ -163,8 +164,8 @@ def print_table(found):
     steps = sorted({step for points in found.values() for step in points})
     some = next(iter(next(iter(found.values())).values()))
     wide = 2 + max(16, *(len(cell(points.get(step))) for points in found.values() for step in steps))
-    print(f"Images a second, and the share of time that the accelerator waits after its first step (in brackets: idles in "
-          f"all, in %, where that is more), by the step; batches of {some['batch']:.0f}")
+    print(f"Images per second by step duration, batch {some['batch']:.0f}. Percentage: time that the GPU waits for batches after its "
+          f"first step; in parentheses: total idle time in %, if larger")
     print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>{wide}}" for step in steps))
     group = ""
     for source, points in found.items():
@@ -172,7 +173,7 @@ def print_table(found):
             group = source.group
             print(group)
         print(f"  {source.name:24}" + "".join(f"{cell(points.get(step)):>{wide}}" for step in steps))
-    print("\nWhich wins (rates within 2 % are equal):")
+    print("\nFastest (rates within 2 % are equal):")
     for step in steps:
         names = [f"{source.name}" + ("" if source.group == GENERATED else f" ({source.group.split()[-1]})")
                  for source in winners(found, step)]
@@ -183,20 +184,20 @@ def print_verdicts(found):
     generator = generator_against(found)
     if not generator:
         return
-    print(f"\nBreak-even of generating with {generator.name} against reading:")
+    print(f"\nBreak-even of generating with {generator.name} vs. reading:")
     for source, points in found.items():
         if source.group != GENERATED:
             print(f"  {source.name + ', ' + source.group.split(' cache ')[-1]:28} {verdict(found[generator], points)}")
 
 
 def allocated_bytes(folder):
-    """What the files of a folder take on the disk."""
+    """Returns the disk space of the files in a folder."""
     return sum(os.lstat(os.path.join(root, name)).st_blocks * 512
                for root, _, names in os.walk(folder) for name in names)
 
 
 def indexed(folder):
-    """(samples, their bytes) by the index that fdsl-bench --prepare wrote into a folder; of several or none, (0, 0)."""
+    """Returns (samples, their bytes) from the index that fdsl-bench --prepare wrote into a folder; (0, 0) unless there is one."""
     paths = glob.glob(os.path.join(glob.escape(folder), "*.index"))
     if len(paths) != 1:
         return 0, 0
@@ -207,7 +208,7 @@ def indexed(folder):
 
 
 def is_the_set(folder, row, images):
-    """Whether the set that a row read lies there still: on another host, or made anew, the folder may hold another."""
+    """Returns whether a folder still has the data set that a row read: on another host, or after a new --prepare, it may not."""
     if row["host"] != socket.gethostname():
         return False
     try:
@@ -218,7 +219,7 @@ def is_the_set(folder, row, images):
 
 
 def print_disk(found):
-    """Generated images take none."""
+    """Prints the disk space of each data set; generated images take none."""
     seen = {}
     for points in found.values():
         row = next(iter(points.values()))
@@ -227,11 +228,11 @@ def print_disk(found):
             there = is_the_set(row["data"], row, images)
             seen[row["data"]] = allocated_bytes(row["data"]) if there else images * row["sample_bytes"], images, there
     if seen:
-        print("\nDisk that generating saves:")
+        print("\nDisk space that generating saves:")
     for folder, (total, images, there) in seen.items():
-        print(f"  {os.path.basename(folder):10} {1e-9 * total:.3g} GB of these {images:,.0f} images; "
-              f"{1e-6 * total / images * 1e3:.3g} GB a million"
-              + ("" if there else " (of the samples: their folder is not here, or holds others)"))
+        print(f"  {os.path.basename(folder):10} {1e-9 * total:.3g} GB for these {images:,.0f} images; "
+              f"{1e-6 * total / images * 1e3:.3g} GB per million"
+              + ("" if there else " (size of the samples: their folder is missing or has changed)"))
 
 
 def say(paths):
@@ -239,17 +240,17 @@ def say(paths):
     for path in paths:
         kind, more = read_file(path)
         if kind != "rows":
-            raise Failed(f"{path}: no rows of a run; scripts/break_even.sh writes them", 2)
+            raise Failed(f"{path}: no rows of a run; use files written by scripts/break_even.sh", 2)
         for row in more:
             row.source, row.file = "yours", path
         rows += [row for row in more if stands_for_run(row) and not row["wrong"]]
     for row in rows:
-        if images_a_step(row) < (1 - TIE) * row["batch"]:
-            print(f"break_even: {row['variant']} beside {step_of(row):g} ms is left out: its steps had {images_a_step(row):.0f} "
+        if images_per_step(row) < (1 - TIE) * row["batch"]:
+            print(f"break_even: {row['variant']} with a step of {step_of(row):g} ms is skipped: its steps had {images_per_step(row):.0f} "
                   f"images, not {row['batch']:.0f}; read a multiple of threads x batch", file=sys.stderr)
     found = sources(rows)
     if not any(source.group == GENERATED for source in found) or all(source.group == GENERATED for source in found):
-        raise Failed("no rows of generating and of reading on one host with one batch; scripts/break_even.sh makes them", 2)
+        raise Failed("no rows of both generating and reading on one host with one batch; scripts/break_even.sh measures them", 2)
     print_table(found)
     print_verdicts(found)
     print_disk(found)
@@ -257,21 +258,22 @@ def say(paths):
 
 # ---- The figure ------------------------------------------------------------------------------------------------
 
-# Each source has a colour and a point of its own, whichever way it reads; the last two are whole line styles.
+# Each source has its own colour and point, for any state of the page cache. The last two are complete line
+# styles.
 SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5,
          "shards-gpu": 4, "gpu-resident": 93, "naive": 94}
 STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
 
 def style_of(source):
-    """One colour and point for each variant, and dashes by where it reads; decoding has its own."""
+    """Returns a line style: colour and point by variant, dashes by the state of the page cache or by decoding."""
     if SLOTS[source.name] > 9:
         return SLOTS[source.name]
     return 10 * (4 if source.name.endswith(" png") else STYLE_GROUPS[source.group]) + SLOTS[source.name]
 
 
 def device_words(rows):
-    """The GPU and the CPU of the job, each once."""
+    """Returns the GPU and CPU names of the job, without duplicates."""
     return ", ".join(dict.fromkeys(short_device(row["device"]) for row in rows if row["device"]))
 
 
@@ -280,12 +282,12 @@ def figure(measured):
     found = sources(rows)
     if not any(source.group == GENERATED for source in found):
         raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.rows + measured.loads)
-    plot = Plot("Generate or read: images per second while a training step runs")
+    plot = Plot("Generating vs. reading: throughput during training")
     shown = [row for points in found.values() for row in points.values()]
     steps = sorted({step_of(row) for row in shown})
     batch = shown[0]["batch"]
-    plot.legend.append((0, "no waiting"))
-    plot.add_series(91, "batch over step", [(step, 1e3 * batch / step) for step in steps])
+    plot.legend.append((0, "limit of the step"))
+    plot.add_series(91, "batch / step time", [(step, 1e3 * batch / step) for step in steps])
     for group in GROUPS:
         mine = {source: points for source, points in found.items() if source.group == group and source.name in SLOTS}
         plot.legend += [(0, group)] * bool(mine)
@@ -296,9 +298,9 @@ def figure(measured):
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
     unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
     unsettled = sorted({row["variant"] for row in shown if row.unsettled})
-    plot.caption = [f"Batches of {batch:.0f}. A batch is consumed by a step of calibrated length on the GPU while the next "
-                    "ones are made or read; means. On the gray line the accelerator never waits. "
-                    f"{device_words(shown)} ({'rows of yours' if shown[0].source == 'yours' else 'reference rows'}, "
+    plot.caption = [f"Batch {batch:.0f}. A step of calibrated duration on the GPU consumes each batch while the next ones are "
+                    "generated or read; mean rates. On the gray line the GPU never waits. "
+                    f"{device_words(shown)} ({'your rows' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
                     + (f" Not verified: {', '.join(unverified)}." if unverified else "")
                     + (f" Not settled: {', '.join(unsettled)}." if unsettled else "")]

@@ -1,38 +1,40 @@
 #!/usr/bin/env bash
-# Generate or read? Makes images as fast as this machine can, and reads the same images from files and from shards,
-# beside training steps of some lengths on the GPU; says which wins at which step, and what disk it saves.
+# Compares generating and reading of images: generates images as fast as possible, and reads the same images
+# from files and from shards, while training steps of several durations run on the GPU. Prints which is faster
+# at which step time, and how much disk space generating saves.
 #
 #   scripts/break_even.sh DIR FILE [TABLE]
 #
-# DIR is where the images are made, on the disk that is to be measured: 1.6 GB by default; it keeps finished rows too,
-# so what was interrupted goes on. Rows go to FILE_synth.csv and FILE_load.csv (FILE: results/break_even, and make plots
-# draws them). Of a GPU, what the monitor saw of files-gpu and shards-gpu goes to FILE_monitor.csv and the rows of those
-# runs to FILE_loaders.csv, which are no part of the comparison. TABLE (configs/sweep_break_even.tsv) is a table of
-# scripts/sweep.sh with the columns variant, batch, res, classes and compute: what generates, and the steps in
-# milliseconds, - being none. What is read has its batch, res and classes. Reading cold needs root. Without a GPU the
-# plain rates alone are compared.
+# DIR is a folder on the disk to measure and receives the images: 1.6 GB by default. It also keeps finished rows, so
+# an interrupted run can continue. Rows go to FILE_synth.csv and FILE_load.csv (with FILE results/break_even, make
+# plots draws them). On a GPU, monitor samples of files-gpu and shards-gpu go to FILE_monitor.csv, and the rows of
+# those runs, which are not part of the comparison, to FILE_loaders.csv. TABLE (configs/sweep_break_even.tsv) is a
+# table for scripts/sweep.sh with the columns variant, batch, res, classes and compute: the generators, and the steps
+# in milliseconds (-: no step). Readers use the same batch, res and classes. Cold reads need root. Without a GPU, only
+# rates without a step are compared.
 #
-# The work is equal: readers deliver bytes, as generators do, and every batch of every thread is whole, as a step on a
-# short one takes as long and a reader that never waits would seem slower. So the number of images is a multiple of
-# threads x batch. Windows of --shuffle are an eighth of a thread's share: its first batch need not wait for all of it.
+# The work is equal: readers and generators deliver bytes, and all batches are full. A step takes as long for a
+# partial batch, so partial batches would make readers seem slower. The number of images is therefore a multiple of
+# threads x batch. The shuffle buffer is an eighth of a thread's share, so that the first batch does not wait for the
+# whole share.
 #
-# SAMPLES (10000): images that are read, at least. TIME (3): seconds per row of reading, at most, but MIN_SAMPLES runs (6)
-# at least, of four epochs each where all is warm. READERS: those to measure, of files, files-omp, files-gpu, shards,
-# shards-omp, shards-gpu, gpu-resident and png (all). CACHES: warm, cold, or both (both, where cold is possible). WATCH:
-# empty for no monitor. FDSL_BENCH: the program (./fdsl-bench). Some fifteen minutes.
+# Environment: SAMPLES (10000), minimum number of images to read; TIME (3), maximum seconds per row of reading;
+# MIN_SAMPLES (6), minimum runs per row, of four epochs each if warm; READERS (all), any of files, files-omp,
+# files-gpu, shards, shards-omp, shards-gpu, gpu-resident and png; CACHES (both, if cold is possible), warm and cold;
+# WATCH, empty: no monitor; FDSL_BENCH (./fdsl-bench), the program. Takes about fifteen minutes.
 #
-# Exit status: 0 done, 1 something failed, 2 usage, 4 nothing can generate here.
+# Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is available.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 samples=${SAMPLES:-10000}
-shards=16 # as many threads may share them
+shards=16 # the maximum number of threads
 max_time_s=${TIME:-3}
 min_samples=${MIN_SAMPLES:-6}
 read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png}"
 read -ra wanted_caches <<<"${CACHES:-warm cold}"
 watched=${WATCH-yes}
-epochs=4 # of a run, warm: more than one, as an epoch's first batch is what a reader may wait for
+epochs=4 # per warm run: several, because a reader may have to wait for the first batch of an epoch
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
 die() { # exit status, text
@@ -45,12 +47,12 @@ die() { # exit status, text
 [[ $max_time_s =~ ^[0-9]*\.?[0-9]+$ ]] || die 2 "TIME=$max_time_s: give seconds"
 [[ $min_samples =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "MIN_SAMPLES=$min_samples: give a whole number from 1"
 for name in "${wanted[@]}"; do
-    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: there is no reader '$name'"
+    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: unknown reader '$name'"
 done
 for name in "${wanted_caches[@]}"; do [[ $name =~ ^(warm|cold)$ ]] || die 2 "CACHES: '$name' is neither warm nor cold"; done
 bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
 bench=$(realpath "$bench")
-mkdir -p "$1" || die 2 "$1: name a folder for the images"
+mkdir -p "$1" || die 2 "$1: not a folder; give a folder for the images"
 dir=$(realpath "$1")
 out=${2%.csv}
 table=${3:-$root/configs/sweep_break_even.tsv}
@@ -59,7 +61,7 @@ table=${3:-$root/configs/sweep_break_even.tsv}
 
 # ---- The table ----
 
-keep() { # word, words: whether it is one of them
+keep() { # word, words: succeeds if the word is one of them
     local word
     for word in "${@:2}"; do [[ $word != "$1" ]] || return 0; done
     return 1
@@ -86,37 +88,37 @@ mapfile -t steps < <(column compute)
 # ---- What this machine has ----
 
 list=$("$bench" --list)
-available() { # variant; says once why not
+available() { # variant; if unavailable, prints the reason once
     local state
     state=$(awk -v name="$1" '$1 == name { $1 = ""; print substr($0, 2) }' <<<"$list")
     [[ $state != available ]] || return 0
     state=${state#unavailable: }
-    note "$1 is left out: ${state:-this program does not know it}"
+    note "$1 is skipped: ${state:-unknown to this program}"
     return 1
 }
 
-choose() { # variants: those that run here
+choose() { # variants: prints the available ones
     local variant
     for variant in "$@"; do ! available "$variant" || printf '%s\n' "$variant"; done
 }
 
 mapfile -t generators < <(choose "${variants[@]}")
-((${#generators[@]})) || die 4 'nothing of the table generates images here'
+((${#generators[@]})) || die 4 'no generator of the table is available here'
 mapfile -t readers < <(choose "${wanted[@]/png/shards-omp}" | awk '!seen[$0]++')
-((${#readers[@]})) || die 4 'nothing reads here: this build has no xxHash'
+((${#readers[@]})) || die 4 'no reader is available: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
-    note "no step runs beside it, so plain rates are compared: ${lacks#fdsl-bench: }"
-    keep - "${steps[@]}" || die 4 "$table has no line without a step, which - in the column compute would be"
+    note "no training step is available, so only rates without a step are compared: ${lacks#fdsl-bench: }"
+    keep - "${steps[@]}" || die 4 "$table has no line without a step (- in the column compute)"
     steps=(-)
 fi
 
 # ---- Images to read ----
 
-threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # all that this process may use, as --threads 0
+threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # all cores that this process may use, like --threads 0
 whole=$((threads * batch))
 asked=$samples
 samples=$(((samples + whole - 1) / whole * whole))
-((samples == asked)) || note "$samples images in place of $asked, so that all batches are whole: a multiple of $threads threads x $batch"
+((samples == asked)) || note "$samples images instead of $asked, so that all batches are full: a multiple of $threads threads x $batch"
 shuffle=$((samples / threads / 8))
 ((shuffle > 1)) || shuffle=2
 
@@ -129,24 +131,24 @@ prepare shards --layout shards --shards $shards --encode npy
 # Compressed once, decoded in every epoch; needs libpng.
 png=''
 ! keep png "${wanted[@]}" || png=yes
-[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'nothing is read from PNG'; }
+[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
 
 caches=()
 ! keep warm "${wanted_caches[@]}" || caches+=(warm)
 if ! keep cold "${wanted_caches[@]}"; then
     :
 elif ((EUID != 0)); then
-    note 'reading cold is left out: only root can drop what the kernel has cached of names'
+    note 'cold reads are skipped: only root can drop cached directory entries'
 elif ! lacks=$("$bench" --variant shards --data "$dir/shards" --cache cold --loops 1 --warmups 0 --warmup-time 0 2>&1); then
-    note "reading cold is left out: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
+    note "cold reads are skipped: $(grep -m 1 -o -- '--cache.*' <<<"$lacks" || printf '%s' "${lacks##*$'\n'}")"
 else
     caches+=(cold)
 fi
-((${#caches[@]})) || die 4 'nothing is read: cold is not possible here'
+((${#caches[@]})) || die 4 'nothing to read: cold reads are not possible here'
 
 # ---- Two tables for sweep.sh ----
 
-# The lines that this machine can run.
+# Prints the lines that this machine can run.
 generating_table() {
     local line fields at=() i kept
     while IFS= read -r line; do
@@ -165,8 +167,8 @@ generating_table() {
 reading_lines() { # variant, set, cache, decode
     local step tensor=- window=$shuffle runs=$epochs warmups=1
     [[ $1 != *gpu* ]] || tensor=raw
-    [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle all
-    [[ $3 == warm ]] || runs=- warmups=0 # what is evicted before each run needs no warm-up
+    [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle globally
+    [[ $3 == warm ]] || runs=- warmups=0 # evicted before each run, so no warm-up
     for step in "${steps[@]}"; do
         printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
             "$window" "$runs" "$tensor" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
@@ -178,9 +180,9 @@ reading_table() {
     printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\ttensor\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
-            keep "$variant" "${wanted[@]}" || continue # shards-omp may be there for the .png alone
+            keep "$variant" "${wanted[@]}" || continue # shards-omp may be needed for PNG only
             case $variant:$cache in
-            gpu-resident:cold) ;; # once it is there, a set in the GPU's memory is not read again
+            gpu-resident:cold) ;; # a set in GPU memory is read only once
             files*) reading_lines "$variant" files "$cache" - ;;
             *) reading_lines "$variant" shards "$cache" - ;;
             esac
@@ -189,15 +191,15 @@ reading_table() {
     done
 }
 
-sweep() { # name of the table, where its rows go
+sweep() { # name of the table, destination of its rows
     local status=0
     FDSL_BENCH=$bench "$root/scripts/sweep.sh" "$dir/sweep_$1.tsv" --out "$dir/rows" >&2 || status=$?
-    ((status == 0)) || die 1 "a run failed; what is finished stays in $dir/rows, and the same command goes on"
+    ((status == 0)) || die 1 "a run failed; finished rows are in $dir/rows, and the same command continues"
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 
-# The naive way to the GPU and ours beside the same step, with looks enough for a figure. They have a file of their
-# own: runs of another length are no part of the comparison.
+# Monitors files-gpu and shards-gpu with the same step, long enough for a figure. The rows go to a separate
+# file, because runs of a different length are not part of the comparison.
 watch() {
     local variant
     keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests that were built into BUILD/tests, and the linters. Called by make check.
+# Runs the test suites in BUILD/tests and the linters. Called by make check.
 #
-#   scripts/check.sh BUILD SAN      SAN=1: the build is under ASan and UBSan
+#   scripts/check.sh BUILD SAN      SAN=1: a build with ASan and UBSan
 #
 #   JOBS=N        suites at a time; default: one per core
 #   ONLY=REGEX    only the suites whose names match (lint: the linters)
@@ -19,11 +19,11 @@ counts=$(mktemp) # one line per suite: tests that passed, tests that failed
 lints=$(mktemp)
 trap 'rm -f "$counts" "$counts.checks" "$lints"' EXIT
 
-# What libraries keep for the whole process is not a leak of ours.
+# Memory that libraries keep for the lifetime of the process is not a leak.
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 
-# The suites that take longest come first, so that the last ones to end are short.
+# The longest suites run first, so that the last ones to end are short.
 longest_first=(test_figures test_train_cli test_train_omp test_mpi test_prepare test_break_even test_train_net test_sweep
     test_figures_load test_load test_live test_report test_docs)
 
@@ -35,7 +35,7 @@ run_suite() # program
     # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
     read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
         awk 'END { print $2, $1 - $2 }')
-    # Criterion passes a test whose process leaked. The sanitizer's report says that it did.
+    # Criterion passes a test whose process leaks, so look for reports of the sanitizers.
     if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 failed=$((${failed:-0} + 1)); fi
     ((status == 0)) || { ((${failed:-0} > 0)) || failed=1; }
     echo "${passed:-0} ${failed:-0}" >>"$counts"
@@ -51,7 +51,7 @@ run_linters()
     return 1
 }
 
-list_suites() # once each, those that take longest first
+list_suites() # prints each suite once, the longest first
 {
     printf '%s\n' "${longest_first[@]}"
     (cd "$build/tests" && printf '%s\n' test_* | grep -v '[.]' | grep -vxF "$(printf '%s\n' "${longest_first[@]}")")
@@ -63,7 +63,7 @@ for suite in $(list_suites); do
 done
 conclude >"$counts.checks" || true
 grep '^  skipped' "$lints"
-# A suite that did not end counted no tests: it is one failure.
+# A suite that did not end has no counts: it is one failure.
 awk 'FILENAME ~ /checks$/ { unended = $3; next }
     { passed += $1; failed += $2; unended -= $2 > 0 }
     END { failed += unended; printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }' \

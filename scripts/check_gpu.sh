@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Verifies every variant over a grid of sizes, on a machine with a GPU, and, with --sanitize, under
-# compute-sanitizer. Every value of every parameter meets every variant; the heaviest corners (thousands of
-# images of millions of segments) do not all meet each other, as the oracle runs on the CPU.
+# Verifies every variant over a grid of sizes on a machine with a GPU; with --sanitize, under
+# compute-sanitizer. Each variant runs with each value of each parameter, but not with all combinations of the
+# largest values, because the oracle runs on the CPU.
 #
 #   scripts/check_gpu.sh [--sanitize] [--variant NAMES]
 #
-# Prints a line a configuration and a last line "N passed, N failed". Exit status 1 when one failed.
-# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
-# LIMIT=N: a check that takes longer than so many seconds has failed (600).
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ if ! grep -q 'bat  *available' <<<"$list"; then
     echo "check_gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
     exit 4
 fi
-# All that runs here; naive joins where a run of it takes less than a second.
+# All available variants; naive is added for sizes that take it less than a second.
 variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
 sanitize=0
 while (($#)); do
@@ -82,7 +82,7 @@ grid='3 1 224 1
 300 77 16384 1
 - - 512 1500 --classes 3'
 
-# What outputs must hold, at --res 512 unless a line says otherwise; for those variants that make them.
+# Output formats to check, at --res 512 unless a line gives another; for variants that support them.
 outputs='--output f16 --channels 3
 --output bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
 --output f32 --out-res 224
@@ -100,7 +100,7 @@ outputs='--output f16 --channels 3
 
 # shellcheck source=scripts/checks.sh
 source scripts/checks.sh
-alone() { # command: nothing runs beside it while a step is calibrated
+alone() { # command: runs without other checks, because a step is calibrated
     wait
     "$@"
     wait
@@ -108,10 +108,11 @@ alone() { # command: nothing runs beside it while a step is calibrated
 
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
-    # Small sizes: the tools slow kernels down a hundredfold. Only kernels are of interest here: no CPU variant.
+    # Small sizes, because the tools slow kernels down a hundredfold. No CPU variants: only kernels matter
+    # here.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
-    # Kernels that launch kernels are beyond all tools but memcheck; those of bat are rng's, those of gbase-device gbase's. racecheck looks at
-    # shared memory, of which only fused has any.
+    # Only memcheck supports kernels that launch kernels; bat uses rng's kernels and gbase-device those of
+    # gbase. racecheck checks shared memory, which only fused uses.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -122,8 +123,8 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
-        # Steps are long, as a sanitizer slows launches down more than products; but all except memcheck slow products
-        # down so that none can be calibrated.
+        # Steps are long, because sanitizers slow down launches more than products. All tools except memcheck
+        # slow down products too much to calibrate a step.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -144,7 +145,7 @@ else
         # shellcheck disable=SC2086
         check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
     done <<<"$outputs"
-    # Vertices that leave the image and come back, and positions whose rounding adds up.
+    # Vertices that leave the image and return, and positions with accumulated rounding.
     classes=$(mktemp)
     trap 'rm -f "$classes"' EXIT
     cat >"$classes" <<'END'
@@ -181,7 +182,7 @@ END
         check "$output: the loss falls" scripts/check_learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
             --warmups 0 --warmup-time 0 $output --compute train
     done
-    refuses() { # a batch that no device holds: exit status 2, and how much it needs
+    refuses() { # a batch that fits no device: exit status 2, and a message with its size
         local output status=0
         output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?
         ((status == 2)) && grep -q 'needs .* GB of device memory and .* GB are free' <<<"$output"

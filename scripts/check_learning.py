@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Runs fdsl-bench with --compute and checks what every row with steps says of them: with the waits between them they fill
-the measured time, and their slowdown is known. With --compute train and a number of classes, whether the network has
-learnt as well: the loss of the last steps is well below that of guessing, and what the step and the bus take from each
-other has been measured.
+"""Runs fdsl-bench with --compute and checks every row with steps: steps and waits fill the measured time, and the slowdown is
+plausible. With --compute train and a number of classes, also checks that the network has learnt: the loss of the last steps
+is well below that of guessing, and bus_share and bus_slowdown are plausible.
 
   scripts/check_learning.py CLASSES ./fdsl-bench --compute train ...
   scripts/check_learning.py 0 ./fdsl-bench --compute MS ...
 
-Prints one line per row. Exit status: 0 all rows are right, 1 one is not or the command failed.
+Prints one line per row. Exit status: 0 all rows are right, 1 a row is wrong or the command failed.
 """
 
 import csv
@@ -16,16 +15,16 @@ import subprocess
 import sys
 
 SHOWN = ("variant", "compute", "steps", "step_s", "utilisation", "slowdown", "loss", "bus_share", "bus_slowdown")
-WELL_BELOW = 0.8  # of the loss of guessing
+WELL_BELOW = 0.8  # relative to the loss of guessing
 
 
 def number(text):
-    """NaN, which no comparison holds for, where a column is empty."""
+    """Parses a number; an empty column is NaN, for which all comparisons are false."""
     return float(text) if text else math.nan
 
 
 def accounts_for_time(row):
-    """Whether the steps, over the share of the time that they take, are as long as the timed runs."""
+    """Returns whether the time of the steps divided by their utilisation equals the time of the runs."""
     counted_s = number(row["steps"]) * number(row["step_s"]) / number(row["utilisation"])
     timed_s = number(row["samples"]) * number(row["time_mean_s"])
     return abs(counted_s / timed_s - 1) < 0.05 and 0.8 < number(row["slowdown"]) < 5

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte that arrived on the device,
-# every value of the tensors and every label, each sample once; also while a training step consumes the batches. With
-# --sanitize, under compute-sanitizer, for which `make tests` makes build/tests/gpu_batch too.
+# Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte on the device, every
+# tensor value, every label, and that each sample is delivered once; also while a training step consumes the
+# batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
 #
 #   scripts/check_load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #
-# DIR: where small sets are made (default: a temporary folder), some 300 MB. Prints a line a check and a last line
-# "N passed, N failed". Exit status 1 when one failed, 4 where no GPU variant runs.
-# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
-# LIMIT=N: a check that takes longer than so many seconds has failed (600).
+# DIR: folder for small data sets, about 300 MB (default: a temporary folder). Prints one line per check, then "N
+# passed, N failed". Exit status 1 if a check failed, 4 if no GPU variant is available. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ if [[ -z $dir ]]; then
 fi
 
 # shellcheck source=scripts/checks.sh
-source scripts/checks.sh # side by side, as most of each check is the start of CUDA
+source scripts/checks.sh # in parallel, because CUDA initialisation dominates each check
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...
     local set shard
     set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
@@ -46,7 +46,7 @@ breaks() { # variant, state of the page cache, command that breaks a shard, opti
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
         --min-time 60 --max-time 90 "${@:4}"
 }
-alone() { # command: nothing beside it, as a step is calibrated
+alone() { # command: runs without other checks, because a step is calibrated
     wait
     "$@"
     wait
@@ -78,15 +78,15 @@ make_sets() {
         make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
         make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
         make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
-        # 64 KiB and more: where copies from pageable memory return before their end
+        # From 64 KiB on, copies from pageable memory return before they end
         make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
-    # More than two launches of gpu-resident as f32, so that slots are written again
+    # More than two launches of gpu-resident as f32, so that slots are reused
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
-    # Pictures in classes, to be learnt from
+    # Images with classes, for training
     for layout in files shards; do
         make_set $layout taught 8 --from synth --classes 4 --res 64 --samples 2048 --encode npy
         make_set $layout digits 8 --from synth --classes 4 --res 28 --samples 2048 --encode npy
@@ -94,7 +94,7 @@ make_sets() {
     done
     make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
 }
-learn() { # variant, set, options ...: 320 steps of the trainer's
+learn() { # variant, set, options ...: 320 training steps
     local layout
     for layout in $(layouts_of "$1"); do
         alone check "$1 $2-$layout ${*:3}: the loss falls" scripts/check_learning.py 4 "$bench" --variant "$1" --data "$dir/$2-$layout" \
@@ -103,20 +103,21 @@ learn() { # variant, set, options ...: 320 steps of the trainer's
 }
 sets=(one three odd half float middle large)
 make_sets
-# cuFile takes the files of some file systems, and of others none.
+# cuFile supports only some file systems.
 if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then
-    echo "check_load_gpu.sh: gds is left out: name a DIR on a file system that cuFile takes" >&2
+    echo "check_load_gpu.sh: gds is skipped: give a DIR on a file system that cuFile supports" >&2
     variants=$(grep -v '^gds$' <<<"$variants")
 fi
 
 if ((sanitize)); then
-    # racecheck looks at shared memory, initcheck at what was never written, synccheck at barriers. Under all but
-    # memcheck the product of --compute MS is so slow that no step of it can be calibrated: it is looked at alone.
+    # racecheck checks shared memory, initcheck uninitialised memory, synccheck barriers. All tools except
+    # memcheck slow down the product of --compute MS too much to calibrate a step, so it is checked
+    # separately.
     for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
         [[ $tool != memcheck ]] || runner+=(--leak-check full)
         for variant in $variants; do
-            [[ $variant != gds ]] || continue # the library's own kernels and copies are not ours
+            [[ $variant != gds ]] || continue # skip kernels and copies of the library
             for set in one odd half large several; do
                 verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --tensor f16
             done
@@ -126,10 +127,10 @@ if ((sanitize)); then
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
-    # What a failure leaves behind
+    # State after a failure
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
     if grep -qx shards-gpu <<<"$variants"; then
-        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks beside a step' breaks shards-gpu any \
+        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
             'truncate -s 5000' --compute 20
     fi
 else
@@ -148,22 +149,23 @@ else
         done
         verify "$variant" odd --mean 0.5 --std 0.25 --tensor bf16
         verify "$variant" float --mean -3 --std 7 --tensor f32
-        # Batches that a step consumes are verified behind it.
+        # Batches are verified after a step has consumed them.
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
         done
-        # Small shuffle buffers: batch buffers go round within an epoch and from one to the next, and readers help each other.
+        # Small shuffle buffers: batch buffers are reused within and across epochs, and readers help each
+        # other.
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
-        # More batches have room than a consumer has events for.
+        # More batch buffers than the consumer has events.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
         layout=$(layouts_of "$variant" | tail -1)
         alone check "$variant: steps and waits fill the time" scripts/check_learning.py 0 "$bench" --variant "$variant" \
             --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
-        # The trainer's own step learns from them, and leaves them as they are.
+        # The training step learns from the batches and does not modify them.
         for tensor in raw bf16; do
             learn "$variant" taught --tensor $tensor
         done
-        learn "$variant" digits # by cnn, the network of 1x28x28
+        learn "$variant" digits # with cnn, for samples of 1x28x28
         alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
         if [[ $variant != files-gpu ]]; then
             for threads in 1 16; do
@@ -184,7 +186,7 @@ else
         learn gpu-resident taught --tensor f16 --mean 0.5 --std 0.25
         learn gpu-resident taught --tensor f32
     fi
-    # From the host, for which no variant of the GPU is needed
+    # Host loaders; no GPU variant is needed
     learn shards-omp taught --decode
     learn shards-omp pictures --decode
     learn shards-omp pictures --augment
@@ -196,13 +198,13 @@ else
         check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
             --data "$dir/large-shards" --batch 1000000 --tensor f32 --cache any
         [[ $variant == gpu-resident ]] && continue
-        # A shard that goes, and one that shrinks, while the epochs of a run go by
+        # A shard that disappears, and one that shrinks, during a run
         check "$variant: a shard goes" breaks "$variant" any rm
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done
-        alone check "$variant: a shard goes beside a step" breaks "$variant" any rm --compute 1
-        alone check "$variant: a shard shrinks beside a step" breaks "$variant" any 'truncate -s 5000' --compute 1
+        alone check "$variant: a shard disappears during a step" breaks "$variant" any rm --compute 1
+        alone check "$variant: a shard shrinks during a step" breaks "$variant" any 'truncate -s 5000' --compute 1
     done
 fi
 conclude

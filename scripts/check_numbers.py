@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
-"""Compares the numbers on the pages with the rows that they come from: docs/numbers.txt says which is which.
+"""Compares the numbers in the documentation with the rows that they come from, as listed in docs/numbers.txt.
 
   scripts/check_numbers.py [PAGE ...]   print each number that differs from its row, and each measurement without a row
-  scripts/check_numbers.py --fix        write the numbers of the rows into the pages
+  scripts/check_numbers.py --fix        update the numbers in the pages
 
-  --root DIR        the project whose pages are read (default: this one)
-  --reference DIR   the rows (default: results/reference under it)
+  --root DIR        the project to check (default: this one)
+  --reference DIR   the rows (default: results/reference in that project)
 
-docs/numbers.txt, line by line:
+Lines of docs/numbers.txt:
 
-  page README.md                      what follows is about this page
-  rows h200_synth res=512 output=u8   and about these rows: a file of the reference, and filters for all that follows
-  | `omp` | 16 threads | {} | {} |    a piece of one line of the page, with {} for a number that a row gives and {_} for
-      us(omp batch=32); rate(omp batch=32)     any other; below it, indented, what the rows give, in the same order. The
-                                      same piece twice is the first and the second line that holds it.
-  other ## Floors: computed           a section, up to the next heading, whose numbers are no rows, and why; with
-  other: no rows are kept             no heading the whole page; with the beginning of a line, that line
+  page README.md                      the following lines are about this page
+  rows h200_synth res=512 output=u8   and about these rows: a file of the reference, and filters for all following values
+  | `omp` | 16 threads | {} | {} |    part of a line of the page, with {} for each number from a row and {_} for any
+      us(omp batch=32); rate(omp batch=32)     other number; below it, indented, the values in the same order. If the
+                                      same part appears twice, the second is for the second matching line.
+  other ## Floors: computed           a section, up to the next heading, whose numbers are not from rows, and the reason;
+  other: no rows are kept             without a heading, the whole page; with the beginning of a line, that line
 
-A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] takes other files. A
-function is a column, or us, ms, rate (of a run's items) or images (per second beside a training step). Where several rows
-fit, it says which is meant: min.us, max.us, median.us, first.us, last.us, or count.us. Values are rounded to three
-figures; ~2 after a value is two figures, ~.1 one decimal, ~% one decimal below ten and none above. crossing(FILTER …) is
-the step at which generating and this way of reading come to be equal, in files of scripts/break_even.sh.
+A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files.
+A function is a column, or us, ms, rate (per item of a run) or images (per second, with a training step). If several rows
+match, the function must select: min.us, max.us, median.us, first.us, last.us, or count.us. Values are rounded to three
+significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
+crossing(FILTER …) is the step time at which generating and this kind of reading are equally fast (scripts/break_even.sh).
 
-Exit status: 0 all agree, 1 some do not, 2 usage, or a file that cannot be used.
+Exit status: 0 all agree, 1 some do not, 2 usage or an invalid file.
 """
 
 import argparse
@@ -52,7 +52,7 @@ COMPUTED = {"us": lambda row: 1e6 * row["time_median_s"] / row["items"],
 
 
 class Reference:
-    """The rows of a folder, by the names of their files."""
+    """Returns the rows of a folder by file name."""
 
     def __init__(self, folder):
         self.folder, self.files = folder, {}
@@ -71,7 +71,7 @@ class Reference:
 
 
 def filters_of(words):
-    """Filters in full: a word alone is a variant, and @FILE none."""
+    """Returns complete filters: a single word is a variant; @FILE is not a filter."""
     return [word if "=" in word else f"variant={word}" for word in words if not word.startswith("@")]
 
 
@@ -87,7 +87,7 @@ def fits(row, wanted):
 
 
 def look_up(reference, scope, function, arguments):
-    """The value of FUNCTION(FILTER …) under the file and the filters of a `rows` line."""
+    """Returns the value of FUNCTION(FILTER …) for the file and filters of a `rows` line."""
     filters = filters_of(arguments.split())
     named = {word.split("=")[0] for word in filters}
     files = next((word[1:] for word in arguments.split() if word[0] == "@"), scope[0])
@@ -106,7 +106,7 @@ def look_up(reference, scope, function, arguments):
 
 
 def crossing(reference, arguments):
-    """The step in ms from which generating with fused is no faster than a reader, as scripts/break_even.py says it."""
+    """Returns the step in ms from which generating with fused is not faster than a reader, as in scripts/break_even.py."""
     def by_step(name, words):
         return {break_even.step_of(row): break_even.rate(row) for row in reference.rows(name)
                 if row["compute_ms"] and all(fits(row, word) for word in filters_of(words))}
@@ -119,18 +119,18 @@ def crossing(reference, arguments):
 
 
 def evaluate(reference, scope, expression):
-    """The text of a value, as a page should have it."""
+    """Formats a value for a page."""
     expression, _, digits = expression.partition("~")
     arithmetic = re.sub(r"([a-z][\w.]*)\(([^()]*)\)",
                         lambda match: repr(float(crossing(reference, match[2]) if match[1] == "crossing" else
                                                  look_up(reference, scope, *match.groups()))), expression)
     if not re.fullmatch(r"[-+*/(). \de]+", arithmetic) or not re.fullmatch(r"\s*(|%|\.?\d)\s*", digits):
-        raise Failed(f"'{expression.strip()}' is no arithmetic over FUNCTION(FILTER …)", 2)
-    return rounded(eval(arithmetic, {"__builtins__": {}}), digits.strip() or "3")  # numbers and operators alone
+        raise Failed(f"'{expression.strip()}' is not arithmetic over FUNCTION(FILTER …)", 2)
+    return rounded(eval(arithmetic, {"__builtins__": {}}), digits.strip() or "3")  # numbers and operators only
 
 
 def rounded(value, digits):
-    """A value to so many figures, or decimals ('.1'), its thousands apart; '%' is one decimal below ten and none above."""
+    """Rounds to significant digits ('3') or decimals ('.1'), with thousands separators; '%': one decimal below ten, none above."""
     if digits == "%":
         digits = ".1" if value < 9.95 else ".0"
     if digits.startswith("."):
@@ -145,7 +145,7 @@ def rounded(value, digits):
 
 
 class Binding:
-    """A piece of a line of a page, and what the rows give for its numbers."""
+    """Part of a line of a page, with the values of its numbers."""
 
     def __init__(self, where, pattern, scope):
         self.where, self.pattern, self.scope, self.values = where, pattern, scope, []
@@ -184,7 +184,7 @@ def read_bindings(path):
 
 
 class Page:
-    """A page whose bound numbers are looked up; `spans` are what is accounted for, by line."""
+    """A page with its bindings; `spans` are the numbers that are accounted for, by line."""
 
     def __init__(self, path, name):
         self.path, self.name = path, name
@@ -193,7 +193,7 @@ class Page:
         self.wrong, self.faults = [], []
 
     def check(self, binding, reference, turn, turns):
-        """Looks up the numbers of a binding: its pattern's `turn`-th line of the page, of as many as it has bindings."""
+        """Checks the numbers of a binding in the `turn`-th line that matches its pattern; `turns` bindings have that pattern."""
         regex = re.compile(binding.regex())
         found = [(i, match) for i, line in enumerate(self.lines) for match in regex.finditer(line)]
         if len(found) != turns:
@@ -212,7 +212,7 @@ class Page:
                 self.faults.append(f"{binding.where}: {expression}: {error}")
                 continue
             if match[name].replace(",", "") != right.replace(",", ""):
-                if "," not in match[name] and len(match[name].partition(".")[0]) > 3:  # as this table writes thousands
+                if "," not in match[name] and len(match[name].partition(".")[0]) > 3:  # this table writes thousands without separators
                     right = right.replace(",", "")
                 self.wrong.append((i, match.span(name), right, expression))
 
@@ -222,7 +222,7 @@ class Page:
         self.path.write_text("\n".join(self.lines), "utf-8")
 
     def unbound(self, others):
-        """(line, number) of what looks like a measurement and is neither bound nor excused; and excuses for nothing."""
+        """Returns (line, number) of measurements that are neither bound nor excused, and excuses that match nothing."""
         found, used, excuse, code = [], set(), None, False
         whole = [what for what, _ in others if not what]
         for i, line in enumerate(self.lines):
@@ -237,14 +237,14 @@ class Page:
         return found, [what for what, _ in others if what and what not in used]
 
     def is_heading(self, i):
-        """Whether a line is the first of a table."""
+        """Returns whether a line is the heading of a table."""
         return self.lines[i].startswith("|") and self.lines[i + 1:] and self.lines[i + 1].startswith("|--")
 
     def measurements(self, i):
-        """What looks like a measurement in a line: a number with a unit, and in the cells of a table a longer number."""
+        """Yields likely measurements in a line: numbers with a unit and, in tables, longer numbers."""
         line = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda match: " " * len(match[0]), self.lines[i])
         in_table = line.startswith("|")
-        label = line.index("|", 1) if in_table and "|" in line[1:] else 0  # the first cell says what the row is of
+        label = line.index("|", 1) if in_table and "|" in line[1:] else 0  # skip the first cell, which names the row
         for match in re.finditer(rf"(?<![\w.\-^≤≥]){NUMBER}(?P<unit>\s?{UNIT})?(?!²| × \d|× \d)", line[label:]):
             begin, end = label + match.start(), label + match.end() - len(match["unit"] or "")
             cell = in_table and re.fullmatch(r"[\d,]*(\d{3}|\d\.\d+)", line[begin:end])
@@ -257,7 +257,7 @@ def check(given):
     reference = Reference(given.reference or given.root / "results/reference")
     pages = read_bindings(given.root / "docs/numbers.txt")
     missing = sorted({str(path.relative_to(given.root)) for pattern in PAGES for path in given.root.glob(pattern)} - set(pages))
-    print("".join(f"{name} is no page of docs/numbers.txt\n" for name in missing), end="")
+    print("".join(f"{name} is not a page of docs/numbers.txt\n" for name in missing), end="")
     bad = len(missing)
     for name, (bindings, others) in ((name, pages[name]) for name in given.pages or pages if name in pages):
         page = Page(given.root / name, name)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# An export of VisualAtom images is the same bytes on 1 and on 4 ranks, also when it is killed again and again and goes on.
+# Checks that an export of VisualAtom images is bit-identical on 1 and on 4 ranks, and after repeated kills
+# and restarts.
 #
-#   scripts/check_prepare.sh DIR        DIR: a new or an empty folder; 1 GB. What it made is removed again
+#   scripts/check_prepare.sh DIR        DIR: a new or empty folder, 1 GB; it is emptied again
 #
-# 10,000 images of 224 x 224 as PNG in 25 shards. The killed ones get SIGKILL, all ranks at once, at ten random moments
-# between the first finished shard and the end, and each time the same command goes on. Prints a table; exit status 1
-# where a byte differs or a kill came too late, 4 without mpirun. A few minutes.
-# SAMPLES, SHARDS, RES, KILLS, RANKS (4): other sizes; SEED: of the moments (it is printed).
+# Exports 10,000 images of 224 x 224 as PNG in 25 shards. Sends SIGKILL to all ranks at ten random times between the
+# first finished shard and the end, and restarts with the same command each time. Prints a table. Exit status 1 if a
+# byte differs or a kill came too late, 4 without mpirun. Takes a few minutes. Environment: SAMPLES, SHARDS, RES,
+# KILLS, RANKS (4): other sizes; SEED: seed of the kill times (it is printed).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -17,7 +18,7 @@ samples=${SAMPLES:-10000} shards=${SHARDS:-25} res=${RES:-224} kills=${KILLS:-10
 SEED=${SEED:-$RANDOM}
 RANDOM=$SEED
 options=(--from synth --classes 100 --samples "$samples" --shards "$shards" --res "$res")
-# As root, on fewer cores than ranks, over shared memory.
+# Allows root, and more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 command -v mpirun >/dev/null || { echo "check_prepare.sh: mpirun is not installed (Debian: openmpi-bin)" >&2 && exit 4; }
 ((shards > 2 * several + 1)) || { echo "check_prepare.sh: SHARDS=$shards: give more than twice RANKS" >&2 && exit 2; }
@@ -25,13 +26,13 @@ mkdir -p "$dir"
 [[ -z $(ls -A "$dir") ]] || { echo "check_prepare.sh: $dir is not empty" >&2 && exit 2; }
 failed=0
 
-start() { # ranks, name: begins an export; its process is $pid
+start() { # ranks, name: starts an export; sets $pid
     local launcher=()
     (($1 == 1)) || launcher=(mpirun --bind-to none -n "$1")
     "${launcher[@]}" "$bench" --prepare "$dir/$2" "${options[@]}" >"$dir/$2.log" 2>&1 &
     pid=$!
 }
-finished() { # name: how many shards are
+finished() { # name: prints the number of finished shards
     find "$dir/$1/.prepare" -name '*.part' 2>/dev/null | wc -l
 }
 run_to_end() { # ranks, name
@@ -48,7 +49,7 @@ compare() { # name: sets $verdict
 }
 
 echo "$samples images of $res x $res in $shards shards, SEED=$SEED"
-row ranks "killed when so many shards were finished" kept bytes
+row ranks "finished shards at each kill" kept bytes
 begin=$EPOCHREALTIME
 run_to_end 1 whole
 shard_us=$(((${EPOCHREALTIME/./} - ${begin/./}) / shards))
@@ -59,7 +60,8 @@ row "$several" never - "$verdict"
 
 for ranks in 1 "$several"; do
     moments='' kept=0
-    # Finished shards to wait for, and then a random part of the time that one takes; the last ones end too soon.
+    # Wait for this many finished shards, then for a random part of the time per shard. The last shards would
+    # end too soon.
     goals=$(for ((i = 0; i < kills; i++)); do echo $((1 + RANDOM % (shards - 2 * ranks))); done | sort -n)
     for goal in $goals; do
         start "$ranks" killed
@@ -69,7 +71,7 @@ for ranks in 1 "$several"; do
         read -r -a children <"/proc/$pid/task/$pid/children" || true
         kill -9 "$pid" "${children[@]}" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
-        flock -w 60 "$dir/killed" true # until the last of its ranks is gone
+        flock -w 60 "$dir/killed" true # wait until all ranks have exited
         kept=$(finished killed)
         moments+="$kept "
         ((kept > 0 && kept < shards)) || { echo "check_prepare.sh: a kill came too late; try another SEED" >&2 && failed=1; }

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Checks on a machine with a GPU what is seen of its variants from outside: that kernels launched by kernels make the same
-# images as those that the host launches, that rows have the time of each stage, that profilers see ranges and kernels, and
-# that training on a terminal learns the same in the same time as elsewhere.
+# Checks GPU variants on a machine with a GPU: kernels launched by kernels draw the same images as those
+# launched by the host, rows have the time of each stage, profilers see ranges and kernels, and training on a
+# terminal gives the same weights in the same time as without one.
 #
 #   scripts/check_profile_gpu.sh
 #
-# Three minutes. Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed, 4 where no CUDA
-# variant runs. What takes a tool that is not installed (ncu or nsys, compute-sanitizer, script) is left out, and said.
-# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
-# LIMIT=N: a check that takes longer than so many seconds has failed (600).
+# Takes three minutes. Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if no
+# CUDA variant is available. Skips checks whose tool (ncu or nsys, compute-sanitizer, script) is not installed, with a
+# message. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
+# processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# == 0)) || { echo "check_profile_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2; }
@@ -24,14 +24,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/checks.sh
 source scripts/checks.sh
-alone() { # command: nothing beside it, as it is timed
+alone() { # command: runs without other checks, because it is timed
     wait
     "$@"
     wait
 }
-has() { # tool, what is left out without it
+has() { # tool, what is skipped without it
     command -v "$1" >/dev/null && return
-    echo "left out, as $1 is not installed: $2" >&2
+    echo "skipped, because $1 is not installed: $2" >&2
     return 1
 }
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
@@ -63,10 +63,10 @@ fi
 
 # ---- Stages ----
 
-column() { # file, name: the value in each row
+column() { # file, name: prints the value in each row
     awk -F, -v name="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i; next } { print $at }' "$1"
 }
-stages() { # variant, the columns that must be above 0
+stages() { # variant, columns that must be positive
     local rows=$work/stages-$1.csv name
     "$bench" --variant "$1" --verify --batch 64 --res 224 --max-time 2 --format csv >"$rows" || return
     for name in "${@:2}"; do
@@ -78,21 +78,21 @@ for variant in gbase gbase-device rng bat bat-reuse; do
     check "stages of $variant" stages $variant noise_s vertices_s painting_s
 done
 for variant in fused fused-graph; do check "stages of $variant" stages $variant noise_s painting_s; done
-same_digest() { # the images that stand after the stages were timed are those of naive
+same_digest() { # the images after timing the stages are those of naive
     local variant
     for variant in naive fused fused-graph; do
         "$bench" --variant $variant "${quick[@]}" --batch 5 --res 224 --format csv >"$work/digest-$variant.csv" || return
     done
     for variant in fused fused-graph; do
         [[ $(column "$work/digest-$variant.csv" digest) == "$(column "$work/digest-naive.csv" digest)" ]] ||
-            { echo "the digest of $variant is another than naive's" && return 1; }
+            { echo "the digest of $variant differs from naive's" && return 1; }
     done
 }
 check 'stages do not change the images' same_digest
 
 # ---- Profilers ----
 
-profiled() { # words that the tables must have, command of scripts/profile.sh ...
+profiled() { # words that the tables must contain, arguments of scripts/profile.sh ...
     local words=$1 output word
     output=$(scripts/profile.sh --launches 150 "${@:2}" 2>&1) || { echo "$output" && return 1; }
     for word in $words; do grep -q "^[^ ]*$word " <<<"$output" || { echo "no line of '$word' in:" && echo "$output" && return 1; }; done
@@ -110,7 +110,7 @@ if scripts/profile.sh fused "${quick[@]}" --batch 2 --res 32 >"$work/profile" 2>
         check 'profile: shards-gpu' profiled 'unpack' shards-gpu --data "$work/set" --cache any
     fi
 else
-    echo "left out, as scripts/profile.sh does not run here: profiles: $(tail -n 1 "$work/profile")" >&2
+    echo "skipped, because scripts/profile.sh does not run here: profiles:  $(tail -n 1 "$work/profile")" >&2
 fi
 
 # ---- A terminal ----

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd sizes, losses of
-# 50 steps through the program, the same bits twice and after --resume, live samples, checkpoints
-# across variants; and, with --sanitize, every kernel under compute-sanitizer. With --engine the same of train-tf32, train-bf16
-# or train-amp, and their products bit for bit; live samples, cuDNN and graphs are checked with train-cuda.
+# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd
+# sizes, losses of 50 steps, bit-identical results of repeated and resumed runs, live samples, and checkpoints
+# across variants. With --sanitize, runs every kernel under compute-sanitizer. With --engine, checks
+# train-tf32, train-bf16 or train-amp, including their products bit for bit; live samples, cuDNN and graphs
+# are checked with train-cuda only.
 #
 #   scripts/check_train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
-# Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed.
-# ONLY=REGEX: the checks whose names match. JOBS=N: so many at a time (default: half of the processors, at most 8).
-# LIMIT=N: a check that takes longer than so many seconds has failed (600).
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -62,7 +63,7 @@ if ((sanitize)); then
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
-        # More than 128: blocks that take a second sample and a second stage of rows; then a batch of 6.
+        # Above 128, blocks process a second sample and a second stage of rows; then a batch of 6.
         check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
     done
@@ -87,8 +88,8 @@ done
 
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same training' "$live"
 
-# model data batch train-size extra options; 50 steps, over several epochs where they are short. Few samples
-# must not be learnt by heart: what is left of their losses then is rounding.
+# model data batch train-size extra options; 50 steps, over several epochs if they are short. The network must
+# not memorise the samples: the remaining loss would be rounding error.
 grid='logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
@@ -115,7 +116,7 @@ cudnn() {
         echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
         return
     fi
-    # Odd kernels and places, a last short batch, volumes; then the same bits twice.
+    # Odd kernel and image sizes, a partial last batch, volumes; then bit-identical results of two runs.
     while read -r model data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
@@ -131,18 +132,18 @@ cudnn() {
 [[ $engine != cuda ]] || cudnn
 
 train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
-same_weights() { # two runs of three epochs, and one that stops after the first and goes on
+same_weights() { # two runs of three epochs, and one that stops after the first and continues
     "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
         "${train[@]}" 1 --checkpoint "$work/part" &&
         "${train[@]}" 3 --checkpoint "$work/part" --resume --export "$work/three" &&
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
-latest() { # of the checkpoints in a folder; where there is none, always the same word
+latest() { # prints the latest checkpoint in a folder, or a fixed word if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
-killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s behind the first checkpoint since the last
+killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after the first checkpoint since the last kill
     local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
         --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
     "${run[@]}" --export "$folder-whole" || return
@@ -153,15 +154,15 @@ killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s behin
         while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
         sleep "0.$(printf %03d $((RANDOM % 200)))"
         kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, and was to be killed" && return 1; }
-        echo "killed behind $(latest "$folder")"
+        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+        echo "killed after $(latest "$folder")"
     done
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }
 check "train-$engine, killed five times while it trains, comes to the same weights" \
     killed_at_any_moment "train-$engine" lenet 300 5
 synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # live, stored, and stored that goes on live
+same_images() { # live, stored, and stored continued live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
@@ -178,7 +179,7 @@ goes_on() { # from the checkpoint of another variant
             --batch 7 --min-samples 1 --min-time 0 --max-time 0
 }
 check "train-$engine goes on from train-naive's checkpoint" goes_on
-check 'a loss that is no number stops, with its step and layer' fails_with 1 \
+check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; [a-z 0-9]* is the first' \
     "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
 # More values in a layer than kernels can number
@@ -197,7 +198,7 @@ check 'train-graph against the oracle, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
-same_graph_weights() { # two runs of three epochs, and one that stops after the first and goes on
+same_graph_weights() { # two runs of three epochs, and one that stops after the first and continues
     "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
         "${graph[@]}" 1 --checkpoint "$work/graph" &&
         "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&
@@ -213,6 +214,6 @@ check 'train-graph refuses another network' fails_with 2 'train-cuda supports al
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
 check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
-check 'train-graph: a loss that is no number stops' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \
+check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \
     "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
 conclude

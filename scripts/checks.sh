@@ -1,31 +1,31 @@
 # shellcheck shell=bash
-# Checks side by side, for scripts that verify variants on a machine with a GPU: a line a check, what failed with its
-# output, and a last line "N passed, N failed". Sourced; as many run at a time as JOBS says, or half of the processors, at
-# most 8. ONLY=REGEX leaves out checks whose names do not match. One that takes longer than LIMIT seconds, or 600, has
-# failed: a program that hangs is told by its name, and the others go on.
+# Runs checks in parallel, for scripts that verify variants (to be sourced). Prints one
+# line per check, the output of failed checks, and last "N passed, N failed". JOBS: parallel checks (default:
+# half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
+# check in seconds (default 600); a check that hangs fails, and the others continue.
 
-refuse() { # what is wrong with how the script was started
+refuse() { # reason
     echo "${0##*/}: $1" >&2
     exit 2
 }
 
 [[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
 [[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, of seconds a check"
-matches=0 # what =~ returns: 2 is no regular expression
+matches=0 # status of =~; 2: not a regular expression
 [[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
-((matches < 2)) || refuse "ONLY=$ONLY is no regular expression"
+((matches < 2)) || refuse "ONLY=$ONLY is not a regular expression"
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
 
-kill_tree() { # a process, then all below it: a process group of its own would outlive a script that is interrupted
+kill_tree() { # kills a process, then its descendants; a separate process group would outlive an interrupted script
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
     for child in "${children[@]}"; do kill_tree "$child"; done
 }
 
-# Checks ignore an interrupt, as all that a script starts in the background does.
+# Checks ignore interrupts, like all background processes of a script.
 trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
 
 limited() { # command ...
@@ -42,7 +42,7 @@ check() { # name, command ...
     [[ $1 =~ ${ONLY:-} ]] || return 0
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
-        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: what a command leaves behind may hold it
+        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: processes left by a command might keep it open
         shift
         limited "$@" >"$said" 2>&1 || verdict=FAILED
         [[ $verdict == ok ]] || output=$(<"$said")
@@ -60,7 +60,7 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
-conclude() { # status 1 where one failed or there are none, 2 where ONLY left out all
+conclude() { # status 1 if a check failed or there are none, 2 if ONLY matches none
     local passed failed
     wait
     passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# What cold reads cost beside fio, the tool that storage is measured with: the same shards from one device, O_DIRECT,
-# io_uring, registered buffers, the same block and depth, in order. fio and `fdsl-bench --variant shards-uring --cache
-# cold` take turns: in each a run that does not count (a host may keep what its guests read), then the median of three,
-# everything dropped from the page cache before each. Bandwidths are those that the two measure themselves, over the
-# same bytes: of ours what it reads, tar headers and all. Both have their buffers in huge pages where there are some
-# (fio through glibc 2.35 or newer): in small ones requests of 1 MiB reach the device in pieces, and fio reads less.
+# Compares cold reads with fio, the standard storage benchmark: the same shards on one device, O_DIRECT,
+# io_uring, registered buffers, the same block size and depth, in order. fio and `fdsl-bench --variant
+# shards-uring --cache cold` alternate. Each round has one run that does not count (a hypervisor may cache
+# reads of its guests), then the median of three; the page cache is dropped before each run. Each program
+# measures its own bandwidth over the same bytes, including tar headers. Both use huge pages for buffers if
+# available (fio through glibc 2.35 or newer): with small pages, requests of 1 MiB reach the device in pieces,
+# and fio is slower.
 #
-#   scripts/compare_fio.sh DIR [ROUNDS]     DIR: shards that --prepare made; ROUNDS: default 5. As root.
+#   scripts/compare_fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
 #
-# BLOCK (1024): KiB a read. DEPTH (32): reads in flight. CPU (0): the core that both run on. SHARE (0.90): the least of
-# fio's bandwidth. In every turn the kernel must have read the bytes from the device: for the process, and, where the
-# file system has a block device of its own, on that device.
+# Environment: BLOCK (1024), KiB per read; DEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
+# (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes were read
+# from the device: for the process and, if the file system has its own block device, for that device.
 #
-# Exit status: 0 with the share in the median, 1 below it, or where something was not read from the device, 2 usage,
-# 4 without root or fio.
+# Exit status: 0 if the median reaches SHARE, 1 if not or if bytes were not read from the device, 2 usage, 4 without
+# root or fio.
 set -euo pipefail
 
 fail() { # status, message
@@ -43,11 +44,11 @@ drop() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
 }
-device_bytes() { # that the device has read since it was there; nothing where it is not known
+device_bytes() { # prints the bytes read by the device so far; nothing if unknown
     [[ ! -r $device ]] || awk '{ printf "%.0f", 512 * $3 }' "$device"
 }
 
-# Both leave "bytes a second, bytes of the process from devices, bytes of the device" of a turn.
+# Both functions print "bytes per second, bytes read by the process, bytes read from the device" of a run.
 fio_once() {
     local before files
     files=$(IFS=: && echo "${shards[*]}")
@@ -63,7 +64,7 @@ print(512 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock)
 END
     python3 -c 'import json, sys
 read = json.load(open(sys.argv[1]))["jobs"][0]["read"]
-if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # it leaves out the last block, where that is not full
+if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # fio skips a partial last block
     sys.exit("compare_fio.sh: fio read %d of %s bytes" % (read["io_bytes"], sys.argv[3]))
 print(read["bw_bytes"], end=" ")' "$work/fio.json" $((bytes - ${#shards[@]} * 1024 * block)) "$bytes"
     echo "$(<"$work/fio.io") $(($(device_bytes) - ${before:-0}))"
@@ -104,7 +105,7 @@ rounds, missing = collections.defaultdict(dict), []
 for line in open(turns):
     number, who, rate, process, device = line.split()
     rounds[int(number)][who] = float(rate)
-    # A shard's end of zeros is in no sample, so ours reads a little less as well.
+    # The zero blocks at the end of a shard belong to no sample, so fdsl-bench reads slightly less.
     if min([int(process)] + [int(device)] * known) < total - blocks:
         missing.append("round %s: %s had %s bytes from devices, the device read %s, and the shards hold %d"
                        % (number, who, process, device, total))

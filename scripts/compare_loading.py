@@ -1,32 +1,31 @@
 #!/usr/bin/env python3
-"""Other loaders over the same samples: PyTorch's DataLoader, and webdataset and NVIDIA DALI where they are installed.
+"""Times other loaders on the same samples: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
 
     scripts/compare_loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
                                [--bench PROGRAM]
 
-A run is one epoch; every sample comes out in a batch, as fdsl-bench delivers bytes in a batch. Only a sample's data
-(npy, bin, png, jpg) are read: labels (.cls and the like), which fdsl-bench delivers too, are left out, so compare on
-samples without labels, as --prepare makes them from its counter. Loaders:
+A run is one epoch, and every sample is delivered in a batch of bytes, as by fdsl-bench. Only the data of a sample (npy, bin,
+png, jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them, so compare on samples without
+labels, such as those from the counter of --prepare. Loaders:
 
-    torch-files         DataLoader over a Dataset that opens, reads and closes a file a sample, shuffled
+    torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
-    webdataset          DataLoader over webdataset.WebDataset of the same tars, where the module is installed
-    dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, likewise
+    webdataset          DataLoader over webdataset.WebDataset of the same tars, if the module is installed
+    dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
 
-Workers are processes that stay over all epochs (DALI's are threads), and the column `threads` counts them. With
---workers 0 the process itself reads, in one thread; those variants are called torch-files-inline and so on. Before
-the timing one epoch is hashed: a sum over the samples that must be that of the files, or of the tars as tarfile reads
-them; in every epoch samples and bytes are counted. Rows have the columns of fdsl-bench's rows of the workload `load`
-(what does not apply is empty), so both can stand in one table.
+Workers are processes that persist over all epochs (threads for DALI); the column `threads` counts them. With --workers 0 the
+main process reads in one thread; those variants are called torch-files-inline and so on. Before the timing, the hashes of the
+samples of one epoch are summed and must match the files, or the tars as read by tarfile. Samples and bytes are counted in
+every epoch. Rows have the columns of fdsl-bench's workload `load` (empty if not applicable), so both fit into one table.
 
---bench PROGRAM also measures the fdsl-bench variants over the same data with as many threads as workers (one for
---workers 0) and prints what each takes a sample, and how many times that is of the fastest. With --gpu these are
-files-gpu and shards-gpu, which deliver the same bytes on the GPU (--tensor raw).
+--bench PROGRAM also measures the fdsl-bench variants on the same data with as many threads as workers (one for
+--workers 0), and prints the time per sample and its ratio to the fastest. With --gpu these are files-gpu and shards-gpu,
+which deliver the same bytes on the GPU (--tensor raw).
 
-With --gpu batches end on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu: what PyTorch recommends,
-16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
-non_blocking=True. An epoch ends when the last copy has. Nothing is done to the bytes on the GPU, which the GPU
-variants of fdsl-bench do.
+With --gpu, batches are delivered on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu, set up as PyTorch
+recommends: 16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
+non_blocking=True. An epoch ends after the last copy. The bytes are not processed on the GPU; the GPU variants of fdsl-bench
+do process them.
 """
 import argparse
 import contextlib
@@ -60,7 +59,7 @@ DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
 
 def data_files(folder):
-    """The files of a folder that hold a sample's data: one a sample, labels left out."""
+    """Returns the data files of a folder, one per sample, without labels."""
     found = []
     for root, _, names in os.walk(folder):
         found += [os.path.join(root, name) for name in names
@@ -77,7 +76,7 @@ def is_data(name):
 
 
 class TorchLoader:
-    """A DataLoader that lives over all epochs, so that starting its workers is in none of them."""
+    """A DataLoader that persists over all epochs, so that none of them includes the start of workers."""
 
     def __init__(self, torch, dataset, options, **more):
         def collate(samples):  # one tensor a batch, whatever the sizes: workers pay for each that they hand over
@@ -88,12 +87,12 @@ class TorchLoader:
                                                   pin_memory=options.gpu, **more)
 
     def epoch(self):
-        """Batches of an epoch: a tensor (samples, bytes), or where sizes differ one of all bytes and the sizes."""
+        """Yields the batches of an epoch: a tensor (samples, bytes), or if sizes differ, one of all bytes and the sizes."""
         return iter(self.loader)
 
     @staticmethod
     def count(batch):
-        """Samples and bytes, without a look at each."""
+        """Counts samples and bytes without inspecting each sample."""
         return (batch.shape[0], batch.numel()) if hasattr(batch, "numel") else (len(batch[1]), batch[0].numel())
 
     @staticmethod
@@ -103,7 +102,7 @@ class TorchLoader:
 
 
 class GpuLoader(TorchLoader):
-    """The same, with batches that end on the GPU."""
+    """A loader whose batches are delivered on the GPU."""
 
     def __init__(self, torch, *arguments, **more):
         super().__init__(torch, *arguments, **more)
@@ -119,8 +118,8 @@ class GpuLoader(TorchLoader):
 
 
 class DaliLoader:
-    """DALI's reader of tars, on the CPU. The last batch of an epoch is filled up with its last sample, which does not
-    count."""
+    """DALI's reader of tars, on the CPU. It pads the last batch of an epoch with copies of its last sample, which are not
+    counted."""
 
     def __init__(self, dali, shards, extension, options):
         indexes = [shard[:-len("tar")] + "idx" for shard in shards]
@@ -148,12 +147,12 @@ class DaliLoader:
 
 
 def as_tensor(torch, data):
-    """Bytes as a tensor of its own, as the default collation needs it; those of a bytearray stay where they are."""
+    """Converts bytes to a tensor, as the default collation needs; a bytearray is not copied."""
     return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
 
 
 def read_whole(path):
-    """A file, read once and into its place."""
+    """Reads a file without an extra copy."""
     with open(path, "rb", buffering=0) as stream:
         data = bytearray(os.fstat(stream.fileno()).st_size)
         if stream.readinto(data) != len(data):
@@ -162,7 +161,7 @@ def read_whole(path):
 
 
 def make_datasets(torch):
-    """The two plain ways to feed a DataLoader."""
+    """The two basic data sets for a DataLoader: files and shards."""
     class Files(torch.utils.data.Dataset):
         def __init__(self, paths):
             self.paths = paths
@@ -174,7 +173,7 @@ def make_datasets(torch):
             return as_tensor(torch, read_whole(self.paths[index]))
 
     class Shards(torch.utils.data.IterableDataset):
-        """A worker has a copy, and so counts its epochs itself: all shuffle alike."""
+        """Each worker has a copy and counts epochs itself, so all shuffle alike."""
 
         def __init__(self, paths):
             self.paths = list(paths)
@@ -194,11 +193,11 @@ def make_datasets(torch):
 
 
 def find_module(name):
-    """A module, or None with a line that says so."""
+    """Imports a module; returns None, with a message, if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        print("compare_loading: %s is left out: %s" % (name, error), file=sys.stderr)
+        print("compare_loading: %s is skipped: %s" % (name, error), file=sys.stderr)
         return None
 
 
@@ -230,7 +229,7 @@ def make_loaders(torch, options):
 
 
 def count_epoch(loader):
-    """Samples and bytes of an epoch."""
+    """Returns the samples and bytes of an epoch."""
     samples = total = 0
     for batch in loader.epoch():
         found = loader.count(batch)
@@ -244,7 +243,7 @@ def hash_of(data):
 
 
 def hash_samples(samples):
-    """(samples, bytes, the sum of their hashes modulo 2^64): it depends on no order."""
+    """Returns (samples, bytes, sum of hashes modulo 2^64), independent of the order."""
     count = total = hashes = 0
     for sample in samples:
         count += 1
@@ -258,8 +257,8 @@ def hash_epoch(loader):
 
 
 def check_end(path, offset):
-    """Where tarfile stopped must be a block of zeros: before a broken header, and where the shard was cut, it stops
-    without a word."""
+    """Checks that tarfile stopped at a block of zeros: it also stops silently at a broken header or at the end of a truncated
+    shard."""
     with open(path, "rb") as stream:
         stream.seek(offset)
         block = stream.read(tarfile.BLOCKSIZE)
@@ -267,7 +266,7 @@ def check_end(path, offset):
             sys.exit("compare_loading: %s: offset %d: the shard was cut: it ends without a block of zeros"
                      % (path, os.path.getsize(path)))
         if block.strip(b"\0"):
-            sys.exit("compare_loading: %s: offset %d: a broken header; what is behind it would not be read"
+            sys.exit("compare_loading: %s: offset %d: a broken header; the data after it would not be read"
                      % (path, offset))
         while block := stream.read(1 << 20):
             if block.strip(b"\0"):
@@ -276,7 +275,7 @@ def check_end(path, offset):
 
 
 def check_count(folder, found):
-    """Where the folder tells how many samples it holds, as many must be there."""
+    """Checks the number of samples if the folder has a samples.csv."""
     path = os.path.join(folder, "samples.csv")
     if not os.path.exists(path):
         return
@@ -302,7 +301,7 @@ def file_samples(folder):
 
 
 def expected(layout, folder):
-    """The same by plain means: samples, bytes, hash."""
+    """Computes samples, bytes and hash without a loader, as the reference."""
     return hash_samples(file_samples(folder) if layout == "files" else shard_samples(folder))
 
 
@@ -320,7 +319,7 @@ def check(name, what, found, wanted):
 
 
 def measure(name, loader, wanted, options):
-    """Seconds of each epoch, after one to warm up, which is hashed. Every epoch must deliver what is there."""
+    """Returns the seconds of each epoch after a warm-up epoch, which is hashed. Every epoch must deliver all samples."""
     times = []
     check(name, "the first epoch", hash_epoch(loader), wanted)
     while len(times) < options.min_samples or sum(times) < options.time:
@@ -332,8 +331,8 @@ def measure(name, loader, wanted, options):
 
 
 def name_of(loader, workers):
-    """A variant: `threads` is 1 with one worker and with none, and two processes are another thing than one. DALI
-    always has a thread of its own."""
+    """Returns the name of a variant. `threads` is 1 both with one worker and with none, so the name distinguishes them. DALI
+    always has its own thread."""
     return loader if workers or loader == "dali" else loader + "-inline"
 
 
@@ -363,7 +362,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 
 
 def columns_of(path):
-    """The columns and the schema of a file that fdsl-bench or this script began; else ours."""
+    """Returns the columns and schema of an existing file, or else the defaults."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
         return COLUMNS, "load/6"
     with open(path, newline="") as stream:
@@ -372,14 +371,14 @@ def columns_of(path):
         header = list(reader.fieldnames)
     lacking, schema = set(COLUMNS) - set(header), first.get("schema")
     if schema and schema.startswith("load/") and lacking:
-        sys.exit("compare_loading: %s is of an older schema, %s; name another file" % (path, schema))
+        sys.exit("compare_loading: %s has an older schema, %s; choose another file" % (path, schema))
     if lacking or not (schema or "load/").startswith("load/"):
-        sys.exit("compare_loading: %s is no table of the workload load; name another file" % path)
+        sys.exit("compare_loading: %s is not a table of workload load; choose another file" % path)
     return header, schema or "load/6"
 
 
 def append(path, rows):
-    """Appends to a table, or begins one; on stdout without a path."""
+    """Appends to a table or creates it; writes to stdout without a path."""
     columns, schema = columns_of(path)
     for row in rows:
         row["schema"] = schema
@@ -391,7 +390,7 @@ def append(path, rows):
 
 
 def run_ours(options):
-    """Rows of fdsl-bench over the same data, with as many threads."""
+    """Returns rows of fdsl-bench for the same data and number of threads."""
     several = options.workers > 1
     of_files, of_shards, more = (
         ("files-gpu", "shards-gpu", ["--tensor", "raw"]) if options.gpu else
@@ -413,7 +412,7 @@ def run_ours(options):
 
 
 def print_ratios(rows):
-    """What each takes a sample, and how many times the fastest's."""
+    """Prints the time per sample of each loader, and its ratio to the fastest."""
     def micros(row):
         return 1e6 * float(row["time_median_s"]) / float(row["items"])
     fastest = min(map(micros, rows))
@@ -429,13 +428,13 @@ def main():
     parser.add_argument("--files", metavar="DIR", help="samples as files")
     parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
     parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
-    parser.add_argument("--gpu", action="store_true", help="batches end on the GPU")
+    parser.add_argument("--gpu", action="store_true", help="deliver batches on the GPU")
     parser.add_argument("--workers", type=int, metavar="N",
-                        help="worker processes; 0 reads in this one (default 1; with --gpu 16)")
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a batch (default 32)")
-    parser.add_argument("--time", type=float, default=1, metavar="S", help="at least so long (default 1)")
-    parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="never fewer epochs (default 5)")
-    parser.add_argument("--bench", metavar="PROGRAM", help="measure this fdsl-bench too and print a table; needs --out")
+                        help="worker processes; 0: read in the main process (default 1; with --gpu 16)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per batch (default 32)")
+    parser.add_argument("--time", type=float, default=1, metavar="S", help="minimum total time in seconds (default 1)")
+    parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="minimum number of epochs (default 5)")
+    parser.add_argument("--bench", metavar="PROGRAM", help="also measure this fdsl-bench and print a table; needs --out")
     options = parser.parse_args()
     if not options.files and not options.shards:
         parser.error("name --files DIR, --shards DIR or both")

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Times every step of the ladder beside the published code's figures (results/reference/published_h200.csv, one
-# H200, 512 x 512, 1000 vertices, 200 orbits) and prints the ratios. The steps that work image by image have one
-# figure and are timed at several batches; ours clears the images, the published code does not.
+# Times every variant of the paper's ladder, compares it with times of the published code
+# (results/reference/published_h200.csv: one H200, 512 x 512, 1000 vertices, 200 orbits) and prints the
+# ratios. Variants that process one image at a time have one published time and are timed at several batch
+# sizes. fdsl-bench clears the images; the published code does not.
 #
-#   scripts/compare_published.sh [CSV]           CSV: append the rows there
+#   scripts/compare_published.sh [CSV]           CSV: append the rows to this file
 #   scripts/compare_published.sh CLONE [CSV]     before that, time the published code itself on this machine
 #
-# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/published.py times its Python (original and NumPy, one core) and its
-# CUDA code over the sizes of the figures, some three minutes; the rows go to CSV (results/published.csv), and make plots draws
-# them beside ours. Where the ladder cannot run, that is all.
+# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/published.py times its Python code (original and NumPy, one
+# core) and its CUDA code over the sizes of the figures, in about three minutes. The rows go to CSV
+# (results/published.csv), and make plots draws them. Without a GPU, the script stops here.
 #
-# Exit status: 1 when a step is slower than its figure; with CLONE also that of scripts/published.py.
+# Exit status: 1 if a variant is slower than its published time; with CLONE, also that of scripts/published.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

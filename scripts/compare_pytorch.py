@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""The same training in PyTorch: net, initial weights, data, batch, optimizer and epochs of an fdsl-bench run.
+"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer and epochs.
 
   scripts/compare_pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
   scripts/compare_pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
       --batch 256 --epochs 10
   scripts/compare_pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
-All other options go to fdsl-bench as they are. The first two forms run the variants, one behind the other, then PyTorch in each
-of the modes (scripts/torch_training.py says what they are), and print one table; the rows of PyTorch (torch-cpu and torch-cuda,
-which is resident; of other modes torch- and the mode) have our columns and go into the same --out. Set-up is what comes before
-the first epoch, whose time is without it: of PyTorch, from the samples in host memory on; of ours, all but the epochs: the
-start of the program, the reading of the samples and the tests too.
+All other options are passed to fdsl-bench. The first two forms run the variants one after another, then PyTorch in each mode
+(see scripts/torch_training.py), and print one table. PyTorch's rows (torch-cpu and torch-cuda for mode resident, else torch- and
+the mode) have the columns of fdsl-bench and go to the same --out. Set-up is not part of the epochs' time: for PyTorch, it starts
+with the samples in host memory; for fdsl-bench, it is everything except the epochs, including program start, reading of the
+samples, and tests.
 
-The third compares loss, gradients and the parameters behind a step: the loss within 1e-5 of itself, each tensor of gradients
-within 1e-5 of its norm, and the way that each tensor of parameters went within 1e-3 of that way's length (Adam makes a step of
-the whole rate of the least gradient, so its rounding too). A NaN is a difference. Exit status: 0 done, 1 a failure or a
-difference, 2 usage, 4 no PyTorch, none with CUDA, or a variant that cannot run here; where fdsl-bench fails, its own.
+The third form compares loss, gradients and updated parameters after one step: the loss within a relative error of 1e-5, each
+gradient tensor within 1e-5 of its norm, and the update of each parameter tensor within 1e-3 of the update's norm (Adam makes a
+full step even for the smallest gradient, and so amplifies rounding). A NaN counts as a difference. Exit status: 0 done, 1 a
+failure or a difference, 2 usage, 4 no PyTorch, no CUDA in PyTorch, or an unavailable variant; if fdsl-bench fails, its status.
 """
 
 import argparse
@@ -42,7 +42,7 @@ except ImportError as error:
     sys.exit(4)
 
 PROGRAM = str(pathlib.Path(__file__).resolve().parent.parent / "fdsl-bench")
-TOLERANCE = 1e-5  # of the loss, and of the norm of a tensor's gradients
+TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
 STEP_TOLERANCE = 1e-3  # of the way that a tensor went
 TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
          "U8": numpy.uint8}
@@ -54,7 +54,7 @@ def fail(message, status=1):
 
 
 def read_safetensors(path):
-    """The tensors of a file by their names."""
+    """Returns the tensors of a file by name."""
     raw = pathlib.Path(path).read_bytes()
     length = int.from_bytes(raw[:8], "little")
     tensors = {}
@@ -67,7 +67,7 @@ def read_safetensors(path):
 
 
 def options_of(path):
-    """The options that a file was made with, which are in its metadata."""
+    """Returns the options that created a file, from its metadata."""
     raw = pathlib.Path(path).read_bytes()
     about = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["fdsl-bench"]
     return dict(word.split("=", 1) for word in about.split())
@@ -96,7 +96,7 @@ def rows_of(text):
 # ---- One step ----
 
 def worst(mine, theirs):
-    """The largest distance of a tensor from ours, over its norm; and which it is."""
+    """Returns the largest relative distance between tensors of both programs, and the tensor's name."""
     distances = []
     for name, tensor in theirs.items():
         norm = tensor.double().norm().item()
@@ -120,7 +120,7 @@ def check_step(variant, model, arguments, device):
     loss.backward()
     off, tensor = worst({name: parameter.grad for name, parameter in net.named().items()}, gradients)
     optimizer.step()
-    # Of the way that the step went: Adam's is the rate, whatever the gradient.
+    # Relative to the update: Adam's update has the size of the learning rate for any gradient.
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
                                   {name: after[name] - before[name] for name in before})
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
@@ -134,14 +134,15 @@ def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
              ("cnn3d", ["--data", "clips"]),
-             # Few and small: of millions of values one is within rounding of zero, and its gradient goes or stays.
+             # Small networks: among millions of values, some are within rounding of zero, and their ReLU
+             # gradient is undefined.
              ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
     for variant in variants.split(","):
         for model, more in cases:
             for optimizer in optimizers:
-                # A step needs a batch, and an epoch no more than that.
+                # One batch per epoch suffices for one step.
                 fine &= check_step(variant, model, ["--batch", "33", "--train-size", "33", "--test-size", "10"]
                                    + more + optimizer + arguments, device)
     return 0 if fine else 1
@@ -149,7 +150,7 @@ def check_gradients(variants, arguments, device):
 
 # ---- Epochs ----
 
-# Columns that say nothing of PyTorch, in whichever schema.
+# Columns that do not apply to PyTorch, in any schema.
 OURS_ALONE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "bound", "roofline_share",
               "sm_clock_mhz", "mem_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
               "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
@@ -161,7 +162,7 @@ def name_of(mode, device):
 
 
 def torch_row(training, name, ours, number, threads):
-    """A row of PyTorch in our columns, over one of ours for the same epoch."""
+    """Returns a row of PyTorch, based on the row of fdsl-bench for the same epoch."""
     elapsed, loss, accuracy = training.epoch()
     test_loss, test_accuracy = training.test()
     row, device, items = dict(ours), training.device, float(ours["items"])
@@ -186,13 +187,13 @@ def torch_row(training, name, ours, number, threads):
 
 
 def append(path, rows):
-    """Appends to a file that fdsl-bench has just written."""
+    """Appends rows to the file that fdsl-bench has just written."""
     with open(path, "a", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, rows[0].keys(), lineterminator="\n").writerows(rows)
 
 
 def print_table(results):
-    """A line a training: of (set-up in seconds, rows of its epochs). The ratio is to the fastest of PyTorch."""
+    """Prints one line per training, given as (set-up in seconds, rows of its epochs). Ratios are to the fastest PyTorch mode."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
                   default=math.nan)
@@ -207,14 +208,14 @@ def print_table(results):
 
 
 def run_ours(variant, arguments):
-    """A variant in a process of its own: what it took beside its epochs, and its rows."""
+    """Runs a variant in its own process; returns its set-up time and its rows."""
     begin = time.perf_counter()
     rows = rows_of(run(["--variant", variant, "--format", "csv"] + arguments))
     return time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows), rows
 
 
 def run_torch(mode, options, data, ours, device, threads):
-    """A mode of PyTorch for as many epochs as there are rows of ours."""
+    """Runs a mode of PyTorch for as many epochs as fdsl-bench has rows."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     print(f"compare_pytorch.py: {mode} ...", file=sys.stderr)
@@ -257,12 +258,12 @@ def modes_of(text):
     modes = text.split(",")
     for mode in modes:
         if mode not in MODES:
-            raise argparse.ArgumentTypeError(f"no mode '{mode}'; there are {', '.join(MODES)}")
+            raise argparse.ArgumentTypeError(f"no mode '{mode}'; choose from {', '.join(MODES)}")
     return modes
 
 
 def device_of(name):
-    """PyTorch's device, where it is one that it knows and has."""
+    """Returns PyTorch's device, if PyTorch supports it and it exists."""
     try:
         device = torch.device(name)
     except RuntimeError:  # whose message lists dozens
@@ -285,13 +286,13 @@ def can_compile():
 
 
 def passes_on(arguments, name, shortest):
-    """Whether an option is among those for fdsl-bench, which takes a beginning too, of at least so many letters."""
+    """Returns whether an option is among those for fdsl-bench, which also accepts prefixes of a minimum length."""
     words = [word.split("=")[0][2:] for word in arguments if word.startswith("--")]
     return any(name.startswith(word) and len(word) >= shortest for word in words)
 
 
 def refuse_what_cannot_work(options, arguments):
-    """Before anything is run for minutes."""
+    """Checks the options before long runs."""
     variants = options.variant.split(",")
     of_cuda = "graph" in (options.modes or []) or options.precision not in (None, "fp32")
     compiled = [mode for mode in options.modes or [] if mode in EFFORTS]
@@ -317,15 +318,15 @@ def refuse_what_cannot_work(options, arguments):
 def main():
     global PROGRAM
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench, the first of which has a row for each epoch")
-    parser.add_argument("--bench", default=PROGRAM, help="the program")
+    parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench; the first must have one row per epoch")
+    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--gradients", action="store_true", help="compare one step instead")
-    parser.add_argument("--device", default="cpu", help="PyTorch's: cpu or cuda")
-    parser.add_argument("--modes", type=modes_of, help=f"PyTorch's, of {', '.join(MODES)}; resident by default")
-    parser.add_argument("--precision", choices=PRECISIONS, help="PyTorch's; by default fp32 with TF32 in convolutions, "
+    parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")
+    parser.add_argument("--modes", type=modes_of, help=f"modes of PyTorch: {', '.join(MODES)} (default: resident)")
+    parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch; default: fp32 with TF32 in convolutions, "
                                                                 "as it comes, and bf16 of graph, best and autotuned")
-    parser.add_argument("--workers", type=int, default=4, help="worker processes of loader (4)")
-    parser.add_argument("--threads", type=int, help="CPU threads of both; by default all that this process may use")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes of mode loader (default 4)")
+    parser.add_argument("--threads", type=int, help="CPU threads of both programs (default: all that this process may use)")
     parser.add_argument("--out", help="CSV file to append all rows to")
     options, arguments = parser.parse_known_args()
     PROGRAM = options.bench
@@ -337,7 +338,7 @@ def main():
 
 
 def program():
-    """main(), with one line where stdout, or the file of rows, takes no more."""
+    """Runs main(); reports a full disk for stdout or the file of rows in one line."""
     try:
         try:
             status = main()
@@ -349,7 +350,7 @@ def program():
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
         print(f"compare_pytorch.py: what is written has no room: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is tried once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         return 1
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Measures what the ranges for profilers cost while no profiler is attached: builds the program a second time without NVTX,
-# runs both in turn, and prints the times of each variant with and without ranges: of each the best round's median.
+# Measures the overhead of NVTX ranges without a profiler: builds the program a second time without NVTX, runs
+# both alternately, and prints each variant's time with and without ranges (the median of its best round).
 #
-#   scripts/compare_ranges.sh [VARIANT ...]        default: those of synth and train below that run here
+#   scripts/compare_ranges.sh [VARIANT ...]        default: the available variants of synth and train listed below
 #
-# ROUNDS (5): how often each program runs. JOBS (all cores): of the build. CUDA_ARCHS and NAME=0 go to make.
+# Environment: ROUNDS (5), runs of each program; JOBS (all cores), jobs of the build. CUDA_ARCHS and NAME=0 are passed
+# to make.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-# bash completion for fdsl-bench. It asks the program, so it knows what the program knows.
+# bash completion for fdsl-bench. It takes options and values from the program itself.
 _fdsl_bench()
 {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words prepare=() chosen=() i
@@ -8,7 +8,7 @@ _fdsl_bench()
     done
     case $previous in
     --variant)
-        # The last of a comma-separated list.
+        # Complete the last element of a comma-separated list.
         local before=${current%"${current##*,}"}
         words="all $(fdsl-bench --list 2>/dev/null | awk '/^  / { print $1 }')"
         mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current##*,}")

@@ -1,13 +1,14 @@
-"""Whose rows a figure shows: the devices with their colours, dashes and names, and what is said of their rows."""
+"""The devices of a figure: their colours, dashes, names and captions, and notes on the user's rows."""
 
 import collections
 
 from plot import HEIGHT, short_device, wrap
 
-# Slots of plots/common.gp: the colour and point of a variant. Loaders are in other figures than images, and one that
-# reads by all threads looks like the same reading by one. What is not ours of them is gray or has slot 4. Of training, a
-# GPU's lines take the slots that only a CPU's have else (1 and 2, and 0, which is 2 with an open point); eager PyTorch looks
-# the same however it is fed, and what it tuned has the slot of cuDNN's TF32.
+# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures
+# and may share slots. A loader with all threads looks like the one with a single thread; third-party loaders
+# are gray or have slot 4. In training figures, GPU variants also use slots that are otherwise for CPU
+# variants (1, 2, and 0, which is 2 with an open point). All feeds of eager PyTorch look the same; autotuned
+# PyTorch has the slot of cuDNN's TF32.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
          "shards-uring": 7, "torch-files": 8,
@@ -18,17 +19,17 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
 PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/published.py
 PUBLISHED_GROUP_HERE = 8  # open points and thin lines
-DEVICES_MAX = 4  # of a kind in one figure: as many dashes as plots/common.gp has
-NO_SLOT = 8  # gray, of a variant that is not in the table
+DEVICES_MAX = 4  # per kind in one figure: the number of dash patterns in plots/common.gp
+NO_SLOT = 8  # gray: variants that are not in the table
 
 
 class Missing(Exception):
-    """No data for a figure; the text is the command that measures it. `known` are all rows of that workload."""
+    """A figure has no data; the text is the command that measures it. `known`: all rows of the workload."""
 
     def __init__(self, command, known=()):
         super().__init__(command)
         yours = yours_of(known)
-        self.why = f"none of your {counted(yours)} fits" if yours else "no data"
+        self.why = f"none of your {counted(yours)} has suitable parameters" if yours else "no data"
 
 
 def yours_of(rows):
@@ -36,17 +37,17 @@ def yours_of(rows):
 
 
 def counted(rows):
-    """'1 row of synth', '12 rows of synth, load and train'."""
+    """Returns '1 row of synth', '12 rows of synth, load and train'."""
     *first, last = dict.fromkeys(row["schema"].split("/")[0] for row in rows)
     names = f"{', '.join(first)} and {last}" if first else last
     return f"{len(rows)} row{'s' if rows[1:] else ''} of {names}"
 
 
-COLUMNS_NAMED, VALUES_NAMED = 3, 4  # at most, where a note says why rows are not drawn
+COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not drawn
 
 
 def differences(rows, drawn):
-    """In words, the parameters of rows that no drawn row has: 'res 224; batch 8, 16'."""
+    """Returns the parameters of rows that no drawn row has, such as 'res 224; batch 8, 16'."""
     values = collections.defaultdict(list)
     for column in ("variant", "ranks") + rows[0].parameters:
         known = {row.texts.get(column, "") for row in drawn}
@@ -55,20 +56,20 @@ def differences(rows, drawn):
     def words(column):
         found = sorted(dict.fromkeys(text or "none" for text in values[column]), key=lambda text: (len(text), text))
         return f"{column} {', '.join(found[:VALUES_NAMED])}{' …' if found[VALUES_NAMED:] else ''}"
-    return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the rest of their parameters"
+    return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the same remaining parameters"
 
 
 def about_yours(known, candidates, drawn, columns, command):
-    """Notes on the user's rows of a workload (`known`): that there are none, that none is drawn and why, or which of those
-    that fit (`candidates`) are not drawn, by the `columns` that they do not share with their line."""
+    """Returns notes on the user's rows of a workload (`known`): there are none, none is drawn and why, or which `candidates`
+    are not drawn, described by the `columns` in which they differ from their line."""
     shown = yours_of(drawn)
     left = [row for row in yours_of(candidates) if not any(row is other for other in shown)]
     if not shown and yours_of(known):
         yours = yours_of(known)
-        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn; not in this figure: "
-                f"{differences(yours, drawn)}; to measure what is: {command}"]
+        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn; no point has: "
+                f"{differences(yours, drawn)}; to measure the figure's rows: {command}"]
     if not shown:
-        return [f"no rows of yours; to measure them: {command}"]
+        return [f"reference rows only; to measure your own: {command}"]
     if not left:
         return []
     texts = []
@@ -79,7 +80,7 @@ def about_yours(known, candidates, drawn, columns, command):
                   for column in columns}
         texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
                                        for column, values in others.items() if values))
-    return [f"{len(left)} row{'s' if left[1:] else ''} of yours on no line, which keeps all else fixed: "
+    return [f"{len(left)} of your rows {'are' if left[1:] else 'is'} on no line, because other parameters differ: "
             f"{'; '.join(texts)}"]
 
 
@@ -88,9 +89,9 @@ def device_of(row):
 
 
 class Devices:
-    """The devices of a figure: the user's first, then the reference's; GPUs and CPUs apart, as their variants are.
-    Each has a group of line styles of its own; of more than `most` of a kind the oldest are left out, but never all of the
-    reference, of which those go first that the user has rows of too: they are there to be compared."""
+    """The devices of a figure, each with its own group of line styles: the user's first, then the reference's, with separate
+    groups for GPUs and CPUs. Of more than `most` devices of a kind, drops the oldest, but always keeps one of the reference.
+    Prefers reference devices that the user has rows of, too, because they can be compared."""
 
     def __init__(self, rows, most=DEVICES_MAX, item="images"):
         self.item = item
@@ -113,7 +114,7 @@ class Devices:
             self.groups.update({device: 1 + i for i, device in enumerate(kept)})
 
     def order(self, row):
-        """The place of a row's line among those of its device: where its variant is in the table of slots, or last."""
+        """Returns the position of a row's line among those of its device: in the order of SLOTS; unknown variants are last."""
         return (list(SLOTS) + [row["variant"]]).index(row["variant"])
 
     def style(self, row):
@@ -122,7 +123,7 @@ class Devices:
         return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
 
     def names(self):
-        """(device, heading lines): whose it is, and the host where the same device is there twice."""
+        """Yields (device, heading lines, "yours" or "reference"), with the host if two devices have the same name."""
         count = collections.Counter(device[2] for device in self.groups)
         for device in self.groups:
             source, host, name, _ = device
@@ -130,7 +131,7 @@ class Devices:
             yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
 
     def caption(self):
-        """Sentences: full names, revisions, and what is to be known of the rows."""
+        """Returns sentences with full device names, revisions and caveats."""
         texts = [self.about(device) for device in self.groups]
         shown = [row for device in self.groups for row in self.rows[device]]
         if not texts:
@@ -140,24 +141,24 @@ class Devices:
                 + (f" All {self.item} verified." if all(row["verified"] == "yes" for row in shown) else "")]
 
     def about(self, device):
-        """A device, its threads, whose rows they are, and which of them ask for care."""
+        """Describes a device: threads, source of the rows, and variants that are not verified, not settled or throttled."""
         source, host, name, on_gpu = device
         rows = self.rows[device]
-        threads = sorted({int(threads_a_rank(row)) for row in rows if not on_gpu})
+        threads = sorted({int(threads_per_rank(row)) for row in rows if not on_gpu})
         revisions = sorted({row["revision"] for row in rows} - {""})
         unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
         throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
         unsettled = sorted({row["variant"] for row in rows if row.unsettled})
         return (f"{name}{', ' + threads_words(threads) if threads else ''} "
-                f"({'rows of yours' if source == 'yours' else 'reference rows'}, host {host}, "
-                f"revision {', '.join(revisions[:3]) or 'not named'}{' …' if revisions[3:] else ''}"
+                f"({'your rows' if source == 'yours' else 'reference rows'}, host {host}, "
+                f"revision {', '.join(revisions[:3]) or 'unknown'}{' …' if revisions[3:] else ''}"
                 + (f", not verified: {', '.join(unverified)}" if unverified else "")
                 + (f", not settled: {', '.join(unsettled)}" if unsettled else "")
-                + (f", clocks held down: {', '.join(throttled)}" if throttled else "") + ")")
+                + (f", throttled: {', '.join(throttled)}" if throttled else "") + ")")
 
 
-def threads_a_rank(row):
-    """Of a CPU's row, on average; a row of all ranks holds their sum."""
+def threads_per_rank(row):
+    """Returns the mean threads per rank of a CPU's row; a row with rank=all has the sum over ranks."""
     return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
 
 
@@ -166,8 +167,8 @@ def threads_words(threads):
 
 
 def add_bar_devices(plot, devices, bars):
-    """The last blocks, one a line: below the names of the bars, the device that each run of neighbours is of.
-    Returns their number."""
+    """Adds the last blocks, one per line of text: the device of each run of adjacent bars, below their names. Returns the
+    number of blocks."""
     bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
     labels, lines_max = [], 1
     for device, name, whose in devices.names():

@@ -1,5 +1,5 @@
-"""Figures of what a training is fed with, of rows of the workload train: samples generated while training against samples
-that are loaded. scripts/figures.py says what it is that they return."""
+"""Figures of the data feed of training, from rows of the workload train: samples generated during training or loaded.
+scripts/figures.py documents the return values."""
 
 import collections
 import os
@@ -10,7 +10,7 @@ from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_a
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/live_training.sh DIR results/live_training.csv"
-OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # what lines differ in
+OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # columns that differ between lines
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated before"
@@ -35,8 +35,8 @@ def is_loaded(name):
 
 
 def feeds(rows):
-    """{what it was fed with: its rows by epoch, the newest of each} of the job that was both generated live and loaded:
-    the user's before the reference's, then that in most ways, then the newest."""
+    """Returns {feed: rows by epoch} for the best job with both live and loaded samples. Prefers the user's rows, then the job
+    with most feeds, then the newest."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if row["opening_s"] is not None and row["data"] not in MADE_HERE[1:]:
@@ -51,7 +51,7 @@ def feeds(rows):
 
 
 def seconds(row):
-    """From the opening of the data to the end of an epoch, without tests."""
+    """Returns the seconds from opening the data to the end of an epoch, without tests."""
     return row["opening_s"] + row["trained_s"]
 
 
@@ -60,7 +60,7 @@ def images(row):
 
 
 def same_training(lines):
-    """Whether live and loaded samples gave the same losses, digit by digit, in all epochs that they share."""
+    """Returns whether live and loaded samples gave exactly the same losses in all common epochs."""
     live = {row["epoch"]: row["loss"] for row in lines[LIVE]}
     return all(row["loss"] == live.get(row["epoch"], row["loss"])
                for name, line in lines.items() if is_loaded(name) for row in line)
@@ -69,13 +69,13 @@ def same_training(lines):
 def about(lines):
     row = lines[LIVE][-1]
     return (f"{row['variant']}, {row['model']} with {number_words(row['parameters'])} parameters, batch {row['batch']:.0f}, "
-            f"{number_words(row['train_samples'])} images of {row['res']}² an epoch, {row['classes']} classes. "
-            f"{row['device']} ({'rows of yours' if row.source == 'yours' else 'reference rows'}, host {row['host']}, "
+            f"{number_words(row['train_samples'])} images of {row['res']}² pixels per epoch, {row['classes']} classes. "
+            f"{row['device']} ({'your rows' if row.source == 'yours' else 'reference rows'}, host {row['host']}, "
             f"revision {row['revision']}).")
 
 
 def notes(measured, lines):
-    """That none of these are the user's."""
+    """Returns a note if none of these rows are the user's."""
     return about_yours(measured.trains, [], [row for line in lines.values() for row in line], JOB, COMMAND)
 
 
@@ -83,7 +83,7 @@ def training_time(measured):
     lines = feeds(measured.trains)
     if not lines:
         raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.trains)
-    plot = Plot("Training on so many images: generated against loaded")
+    plot = Plot("Training time vs. images: generated or loaded")
     live = lines[LIVE][-1]
     plot.legend += [(0, short_device(live["device"])), (0.5, "yours" if live.source == "yours" else "reference")]
     for name, line in lines.items():
@@ -96,18 +96,18 @@ def training_time(measured):
                       **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     share = live["generate_share"]
     plot.caption = [
-        f"Seconds from the opening of the data, its reading or what little is generated then, to the end of each epoch; tests "
-        f"are not in them. {about(lines)}"
-        + (f" Generating takes {100 * share:.2g} % of the time of the steps{', beside them' if live.on_gpu else ''}."
+        f"Time from opening the data (including initial reading or generation) to the end of each epoch, without tests. "
+        f"{about(lines)}"
+        + (f" Generating takes {100 * share:.2g} % of the time of the steps{', concurrently' if live.on_gpu else ''}."
            if share is not None else "")
-        + (" Live and loaded, the losses are the same in every digit." if same_training(lines) else "")]
+        + (" Losses with live and loaded images are identical." if same_training(lines) else "")]
     plot.notes += notes(measured, lines)
     return plot
 
 
 def training(measured):
-    """The published points alone: ours train other networks, so a figure of both would compare networks."""
-    plot = Plot("Training throughput over GPUs, as published")
+    """Published points only: our rows train other networks, so a common figure would compare networks."""
+    plot = Plot("Published training throughput vs. GPUs")
     styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = measured.published_series("training")
     if not series:
@@ -118,6 +118,6 @@ def training(measured):
     xs, ys = zip(*[point for points in plot.blocks for point in points])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
-    plot.caption = ["Images per second while DeiT-Base and DeiT-Tiny are trained: LOAD reads them, BAT generates them. No row of "
-                    "ours: we train other, smaller networks, whose rates do not compare. Figure training_time shows those."]
+    plot.caption = ["Images per second during training of DeiT-Base and DeiT-Tiny: LOAD reads images, BAT generates them. Published "
+                    "points only: our rows train smaller networks and are not comparable; see figure training_time."]
     return plot

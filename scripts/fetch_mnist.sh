@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Fetches the four files of MNIST, or of Fashion-MNIST, and checks them. Files that are there and right stay.
+# Downloads the four files of MNIST or Fashion-MNIST and verifies them. Keeps existing valid files.
 #
 #   scripts/fetch_mnist.sh [--fashion] DIR      then: ./fdsl-bench --workload train --variant all --data DIR
 #
-# MIRROR=URL takes them from another place. Exit status: 0 done, 1 a file could not be had or is not what it should be, 2 usage.
+# MIRROR=URL: download from another server. Exit status: 0 done, 1 a download failed or a file is invalid, 2 usage.
 set -u
 
 names=(train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz)
-# SHA-256 of MNIST; of Fashion-MNIST the MD5 that its authors publish.
+# SHA-256 of the MNIST files; for Fashion-MNIST, the MD5 published by its authors.
 sums=(440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
     3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
     8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6

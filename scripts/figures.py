@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Draws the figures: reads rows, selects what each figure shows, and has gnuplot draw it.
+"""Draws figures with gnuplot from the rows in CSV files.
 
-  scripts/figures.py [NAME ...]    all figures, or these
+  scripts/figures.py [NAME ...]    draw the named figures (default: all)
 
-  --results DIR     the user's rows: DIR/*.csv (default: results)
-  --reference DIR   the shipped ones and the published points (default: results/reference)
-  --out DIR         where figures go: NAME.png, NAME.svg, NAME.pdf (default: plots under --results)
-  --work DIR        where the numbers behind them go: NAME.dat and NAME.vars (default: build/plots)
+  --results DIR     your rows: DIR/*.csv (default: results)
+  --reference DIR   reference rows and published points (default: results/reference)
+  --out DIR         write NAME.png, NAME.svg and NAME.pdf to DIR (default: plots under --results)
+  --work DIR        write the plotted data, NAME.dat and NAME.vars, to DIR (default: build/plots)
   --commands        print the gnuplot commands instead of running them
-  --list            print the names and what they show
+  --list            list the figures
 
-A figure whose data is missing is skipped, with the command that measures it. Exit status: 0 done, 1 gnuplot
-failed or a file could not be written, 2 usage or a file that cannot be used, 4 gnuplot is missing.
+If a figure has no data, the program skips it and prints the command that measures the data. Exit status: 0 done,
+1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
 """
 
 import argparse
@@ -33,30 +33,30 @@ from devices import Missing  # noqa: E402
 from plot import FORMATS, ROOT, Failed, draw, exit_status, need_gnuplot, shown_path  # noqa: E402
 from rows import Measured  # noqa: E402
 
-# A figure is a function of all that was measured (Measured, in rows.py) that returns what is drawn (Plot, in plot.py) or,
-# without rows for it, raises Missing (in devices.py) with the command that measures them.
+# A figure is a function that takes all rows (Measured, in rows.py) and returns a Plot (plot.py). Without
+# suitable rows it raises Missing (devices.py) with the command that measures them.
 FIGURES = {
-    "vertices": (generating.vertices, "time an image over its vertices, beside the published points"),
-    "resolution": (generating.resolution, "time an image over its side, beside the published points"),
-    "batch": (generating.batch, "time an image over the batch, beside the published points"),
-    "training": (feeding.training, "published training throughput over GPUs"),
-    "training_time": (feeding.training_time, "seconds of training over images: generated live against loaded"),
-    "ladder": (generating.ladder, "the paper's steps, with the speed-up of each"),
-    "stages": (generating.stages, "noise, vertices and painting as shares of an image's time"),
-    "scaling": (scaling.figure, "images a second over ranks, with the ideal line and the efficiency"),
-    "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU over a run, by phase"),
-    "monitor_loading": (monitoring.while_loading, "GPU use, PCIe and cores while samples are loaded: files against shards"),
-    "roofline": (roofline.figure, "how much of the least possible time of its work each variant reaches"),
-    "loading": (loading.sizes, "time a sample over its size: a file each against shards, beside a copy"),
-    "loading_threads": (loading.threads, "bytes a second over threads, files against shards, under that of copies"),
-    "loading_cold": (loading.cold, "time a sample with nothing in the page cache and with everything"),
-    "loading_latency": (loading.latency, "quantiles of opening, reading and closing a file"),
-    "loading_loops": (loading.loops, "500 epochs over 1000 samples of video, by variant"),
-    "break_even": (break_even.figure, "images a second beside a training step: made against read"),
-    "learning_loss": (learning.loss, "the loss over epochs, by variant"),
-    "learning_accuracy": (learning.accuracy, "wrong answers over epochs, by variant"),
-    "learning_time": (learning.to_accuracy, "wrong answers over seconds of training, by variant"),
-    "fine_tuning": (fine_tuning.figure, "wrong answers over samples seen: pre-trained against from scratch"),
+    "vertices": (generating.vertices, "time per image vs. vertices, with published points"),
+    "resolution": (generating.resolution, "time per image vs. resolution, with published points"),
+    "batch": (generating.batch, "time per image vs. batch size, with published points"),
+    "training": (feeding.training, "published training throughput vs. number of GPUs"),
+    "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
+    "ladder": (generating.ladder, "time per image of the paper's variants, with speed-ups"),
+    "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
+    "scaling": (scaling.figure, "images per second vs. ranks, with ideal scaling and efficiency"),
+    "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),
+    "monitor_loading": (monitoring.while_loading, "GPU utilisation, CPU cores and throughput of loaders: files vs. shards"),
+    "roofline": (roofline.figure, "share of the roofline by variant"),
+    "loading": (loading.sizes, "time per sample vs. sample size: files, shards and memcpy"),
+    "loading_threads": (loading.threads, "loading throughput vs. threads: files, shards and memcpy"),
+    "loading_cold": (loading.cold, "time per sample with a cold and a warm page cache"),
+    "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
+    "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
+    "break_even": (break_even.figure, "images per second during a training step: generated or read"),
+    "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
+    "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
+    "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),
+    "fine_tuning": (fine_tuning.figure, "test error vs. samples seen: pre-trained or from scratch"),
 }
 
 
@@ -78,7 +78,7 @@ def read_arguments(arguments):
         if name not in FIGURES:
             near = difflib.get_close_matches(name, FIGURES, 1)
             raise Failed(f"no figure '{name}'" + (f"; did you mean {near[0]}?" if near else
-                         f"; there are {', '.join(FIGURES)}"), 2)
+                         f"; choose from {', '.join(FIGURES)}"), 2)
     return given
 
 

@@ -1,5 +1,5 @@
-"""The figure of fine-tuning: training that began with what another has learnt (--init) beside training from scratch.
-scripts/figures.py says what it is that it returns."""
+"""The figure of fine-tuning: training from pre-trained parameters (--init) and from scratch. scripts/figures.py documents the
+return value."""
 
 import collections
 import statistics
@@ -10,9 +10,9 @@ from plot import Plot, log_range, log_ticks, number_words, ticks_125, x_axis
 
 COMMAND = "scripts/fine_tuning.sh DIR results/fine_tuning.csv"
 SIZES_MAX = 4
-SLOTS = (3, 7, 5, 1)  # of plots/common.gp, by the size of the training set, the least first
+SLOTS = (3, 7, 5, 1)  # of plots/common.gp, by size of the training set, smallest first
 SCRATCH = 50  # dashed, with open points
-# A training has any of these, and stays the same job.
+# These columns may differ within a job.
 FREE = ("train_size", "seed")
 
 
@@ -21,8 +21,8 @@ def job_of(row):
 
 
 def lines_of(rows):
-    """Of the job of yours, else of the reference, of which most sizes were trained both ways, then the newest:
-    {(training samples, began with): rows}, in which all that began with something began with the same."""
+    """Returns {(training samples, --init): rows} for the best job: prefers the user's rows, then most sizes trained both ways,
+    then the newest. All pre-trained rows have the same --init."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         jobs[job_of(row)][row["train_samples"], row["init"]].append(row)
@@ -39,7 +39,7 @@ def lines_of(rows):
 
 
 def by_epoch(rows):
-    """(Samples seen, median error, least, largest), an epoch a point, over the newest row of each seed."""
+    """Returns (samples seen, median, minimum, maximum of the error) per epoch, over the newest row of each seed."""
     seeds = {(row["epoch"], row["seed"]): row for row in sorted(rows, key=lambda row: row["time_utc"])}
     epochs = collections.defaultdict(list)
     for (epoch, _), row in seeds.items():
@@ -52,7 +52,7 @@ def figure(measured):
     lines = lines_of(measured.trains)
     if not lines:
         raise Missing(COMMAND, measured.trains)
-    plot = Plot("Fine-tuning: wrong answers")
+    plot = Plot("Fine-tuning: test error vs. samples seen")
     sizes = sorted({size for size, _ in lines})[-SIZES_MAX:]
     shown = [row for (size, _), rows in lines.items() if size in sizes for row in rows]
     devices = Devices(shown, item="first steps")
@@ -65,20 +65,20 @@ def figure(measured):
     points = [point for points in plot.blocks for point in points]
     low, high = log_range([value for point in points for value in point[2:]])
     x_low, x_high = min(point[0] for point in points) / 1.3, max(point[0] for point in points) * 1.3
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": "test samples wrong, %",
-                      "x_name": "samples seen: training samples times epochs",
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": "test error (%)",
+                      "x_name": "samples seen (training samples × epochs)",
                       **x_axis(x_low, x_high, ticks_125(x_low, x_high)),
                       **log_ticks(low, min(high, 100), number_words)}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})
     seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (" seed" if counts[-1] == 1 else " seeds")
     inits = {row["init"] for row in shown if row["init"]}
     plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: "
-                    f"{number_words(row['test_samples'])} samples to test with; batch {row['batch']:.0f}, {row['optimizer']} "
-                    f"at {row['lr']}. Pre-trained: begun with the parameters {', '.join(sorted(inits))}. Medians and extremes of {seeds} a line."] + devices.caption()
+                    f"{number_words(row['test_samples'])} test samples; batch {row['batch']:.0f}, {row['optimizer']} "
+                    f"at {row['lr']}. Pre-trained: initial parameters from {', '.join(sorted(inits))}. Median, minimum and maximum of {seeds} per line."] + devices.caption()
     alone = [row for row in measured.trains if row.source == "yours" and row["model"] == shown[0]["model"]]
     if alone and not any(row.source == "yours" for row in shown):
-        plot.notes.append(f"{len(alone)} row{'s' if alone[1:] else ''} of yours, of which none are both pre-trained and from "
-                          f"scratch at one size; to measure them: {COMMAND}")
+        plot.notes.append(f"your {len(alone)} row{'s do' if alone[1:] else ' does'} not include pre-trained and from-scratch runs of "
+                          f"the same size; to measure them: {COMMAND}")
     else:
         plot.notes += about_yours(measured.trains, [row for row in measured.trains if row["init"]], shown, JOB, COMMAND)
     return plot

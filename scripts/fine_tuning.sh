@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Pre-trains cnn-fdsl on VisualAtom images and fine-tunes it on MNIST, beside training from scratch: the rows of the
-# figure fine_tuning.
+# Pre-trains cnn-fdsl on VisualAtom images, fine-tunes it on MNIST, and trains it from scratch for comparison:
+# the rows of the figure fine_tuning.
 #
 #   scripts/fine_tuning.sh DIR FILE     DIR: the four files of MNIST; FILE: the CSV that rows are appended to
 #
-# VARIANT (train-cuda; without a GPU train-omp), CLASSES (1000) and IMAGES (a class: 110, of which a tenth is for tests) of the pre-training, its
-# EPOCHS (10); SIZES of the training set (1000 60000) and SEEDS (0 1 2) of fine-tuning; PRE: a folder whose
-# checkpoint is taken in place of a pre-training. Both ways have the same epochs, batch, rate and seeds.
+# Environment: VARIANT (train-cuda, or train-omp without a GPU); for pre-training, CLASSES (1000), IMAGES per class
+# (110, a tenth of them for tests) and EPOCHS (10); for fine-tuning, SIZES of the training set (1000 60000) and SEEDS
+# (0 1 2). PRE: a folder with a checkpoint that replaces the pre-training. Training from scratch uses the same epochs,
+# batch, learning rate and seeds.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail
@@ -14,10 +15,10 @@ set -euo pipefail
 data=$1 out=$2
 bench=${FDSL_BENCH:-$(dirname "$0")/../fdsl-bench}
 variant=${VARIANT:-train-cuda} classes=${CLASSES:-1000}
-# Before images are made for long. The data too: it is needed last.
+# Check the variant and the data first, because generating images takes long and the data is needed last.
 "$bench" --variant "$variant" --model cnn-fdsl --data "$data" --train-size 1 --test-size 1 --batch 1 --dry-run || {
     status=$?
-    ((status != 4)) || echo 'fine_tuning.sh: name another variant, as with VARIANT=train-omp' >&2
+    ((status != 4)) || echo 'fine_tuning.sh: choose another variant, for example VARIANT=train-omp' >&2
     exit $status
 }
 work=$(mktemp -d)
@@ -27,7 +28,7 @@ train() {
     "$bench" --variant "$variant" --model cnn-fdsl --lr-schedule cosine --lr-warmup 0.5 --out "$out" "$@"
 }
 
-# Lengths of an atom are pixels: at 64 x 64 most of it would be outside. So it is drawn at 224 x 224, and made smaller.
+# Lengths of an atom are in pixels: at 64 x 64 most of it would be outside. So draw at 224 x 224 and shrink.
 if [[ ! ${PRE-} ]]; then
     PRE=$work/pre
     "$bench" --prepare "$work/atoms" --from synth --classes "$classes" --samples $((classes * ${IMAGES:-110})) \

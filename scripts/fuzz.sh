@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers of the workload load under libFuzzer and ASan. Called by make fuzz.
+# Fuzzes the file parsers with libFuzzer and ASan. Called by make fuzz.
 #
 #   scripts/fuzz.sh PROGRAM [TARGET...]     all targets by default
-#   FUZZ_TIME=60                            seconds a target
+#   FUZZ_TIME=60                            seconds per target
 #
-# Seeds are tests/fuzz/TARGET/. What a target crashed on is kept there as crash-..., so that the tests feed it
-# from then on. What else libFuzzer finds stays in build/fuzz/. Exit status 1 when any target crashed.
+# Seeds are in tests/fuzz/TARGET/. Crashing inputs are stored there as crash-..., so that the tests use them from then
+# on. Other inputs that libFuzzer finds stay in build/fuzz/. Exit status 1 if a target crashed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 

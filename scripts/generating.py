@@ -1,5 +1,5 @@
-"""The figures of generating images, of rows of the workload synth: time over a parameter beside the published points, the
-steps of the ladder, the stages of an image. scripts/figures.py says what it is that they return."""
+"""Figures of image generation, from rows of the workload synth: time vs. a parameter with published points, the paper's
+variants, the stages of an image. scripts/figures.py documents the return values."""
 
 import collections
 
@@ -13,41 +13,41 @@ IN_FIGURES = ("naive", "omp", "gbase", "bat", "fused") + PUBLISHED
 PUBLISHED_GROUP, PUBLISHED_CODE_GROUP = 5, 6
 PAPER = "published: PDP 2026"
 
-# The paper's job: one class, gray images as drawn. What figures vary is left open, and some options are empty where
-# they do not apply.
+# The paper's job: one class, unscaled gray images. Figures vary the columns in VARIED; those in APPLIES_NOT
+# are empty if they do not apply.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
-ERROR_BARS = "Median time of a run over its images; whiskers: minimum to 95th percentile."
+ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
 
 
 def is_paper_job(row):
-    """One class, that of the paper, in gray as drawn: what these figures show, and the roofline."""
+    """Returns whether a row has the paper's class and unscaled gray images: these figures and the roofline show such rows."""
     return row.texts["out_res"] == row.texts["res"] and all(
         row.texts[column] == default or (column in APPLIES_NOT and not row.texts[column])
         for column, default in DEFAULTS.items() if column not in VARIED)
 
 
 def paper_rows(measured, variants, rows=None, **fixed):
-    """Rows of one rank of the paper's job of these variants, with numeric columns of these values; `rows` are those to
-    choose from, by default the newest of each."""
+    """Returns rows of one rank with the paper's job, these variants and these values of numeric columns, chosen from `rows`
+    (default: the newest of each)."""
     return [row for row in (measured.rows if rows is None else rows)
             if row["ranks"] == 1 and row["variant"] in variants and is_paper_job(row)
             and all(row[column] == value for column, value in fixed.items())]
 
 
 def preferred(row):
-    """For max(): of rows that differ in the batch alone, the one at 256, or the largest below, or the least above;
-    then the most threads, then the newest."""
+    """Key for max() over rows that differ in the batch only: batch 256, or the largest below, or the smallest above; then
+    most threads, then the newest."""
     batch = row["batch"]
     return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
 
 
 def series_over(rows, x, free):
-    """Lists of rows by rising x, one for each device and variant: of the combinations of a sweep and the `free` columns
-    the one with most points, and among equals the preferred."""
+    """Returns lists of rows by rising x, one per device and variant. Of several combinations of a sweep and the `free`
+    columns, takes the one with most points, then the preferred one."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = sweep_of(row) + tuple(row[column] for column in free)
@@ -62,7 +62,7 @@ def series_over(rows, x, free):
 
 
 def best_rows(rows):
-    """{(device, variant): row}, each at the preferred batch."""
+    """Returns {(device, variant): row} at the preferred batch."""
     groups = collections.defaultdict(list)
     for row in rows:
         groups[device_of(row), row["variant"]].append(row)
@@ -73,8 +73,7 @@ def best_rows(rows):
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
-    """Time per image over column x: ours by device, the published points, and the published code where it was timed
-    over batches."""
+    """Time per image vs. column x: rows by device, published points, and for batches the published code."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
     ours = series_over(candidates, x, free)
@@ -90,7 +89,7 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
                       **axis_of([at for points in plot.blocks for at, *_ in points], x)}
     plot.caption = [f"{caption} {ERROR_BARS}"] + devices.caption()
     if not ours:
-        plot.caption.append("No row of ours: the published points alone.")
+        plot.caption.append("Published points only; there are no rows.")
     shown = [row for points in ours for row in points if device_of(row) in devices.groups]
     plot.notes += about_yours(measured.rows, newest(candidates), shown, free, command)
     plot.add_rings()
@@ -98,7 +97,7 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
 
 
 def add_ours(plot, devices, ours, x):
-    """Series and legend, device by device."""
+    """Adds series and legend, device by device."""
     for device, name, whose in devices.names():
         plot.legend += [(0, line) for line in name] + [(0.5, whose)]
         for points in sorted((points for points in ours if device_of(points[0]) == device),
@@ -118,8 +117,8 @@ def add_published(measured, plot, figure):
 
 
 def axis_of(xs, x):
-    """The x axis of a parameter: log, with ticks at the sides measured or at powers of two; of vertices linear with
-    round steps, unless they span more than a factor 20."""
+    """Returns the x axis of a parameter: log, with ticks at the measured resolutions or at powers of two. For vertices,
+    linear with round steps unless they span more than a factor of 20."""
     low, high = min(xs) / 1.3, max(xs) * 1.3
     if x == "res":
         return x_axis(low, high, sorted(set(xs)))
@@ -141,19 +140,19 @@ def add_published_code(measured, plot):
 
 
 def vertices(measured):
-    return lines_plot(measured, "Time per image over its vertices", "nvertex", "vertices", {"res": 512},
+    return lines_plot(measured, "Time per image vs. vertices", "nvertex", "vertices", {"res": 512},
                       ("batch", "threads", "seed", "instance"), "scripts/sweep.sh configs/sweep_vertices.tsv",
                       "512 × 512 pixels, 200 orbits.")
 
 
 def resolution(measured):
-    return lines_plot(measured, "Time per image over its side", "res", "res", {"vertices": 1000},
+    return lines_plot(measured, "Time per image vs. resolution", "res", "res", {"vertices": 1000},
                       ("batch", "threads", "seed", "instance"), "scripts/sweep.sh configs/sweep_resolution.tsv",
                       "1000 vertices, 200 orbits.")
 
 
 def batch(measured):
-    return lines_plot(measured, "Time per image over the batch", "batchsize", "batch",
+    return lines_plot(measured, "Time per image vs. batch size", "batchsize", "batch",
                       {"res": 512, "vertices": 1000}, ("threads", "seed", "instance"),
                       "scripts/sweep.sh configs/sweep_batch.tsv", "512 × 512 pixels, 1000 vertices, 200 orbits.")
 
@@ -171,7 +170,7 @@ def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
         raise Missing(LADDER_COMMAND, measured.rows)
-    plot = Plot("The ladder: time per image, step by step")
+    plot = Plot("Time per image of the paper's variants")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
     box = 0.74 / len(names)
@@ -194,14 +193,14 @@ def ladder(measured):
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick),
                       "dot_slot": dot_slots[:len(names)]}
     plot.add_rings()
-    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: times as fast as gbase on the same device. "
+    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: speed relative to gbase on the same device. "
                     + ERROR_BARS] + devices.caption()
     plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), LADDER_COMMAND)
     return plot
 
 
 def ladder_dots(chosen, device, shift):
-    """(x, median, low, high, time, speed-up) and the step, for each step of a device."""
+    """Returns ((x, median, low, high, time, speed-up), variant) for each variant of a device."""
     base = chosen.get((device, "gbase"))
     dots = []
     for i, step in enumerate(LADDER):
@@ -225,7 +224,7 @@ def stages(measured):
     rows = [row for row in candidates if any(row[name] for name in names)]
     if not rows:
         raise Missing(STAGES_COMMAND, measured.rows)
-    plot = Plot("Where the time of an image goes")
+    plot = Plot("Time per image by stage")
     chosen = best_rows(rows)
     devices = Devices(list(chosen.values()), 3)
     order = list(SLOTS)
@@ -244,19 +243,19 @@ def stages(measured):
     joined = [name for name in dict.fromkeys(row["variant"] for _, row in bars)
               if not any(row["noise_s"] and row["vertices_s"] for _, row in bars if row["variant"] == name)]
     without = [name for name in LADDER if name not in {row["variant"] for _, row in bars}]
-    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed one by one, in a run of their own; the "
-                    "number above a bar is their sum per image."
+    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed separately, in an extra run; the number "
+                    "above a bar is their sum per image."
                     + (f" Noise and vertices are one stage in {' and '.join(joined)}." if joined else "")
-                    + (f" No row has the stages of {' and '.join(without)}." if without else "")] + devices.caption()
+                    + (f" No stages measured for {' and '.join(without)}." if without else "")] + devices.caption()
     plot.notes += about_yours(measured.rows, [], [row for _, row in bars], (), STAGES_COMMAND)
     return plot
 
 
-THIN = 6  # percent of a bar: too low for a number inside
+THIN = 6  # percent of a bar: below this, the number does not fit inside
 
 
 def stage_parts(row, names):
-    """(from %, to %, words) a stage; words where they fit."""
+    """Returns (from %, to %, text) per stage; the text is empty if it does not fit."""
     times = [row.micros(name) or 0 for name in names]
     parts, at = [], 0
     for us in times:
@@ -267,7 +266,7 @@ def stage_parts(row, names):
 
 
 def thin_parts(row, names):
-    """(height %, words) of the parts that are too thin for words inside: beside them, each above the one below."""
+    """Returns (height %, text) of parts that are too thin for text inside; the texts are next to the bar and do not overlap."""
     beside = []
     for (low, high, _), name in zip(stage_parts(row, names), names):
         if 0 < high - low < THIN:

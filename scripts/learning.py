@@ -1,4 +1,4 @@
-"""The figures of learning, of rows of the workload train. scripts/figures.py says what it is that they return."""
+"""Figures of training, from rows of the workload train. scripts/figures.py documents the return values."""
 
 import collections
 
@@ -7,7 +7,7 @@ from plot import Plot, linear_ticks, log_range, log_ticks, number_words, ticks_1
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data"))  # data may lie elsewhere
+JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data"))  # the path of the data may differ
 
 
 def job_of(row):
@@ -19,9 +19,9 @@ def line_of(row):
 
 
 def curves(rows):
-    """Of a job of the user's before the reference's, then of that which most lines have, then most epochs, then the newest:
-    lists of rows by epoch, the newest of each, one a device, variant and number of threads. Jobs that were also begun with
-    a checkpoint are of the figure fine_tuning; from one constant batch nothing of use is learnt."""
+    """Returns lists of rows by epoch, one per device, variant and number of threads, for the best job: prefers the user's
+    rows, then most lines, then most epochs, then the newest. Skips jobs that were also started from a checkpoint (they are
+    in figure fine_tuning) and runs on one constant batch, whose loss is meaningless."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
     rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
@@ -38,12 +38,12 @@ def curves(rows):
 def about_job(row):
     decay = f", weight decay {row['weight_decay']}" if row["weight_decay"] != "0" else ""
     return (f"{row['model']} with {number_words(row['parameters'])} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
-            f"{number_words(row['train_samples'])} samples to learn from, {number_words(row['test_samples'])} to test with; batch "
+            f"{number_words(row['train_samples'])} training samples, {number_words(row['test_samples'])} test samples; batch "
             f"{row['batch']:.0f}, {row['optimizer']} at {row['lr']}{decay}.")
 
 
 def curves_plot(measured, title, y_name, value, x, about):
-    """value(row) over x(row), a line a variant."""
+    """Plots value(row) vs. x(row), one line per variant."""
     plot = Plot(title)
     lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
     devices = Devices([row for line in lines for row in line], item="first steps")
@@ -66,28 +66,28 @@ def curves_plot(measured, title, y_name, value, x, about):
 
 def epochs_axis(plot):
     last = max(point[0] for points in plot.blocks for point in points)
-    plot.variables.update(x_axis(0, last + 0.5, linear_ticks(0, last + 0.5), log=False), x_name="epochs")
+    plot.variables.update(x_axis(0, last + 0.5, linear_ticks(0, last + 0.5), log=False), x_name="epoch")
     return plot
 
 
 def error_percent(row):
-    """Of the test set; half a sample where none is wrong, as the axis is logarithmic."""
+    """Returns the test error in percent; counts half a sample if none is wrong, because the axis is logarithmic."""
     return 100 * max(1 - row["test_acc"], 0.5 / row["test_samples"])
 
 
 def loss(measured):
-    return epochs_axis(curves_plot(measured, "Learning: the loss", "loss, mean of an epoch", lambda row: row["loss"] or None,
-                                   lambda row: row["epoch"], "The loss of training samples, before each one's step."))
+    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["loss"] or None,
+                                   lambda row: row["epoch"], "Loss of the training samples, before each step."))
 
 
 def accuracy(measured):
-    return epochs_axis(curves_plot(measured, "Learning: wrong answers", "test samples wrong, %", error_percent,
-                                   lambda row: row["epoch"], "Tested behind every epoch."))
+    return epochs_axis(curves_plot(measured, "Test error vs. epoch", "test error (%)", error_percent,
+                                   lambda row: row["epoch"], "Tested after every epoch."))
 
 
 def to_accuracy(measured):
-    plot = curves_plot(measured, "Learning: wrong answers over time", "test samples wrong, %", error_percent,
-                       lambda row: row["trained_s"], "Time of the steps alone; testing and checkpoints are not in it.")
+    plot = curves_plot(measured, "Test error vs. training time", "test error (%)", error_percent,
+                       lambda row: row["trained_s"], "Time of the training steps only, without tests and checkpoints.")
     xs = [point[0] for points in plot.blocks for point in points]
-    plot.variables.update(x_axis(min(xs) / 1.3, max(xs) * 1.3, ticks_125(min(xs) / 1.3, max(xs) * 1.3)), x_name="seconds of training")
+    plot.variables.update(x_axis(min(xs) / 1.3, max(xs) * 1.3, ticks_125(min(xs) / 1.3, max(xs) * 1.3)), x_name="training time (s)")
     return plot

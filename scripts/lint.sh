@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What machines can see at a glance: the include rules, clang-format, cppcheck, python3, shellcheck. A tool that is not
-# installed is skipped by name; clang-format's verdict counts only in the version that the tree is formatted
-# with, as versions differ.
+# Runs the linters: include rules, clang-format, cppcheck, python3, shellcheck. Tools that are not installed
+# are skipped with a message. clang-format counts only in the version that the tree is formatted with, because
+# versions differ.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 

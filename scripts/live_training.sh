@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Training on images that are generated meanwhile against the same images loaded: from shards, and from a file each; and
-# against one constant batch, which needs no supply. The paper's fourth figure with our trainer: make plots draws
-# training_time of it.
+# Compares training on images that are generated live with training on the same images loaded from shards or
+# from files, and with training on one constant batch, which needs no data feed. Corresponds to the paper's
+# fourth figure; make plots draws it as training_time.
 #
-#   scripts/live_training.sh DIR FILE.csv     DIR: where the images are made, on the disk that is to be measured
+#   scripts/live_training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for the images
 #
-# VARIANT (train-cuda; without a GPU train-omp), MODEL (cnn), BATCH (64), SAMPLES (20480): images of an epoch, RES (224): their side, CLASSES
-# (1000), EPOCHS (3), TEST (512): images to test with. The samples and their order are the same in all, so losses are too.
-# FDSL_BENCH: the program (./fdsl-bench). What is prepared stays, and is taken again.
+# Environment: VARIANT (train-cuda, or train-omp without a GPU), MODEL (cnn), BATCH (64), SAMPLES (20480) per epoch,
+# RES (224), CLASSES (1000), EPOCHS (3), TEST (512) images; FDSL_BENCH (./fdsl-bench), the program. All feeds have the
+# same samples in the same order, so losses are equal. Prepared images stay in DIR and are reused.
 #
-# The trainer reads a dataset once, into memory: that is opening_s in the rows, and what an epoch takes comes after it.
+# The trainer reads a data set into memory once, in opening_s of the rows; the time of epochs does not include this.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail
@@ -30,10 +30,10 @@ train() { # options ...
         --out "$out" "$@"
 }
 
-# Before images are made for long.
+# Check the variant first, because generating images takes long.
 "$bench" --variant "$variant" --train-size 1 --test-size 1 --batch 1 --dry-run || {
     status=$?
-    ((status != 4)) || echo 'live_training.sh: name another variant, as with VARIANT=train-omp' >&2
+    ((status != 4)) || echo 'live_training.sh: choose another variant, for example VARIANT=train-omp' >&2
     exit $status
 }
 mkdir -p "$dir/shards" "$dir/files"

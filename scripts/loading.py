@@ -1,4 +1,4 @@
-"""The figures of loading, of rows of the workload load. scripts/figures.py says what it is that they return."""
+"""Figures of loading, from rows of the workload load. scripts/figures.py documents the return values."""
 
 import collections
 import math
@@ -11,25 +11,25 @@ from rows import LOAD_DEFAULTS, newest, sweep_of
 COMMAND = "scripts/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
 ALL_THREADS = ("files-omp", "shards-omp")
-OTHERS = ("torch-files", "torch-shards", "webdataset")  # of scripts/compare_loading.py; those in figures
-OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # of the same with --gpu
+OTHERS = ("torch-files", "torch-shards", "webdataset")  # from scripts/compare_loading.py
+OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare_loading.py --gpu
 NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
 IN_ORDER, SHUFFLED = "in order", "shuffled"
-COPIES = 90  # and the group of a device: the style of its copies
-NEAREST_BYTES = 1 << 14  # a figure of one size takes the nearest to this
-DEVICES = 2  # in a figure: order, or the page cache, has the other dashes
-# A line keeps these fixed. Some do not apply to a loader and then are what they are by default.
+COPIES = 90  # plus the group of a device: the line style of its copies
+NEAREST_BYTES = 1 << 14  # figures of one sample size prefer the nearest to this
+DEVICES = 2  # per figure: the other dashes show the order or the page cache
+# Constant along a line. Options that do not apply to a loader have their default.
 FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
-ERROR_BARS = "Median time of an epoch over its samples; whiskers: minimum to 95th percentile."
+ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
 
 
 def plain_rows(measured, variants, cache, threads=None):
-    """Rows of one rank that load whole sets and do nothing else with them. Other loaders do not set up the page
-    cache, but read all once before the timing: they stand with the warm ones. Within a file and a revision each is the
-    newest of its kind; a figure of single rows takes the newest of all."""
+    """Returns rows of one rank that only load, and load whole sets. Other loaders do not set up the page cache but read all
+    data once before the timing, so they count as warm. Rows are the newest of their kind within a file and revision;
+    figures of single rows take the newest of all."""
     return [row for row in measured.load_sweeps
             if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
             and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
@@ -37,7 +37,7 @@ def plain_rows(measured, variants, cache, threads=None):
 
 
 def order_of(row):
-    """Files are shuffled all. Shards are shuffled always, their samples where --shuffle says so."""
+    """Files are always shuffled globally. Shards are shuffled; their samples only with --shuffle."""
     return IN_ORDER if row["layout"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
 
 
@@ -46,13 +46,13 @@ def kept_fixed(row):
 
 
 def preferred(row):
-    """For max(): the row whose options are those by default, then the newest."""
+    """Key for max(): the row with most default options, then the newest."""
     return sum(row.texts[column] in ("", default) for column, default in LOAD_DEFAULTS.items()), row["time_utc"]
 
 
 def series_over(rows, x):
-    """Lists of rows by rising x, one for each device, variant and order: of what a line keeps fixed (one sweep among it)
-    that with most points, and among equals the preferred."""
+    """Returns lists of rows by rising x, one per device, variant and order. Of several combinations of fixed columns, takes
+    the one with most points, then the preferred one."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
@@ -64,8 +64,8 @@ def series_over(rows, x):
 
 
 def of_one_size(rows):
-    """The rows of one size of sample, the same for all devices: one that the user's rows have, then that of most devices,
-    then that of which most was measured, then the nearest to 16 KiB."""
+    """Returns the rows of one sample size for all devices. Prefers a size that the user's rows have, then the size with most
+    devices, then with most rows, then the nearest to 16 KiB."""
     found = collections.defaultdict(set)
     for row in rows:
         found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))
@@ -95,24 +95,24 @@ def size_words(size):
 
 
 def range_words(values, words=lambda value: f"{value:.0f}"):
-    """'32', or where values differ '32 to 64'."""
+    """Returns '32', or '32 to 64' if values differ."""
     return " to ".join(dict.fromkeys(map(words, (min(values), max(values)))))
 
 
 def about_sets(rows):
-    """A sentence on the data and how it is dealt out."""
+    """Returns a sentence on the data set, batches and shuffling."""
     total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
                         lambda mb: f"{mb:.3g}")
     shards = [row["shards"] for row in rows if row["shards"]]
     windows = [float(row["shuffle"]) for row in rows if row["layout"] == "shards" and order_of(row) == SHUFFLED]
     return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
-            + f"; batches of {range_words([row['batch'] for row in rows])}. Files are shuffled all"
-            + (f", shards in windows of {range_words(windows)} samples." if windows else "."))
+            + f"; batch size {range_words([row['batch'] for row in rows])}. Files are shuffled globally"
+            + (f", shards with a buffer of {range_words(windows)} samples." if windows else "."))
 
 
 def about_others(rows):
     names = [name for name in OTHERS if any(row["variant"] == name for row in rows)]
-    return (f" {', '.join(names)}: PyTorch's DataLoader after an epoch to warm up; its threads are processes."
+    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its threads are processes."
             if names else "")
 
 
@@ -120,17 +120,16 @@ def about_others(rows):
 
 
 def style_of(devices, row):
-    """Filled points in order, open ones shuffled; dashes by device."""
+    """Filled points: in order; open points: shuffled; dashes by device."""
     return 10 * (devices.groups[device_of(row)] + 4 * (order_of(row) == SHUFFLED)) + SLOTS[row["variant"]]
 
 
 def add_lines(plot, devices, lines, x, point, copied, note):
-    """Series and legend, device by device: the copies, then what is in order, then what is shuffled. `point` makes
-    (median, low, high) of a row and `copied` the same measure of its copies; `note` ends the line below the device's
-    name, of a row."""
+    """Adds series and legend, device by device: copies, then in order, then shuffled. `point` returns (median, low, high) of
+    a row, `copied` the same measure for its copies, and `note` a suffix for the line below the device's name."""
     both = len({device[0] for device in devices.groups}) > 1
     for device, name, whose in devices.names():
-        crossed = int(both and device[0] == "yours")  # to tell points apart that have no line
+        crossed = int(both and device[0] == "yours")  # distinguishes points without lines
         before = len(plot.blocks)
         mine = [points for points in lines if device_of(points[0]) == device]
         plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))] + [(0.5, "points with a cross")] * crossed
@@ -138,7 +137,7 @@ def add_lines(plot, devices, lines, x, point, copied, note):
         for row in (row for points in mine for row in points if row["copy_bytes_per_s"]):
             copies[x(row)].append(copied(row))
         if copies:
-            plot.add_series(COPIES + devices.groups[device], "copying alone",
+            plot.add_series(COPIES + devices.groups[device], "memcpy alone",
                             [(at, *[statistics.median(copies[at])] * 3) for at in sorted(copies)])
         for order in (IN_ORDER, SHUFFLED):
             of_order = sorted((points for points in mine if order_of(points[0]) == order),
@@ -152,7 +151,7 @@ def add_lines(plot, devices, lines, x, point, copied, note):
 
 
 def lines_plot(measured, plot, devices, lines, candidates, words, axis):
-    """Fills in what the figures of lines share; `words` name the ticks of y, `axis` makes the x axis of all x."""
+    """Fills in the common parts of line figures. `words` formats the y ticks; `axis` returns the x axis for all x."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
@@ -165,7 +164,7 @@ def lines_plot(measured, plot, devices, lines, candidates, words, axis):
 
 
 def powers_axis(xs):
-    """Ticks at powers of two, two at least."""
+    """Returns an axis with ticks at powers of two, at least two of them."""
     def ticks(margin):
         low, high = min(xs) / margin, max(xs) * margin
         return low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high]
@@ -174,7 +173,7 @@ def powers_axis(xs):
 
 
 def threads_axis(xs):
-    """Ticks at what was measured; of one number at its double too."""
+    """Returns an axis with ticks at the measured values; a single value gets a second tick at its double."""
     at = xs if xs[1:] else [xs[0], 2 * xs[0]]
     return x_axis(min(at) / 1.3, max(at) * 1.3, at)
 
@@ -184,13 +183,13 @@ def sizes(measured):
     lines = series_over(rows, "sample_bytes")
     devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    plot = Plot("Loading: time per sample over its size")
+    plot = Plot("Loading: time per sample vs. sample size")
     add_lines(plot, devices, lines, lambda row: row["sample_bytes"] / 1024,
               lambda row: tuple(map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
               lambda row: 1e6 * row["sample_bytes"] / row["copy_bytes_per_s"], lambda row: "")
     shown = [row for points in lines for row in points]
-    plot.caption = [f"All in the page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} Copying: "
-                    "memcpy of the same bytes, measured turn by turn with the runs, the median over variants."]
+    plot.caption = [f"Warm page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} memcpy: a copy of the "
+                    "same bytes, measured alternately with the runs; median over variants."]
     return lines_plot(measured, plot, devices, lines, rows, micros_tick, powers_axis)
 
 
@@ -201,23 +200,23 @@ def threads(measured):
     lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads")
     devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    plot = Plot("Loading: bytes per second over threads")
+    plot = Plot("Loading: throughput vs. threads")
     add_lines(plot, devices, lines, lambda row: row["threads"], rates, lambda row: row["copy_bytes_per_s"],
-              lambda row: f", {size_words(row['sample_bytes'])} a sample")
+              lambda row: f", {size_words(row['sample_bytes'])} per sample")
     shown = [row for points in lines for row in points]
-    plot.caption = [f"All in the page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers from "
-                    "the 95th percentile of their times to the least. Copying: memcpy of the same bytes by as many "
-                    "threads, measured turn by turn with the runs, the median over variants."]
+    plot.caption = [f"Warm page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers: rates at the "
+                    "95th percentile and the minimum of the times. memcpy: a copy of the same bytes with the same number "
+                    "of threads, measured alternately with the runs; median over variants."]
     return lines_plot(measured, plot, devices, lines, rows, count_words, threads_axis)
 
 
 def rates(row):
-    """Bytes a second of the median, the 95th percentile and the least time."""
+    """Returns bytes per second at the median, the 95th percentile and the minimum time."""
     return tuple(row["items"] * row["sample_bytes"] / row[column]
                  for column in ("time_median_s", "time_p95_s", "time_min_s"))
 
 
-CALLS = {"open": 6, "read": 2, "close": 5}  # and their slots
+CALLS = {"open": 6, "read": 2, "close": 5}  # with their slots
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
@@ -228,10 +227,10 @@ def latency(measured):
     for row in sorted(of_one_size(rows), key=preferred):
         chosen[device_of(row), row["cache"]] = row
     devices = need(measured, list(chosen.values()))
-    plot = Plot("Loading: what a file costs, call by call")
+    plot = Plot("Loading: latency of file system calls")
     for device, name, whose in devices.names():
         size = next(row["sample_bytes"] for (other, _), row in chosen.items() if other == device)
-        plot.legend += [(0, line) for line in name] + [(0.5, f"{whose}, {size_words(size)} a sample")]
+        plot.legend += [(0, line) for line in name] + [(0.5, f"{whose}, {size_words(size)} per sample")]
         for cache in ("warm", "cold"):
             row = chosen.get((device, cache))
             plot.legend += [(0.5, f"page cache {cache}")] * bool(row)
@@ -240,7 +239,7 @@ def latency(measured):
                           if row[f"{call}_{name}_s"]]
                 plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
     shown = shown_by(devices, chosen.values())
-    plot.caption = [f"Quantiles of every call of an epoch of files, one thread. {about_sets(shown)}"]
+    plot.caption = [f"Latency quantiles over all calls of an epoch of files, one thread. {about_sets(shown)}"]
     lines_plot(measured, plot, devices, [shown], rows, micros_tick,
                lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
     plot.variables["x_tick_text"] = ["p50", "p99", "p99.9"]
@@ -251,8 +250,8 @@ def latency(measured):
 
 
 def dots_plot(plot, devices, groups, slots):
-    """Fills in the figures of dots. `groups` holds (device, rows), of which one or more are None, one row for each dot
-    of a group; above a dot is how many times as fast as files it is, in the same state and on the same device."""
+    """Fills in the figures of dots. `groups` has pairs (device, rows): one row per dot of a group, or None. The text above a
+    dot is its speed relative to files in the same state on the same device."""
     box = 0.8 / len(slots)
     plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
     names = [next(row for row in rows if row) for _, rows in groups]
@@ -281,7 +280,7 @@ def dot(x, row, files):
 
 
 def by_variant(devices, chosen):
-    """The keys (device, variant, order) of rows in the order of the groups: by device, files first."""
+    """Returns the keys (device, variant, order) of rows in the order of the groups: by device, files first."""
     places = list(devices.groups)
     return sorted((key for key in chosen if key[0] in places),
                   key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))
@@ -291,7 +290,7 @@ def best_rows(rows):
     return {(device_of(row), row["variant"], order_of(row)): row for row in sorted(rows, key=preferred)}
 
 
-TIMES_FILES = "Bold: times as fast as files on the same device"
+TIMES_FILES = "Bold: speed relative to files on the same device"
 
 
 def cold(measured):
@@ -301,11 +300,11 @@ def cold(measured):
     devices = need(measured, list(chosen.values()))
     size = next(row["sample_bytes"] for row in chosen.values())
     beside = best_rows(row for row in warm_rows if row["sample_bytes"] == size)
-    plot = Plot("Loading: from the disk, and from the page cache")
+    plot = Plot("Loading: time per sample with a cold and a warm page cache")
     keys = by_variant(devices, chosen)
     shown = [chosen[key] for key in keys]
     warm = [beside[key] for key in keys if key in beside]
-    slots = {6: "nothing cached", 2: "all cached"} if warm else {6: "nothing cached"}
+    slots = {6: "cold page cache", 2: "warm page cache"} if warm else {6: "cold page cache"}
     plot.legend = [(10 + slot + 0.1, state) for slot, state in slots.items()]
     dots_plot(plot, devices, [(key[0], (chosen[key], beside.get(key))[:len(slots)]) for key in keys], list(slots))
     blocks = [f"{range_words(read)} KiB {state}" for state, rows in (("cold", shown), ("warm", warm))
@@ -313,12 +312,12 @@ def cold(measured):
     plot.caption = [f"Samples of {size_words(size)}, one thread. "
                     f"{about_sets(shown + warm)}"
                     + (f" Reads of shards and shards-uring: {', '.join(blocks)}." if blocks else "")
-                    + f" {TIMES_FILES} in the same state. {ERROR_BARS}"] + devices.caption()
+                    + f" {TIMES_FILES} in the same cache state. {ERROR_BARS}"] + devices.caption()
     plot.notes += about_yours(measured.loads, newest(cold_rows), shown, ("data", "sample_bytes") + FREE, COMMAND)
     return plot
 
 
-VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # of a sample of float16
+VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # of a float16 sample
 NPY_HEADER_BYTES = 128
 
 

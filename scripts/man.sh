@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the man page to stdout, from the program's own --help, so that the two cannot differ.
+# Writes the man page to stdout. It is generated from --help, so that the two agree.
 #   scripts/man.sh ./fdsl-bench VERSION
 set -euo pipefail
 program=$1 version=$2

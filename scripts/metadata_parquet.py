@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes DIR/metadata.parquet from the samples.csv of a dataset that fdsl-bench --prepare made.
+"""Writes DIR/metadata.parquet from the samples.csv of a data set created by fdsl-bench --prepare.
 
     scripts/metadata_parquet.py DIR...
 

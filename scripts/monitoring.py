@@ -1,5 +1,4 @@
-"""The figures of what a run keeps busy, of the files that --monitor writes. scripts/figures.py says what it is that they
-return."""
+"""Figures of GPU and CPU load during runs, from files written by --monitor. scripts/figures.py documents the return values."""
 
 import collections
 
@@ -9,19 +8,19 @@ from plot import HEIGHT, WIDTH, Plot, nice_above, text_px
 
 PHASES = ("setup", "verify", "warm-up", "timed", "measure", "teardown", "idle")
 SHADES = {"setup": 1, "verify": 2, "warm-up": 3, "timed": 4, "measure": 5, "teardown": 6, "idle": 7}
-PANELS = (  # title, scale, columns with their names, the least height of the axis
+PANELS = (  # title, scale, columns with their names, minimum height of the axis
     ("GPU use (%)", 1, (("gpu_utilisation_percent", "GPU"),), 100),
     ("power (W)", 1, (("power_w", "board"),), 0),
     ("temperature (°C)", 1, (("temperature_c", "GPU"),), 0),
     ("clocks (GHz)", 1e-3, (("sm_clock_mhz", "SM"), ("memory_clock_mhz", "memory")), 0),
-    ("PCIe (GB/s)", 1e-9, (("pcie_rx_bytes_per_s", "to the GPU"), ("pcie_tx_bytes_per_s", "from it")), 0),
+    ("PCIe (GB/s)", 1e-9, (("pcie_rx_bytes_per_s", "to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")), 0),
     ("memory (GB)", 1e-9, (("gpu_memory_bytes", "GPU"), ("rss_bytes", "process")), 0),
     ("CPU (cores)", 1, (("cpu_cores", "process"),), 1),
 )
 
 
 def last_run(samples):
-    """The samples of the last run in a file and of its lowest rank; each run's time begins anew."""
+    """Returns the samples of the last run in a file, of its lowest rank. The time restarts with each run."""
     ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
     samples = [sample for sample in samples if sample["rank"] == ranks[0]]
     start = max((i for i in range(1, len(samples)) if samples[i]["time_s"] < samples[i - 1]["time_s"]), default=0)
@@ -29,7 +28,7 @@ def last_run(samples):
 
 
 def spans(samples, key, end):
-    """(key, from, to) of neighbours that share it; each lasts until the next begins."""
+    """Returns (key, from, to) of runs of samples with the same key; each ends where the next begins."""
     found = []
     for sample in samples:
         if not found or found[-1][0] != key(sample):
@@ -44,7 +43,7 @@ def over_time(measured):
         raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     chosen = measured.monitors[0]
     samples, ranks = last_run(chosen["samples"])
-    plot = Plot("A run over time", height=0)
+    plot = Plot("GPU and CPU load during a run", height=0)
     end = samples[-1]["time_s"] * 1.002 or 1
     panels = [panel for panel in PANELS
               if any(sample[column] is not None for sample in samples for column, _ in panel[2])]
@@ -65,25 +64,25 @@ def over_time(measured):
     plot.height = plot.top + 40 + 88 * len(panels) + 100
     first = samples[0]
     period_ms = 1e3 * (samples[-1]["time_s"] - first["time_s"]) / max(1, len(samples) - 1)
-    plot.caption = [f"{len(samples)} samples, {period_ms:.0f} ms apart"
+    plot.caption = [f"{len(samples)} samples at {period_ms:.0f} ms intervals"
                     + (f"; rank {ranks[0]} of {len(ranks)}" if len(ranks) > 1 else "")
                     + f". {device_names(samples)} ({'yours' if chosen['source'] == 'yours' else 'reference'}, "
                     f"host {first['host']}, revision {first['revision']})."
-                    + (" GPU use is the driver's mean over up to a second." if panels[0] is PANELS[0] else "")
-                    + (" PCIe is what the driver sees in 20 ms of each period: short bursts are missed."
+                    + (" GPU use is the driver's average over up to one second." if panels[0] is PANELS[0] else "")
+                    + (" The driver samples PCIe for 20 ms per interval and may miss short bursts."
                        if any(panel[0].startswith("PCIe") for panel in panels) else "")]
     if chosen["source"] != "yours":
-        plot.notes.append("no file of yours; to make one: "
+        plot.notes.append("no monitor file of yours; to record one: "
                           "./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     return plot
 
 
 def device_names(samples):
-    return ", ".join(dict.fromkeys(sample["device"] for sample in samples if sample["device"])) or "no device named"
+    return ", ".join(dict.fromkeys(sample["device"] for sample in samples if sample["device"])) or "unnamed device"
 
 
 def panel_variables(samples, panels):
-    """The columns of the first block as (column, scale), and the arrays that describe the panels."""
+    """Returns the columns of the first block as (column, scale), and the arrays that describe the panels."""
     columns, variables = [], collections.defaultdict(list)
     for title, scale, lines, least in panels:
         present = [(column, name) for column, name in lines if any(s[column] is not None for s in samples)]
@@ -102,15 +101,15 @@ def fitting_names(found, px_s, size):
     return [((begin + end) / 2, name) for name, begin, end in found if text_px(name, size) < (end - begin) * px_s - 4]
 
 
-# Loaders over time: what each keeps busy, files against shards.
-LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}  # and their slots
+# Load of loaders over time: files vs. shards.
+LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}  # with their slots
 LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("CPU (cores)", 1, "cpu_cores"))
-RATE_PANEL = "loaded (GB/s), mean"
-OFF = 1e300  # beyond the axis: gnuplot warns of a line without any point
+RATE_PANEL = "throughput (GB/s)"
+OFF = 1e300  # outside the axis: gnuplot warns about lines without points
 
 
 def timed_loaders(measured):
-    """{variant: the samples of its newest timed runs}, of one host, the user's before the reference's."""
+    """Returns {variant: samples of its newest timed runs} of one host; prefers the user's files."""
     for source in ("yours", "reference"):
         runs = collections.defaultdict(list)
         for chosen in (chosen for chosen in measured.monitors if chosen["source"] == source):
@@ -126,14 +125,14 @@ def timed_loaders(measured):
 
 
 def row_of_run(measured, sample):
-    """The row of the run that a sample was taken in, or None."""
+    """Returns the row of the run that a sample belongs to, or None."""
     return next((row for row in measured.load_sweeps if row["wait_share"] is not None and all(
         row[column] == sample[column] for column in ("host", "variant", "time_utc"))), None)
 
 
 def while_loading(measured):
     source, found = timed_loaders(measured)
-    plot = Plot("Loading to the GPU, over time", height=HEIGHT + 110)
+    plot = Plot("GPU and CPU load during loading", height=HEIGHT + 110)
     rows = {variant: row_of_run(measured, samples[0]) for variant, samples in found.items()}
     panels = [panel for panel in LOADER_PANELS
               if any(sample[panel[2]] is not None for samples in found.values() for sample in samples)]
@@ -146,7 +145,7 @@ def while_loading(measured):
              *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels), *rate)
             for sample in samples])
         if row:
-            plot.legend += [(0.75, f"waits {100 * row['wait_share']:.3g} % of the time"),
+            plot.legend += [(0.75, f"GPU waits {100 * row['wait_share']:.3g} % of the time"),
                             (0.75, f"loads {1e-9 * row['bytes_per_s']:.3g} GB/s")]
     titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
     high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)
@@ -158,11 +157,11 @@ def while_loading(measured):
                       "x_high": max(points[-1][0] for points in plot.blocks) or 1}
     samples = [sample for mine in found.values() for sample in mine]
     few = [variant for variant, mine in found.items() if len(mine) < 20]
-    plot.caption = [f"Samples of the monitor during the timed runs of each, one run after the other. {device_names(samples)} "
+    plot.caption = [f"Monitor samples during the timed runs of each variant; the variants ran one after another. {device_names(samples)} "
                     f"({'yours' if source == 'yours' else 'reference'}, host {samples[0]['host']}, revision "
-                    f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's mean "
-                    "over up to a second: any kernel counts, the step's and those that unpack."
-                    + (" Loaded are the bytes that the loader counted over the whole run: the driver's PCIe counter looks "
-                       "for 20 ms at a time and misses bursts." if rated else "")
+                    f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's "
+                    "average over up to one second and counts any kernel, including those that unpack samples."
+                    + (" Throughput is the mean over the whole run, counted by the loader: the driver's PCIe counter samples "
+                       "20 ms at a time and misses bursts." if rated else "")
                     + (f" Fewer than 20 samples: {', '.join(few)}." if few else "")]
     return plot

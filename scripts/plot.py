@@ -1,6 +1,6 @@
-"""What a figure is before gnuplot draws it: a Plot, its words and axes, and the runs of gnuplot.
+"""The class Plot (a figure before gnuplot draws it), helpers for its text and axes, and the calls of gnuplot.
 
-plots/common.gp says what the variables mean.
+plots/common.gp documents the variables.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from rows import BadInput
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORMATS = ("png", "svg", "pdf")
 WIDTH, HEIGHT = 800, 470
-INNER_PX = WIDTH - 84 - 190  # of a plot between its axis and its legend, at least
-RING = 95  # the line style of plots/common.gp that marks what did not settle
+INNER_PX = WIDTH - 84 - 190  # minimum width of the plot area
+RING = 95  # line style of plots/common.gp that marks unsettled points
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------
 
 
 def text_px(text, size=12.0):
-    """About how wide DejaVu Sans sets a text, in px; rather too wide."""
+    """Estimates the width of a text in DejaVu Sans in px, with a safety margin."""
     widths = {**dict.fromkeys("iljI'|.,:;!()[]ft/ ", 0.38), **dict.fromkeys("mwMW@%&", 0.95)}
     return size * sum(widths.get(c, 0.71 if c.isupper() else 0.64) for c in text)
 
 
 def wrap(text, px, size):
-    """Lines of a text within a width; words that are too long alone are broken."""
+    """Wraps a text at a width; breaks words that are too long for a line."""
     lines = [""]
     for word in text.split():
         while text_px(word, size) > px:
@@ -50,7 +50,7 @@ def wrap(text, px, size):
 
 
 def short_device(name):
-    """A device without what its maker adds: 'Intel(R) Xeon(R) Processor' is 'Intel Xeon'."""
+    """Strips marketing words from a device name: 'Intel(R) Xeon(R) Processor' becomes 'Intel Xeon'."""
     name = re.sub(r"\((R|TM|C)\)|\bProcessor\b|\bCPU\b|@.*|\b\d+-Core\b|\bwith Radeon.*", " ", name)
     return " ".join(name.split()) or "unnamed device"
 
@@ -60,17 +60,17 @@ def shortened(text, length):
 
 
 def quoted(text):
-    """A text for gnuplot and its data files: one line, and a quote doubled."""
+    """Quotes a text for gnuplot: on one line, with quotes doubled."""
     return "'" + "".join(c if c.isprintable() else " " for c in str(text)).replace("'", "''") + "'"
 
 
 def number_words(value):
-    """A number as text, its thousands apart from 10,000 on."""
+    """Formats a number, with thousands separators from 10,000 on."""
     return f"{value:,.9g}" if abs(value) >= 1e4 else f"{value:.9g}"
 
 
 def micros_words(us):
-    """A time in µs with three figures and its unit."""
+    """Formats a time given in µs with three significant digits and a unit."""
     for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
         if us < 0.9995 * limit:
             value = us / scale
@@ -79,7 +79,7 @@ def micros_words(us):
 
 
 def micros_tick(us):
-    """The same without digits that say nothing."""
+    """Formats a time given in µs for a tick, without trailing zeros."""
     for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
         if us < 0.9995 * limit:
             return f"{us / scale:.3g} {unit}"
@@ -98,14 +98,14 @@ def count_words(value):
 
 
 def log_range(values, room=1.25):
-    """A range around values on a log axis, out to 1, 2 or 5 times a power of ten."""
+    """Returns a range around the values for a log axis; the ends are 1, 2 or 5 times a power of ten."""
     low, high = min(values) / room, max(values) * room
     steps = [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5)]
     return max(step for step in steps if step <= low), min(step for step in steps if step >= high)
 
 
 def nice_above(value):
-    """The least of 1, 2, 4, 5, 6, 8 times a power of ten at or above a value."""
+    """Rounds up to 1, 2, 4, 5, 6 or 8 times a power of ten."""
     if value <= 0:
         return 1
     power = 10.0 ** math.floor(math.log10(value))
@@ -113,8 +113,7 @@ def nice_above(value):
 
 
 def x_axis(low, high, at, px=INNER_PX, log=True):
-    """Variables of an x axis: its range, and ticks with their numbers; one that would touch the number before it is
-    left out."""
+    """Returns the variables of an x axis: range and ticks. Omits numbers that would touch the previous one."""
     scale = (lambda x: math.log(x / low) / math.log(high / low)) if log else lambda x: (x - low) / (high - low)
     text, end = [], -math.inf
     for value in at:
@@ -128,18 +127,18 @@ def x_axis(low, high, at, px=INNER_PX, log=True):
 
 
 def ticks_125(low, high):
-    """1, 2 and 5 times the powers of ten in a range."""
+    """Returns 1, 2 and 5 times powers of ten within a range."""
     return [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5) if 0.999 * low <= m * 10.0**e <= 1.001 * high]
 
 
 def linear_ticks(low, high):
-    """Multiples of 1, 2 or 5 times a power of ten in a range, about five."""
+    """Returns about five ticks in a range, at multiples of 1, 2 or 5 times a power of ten."""
     step = next(step for step in ticks_125(1e-9, 1e18) if (high - low) / step <= 6)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_ticks(low, high, words):
-    """Variables of a log y axis: ticks with words at decades, and at 2 and 5 where decades are few."""
+    """Returns the variables of a log y axis: labels at decades, and at 2 and 5 if there are few decades."""
     named = (1,) if high / low > 300 else (1, 2, 5)
     ticks = [(m * 10.0**e, words(m * 10.0**e) if m in named else "") for e in range(-12, 20) for m in range(1, 10)
              if 0.999 * low <= m * 10.0**e <= 1.001 * high]
@@ -151,7 +150,7 @@ def log_ticks(low, high, words):
 
 
 class Plot:
-    """One figure: what its plots/NAME.gp reads. `legend` holds (style, text), as common.gp says."""
+    """One figure: the input of its plots/NAME.gp. `legend` has pairs (style, text); see common.gp."""
 
     def __init__(self, title, width=WIDTH, height=HEIGHT):
         self.title, self.width, self.height = title, width, height
@@ -159,17 +158,17 @@ class Plot:
         self.axis_px = 58  # tick labels and the axis label
         self.caption, self.legend, self.blocks, self.styles, self.variables = [], [], [], [], {}
         self.notes = []
-        self.crossed = []  # a series: whether its points have a cross (plots/lines.gp)
-        self.rings = []  # (x, y) of points that did not settle
+        self.crossed = []  # per series: 1 if its points have a cross (plots/lines.gp)
+        self.rings = []  # (x, y) of unsettled points
 
     def add_series(self, style, label, points):
-        """A block of data, its line style and its row of the legend: a point alone has no line."""
+        """Adds a block of data, its line style and its row in the legend. A single point has no line."""
         self.legend.append((style if len(points) > 1 else style + 0.1, label))
         self.styles.append(style)
         self.blocks.append(points)
 
     def add_rings(self):
-        """After all other blocks: a block with a ring for each point that did not settle, and its row of the legend."""
+        """Adds a block with a ring around each unsettled point, and its row in the legend. Call it after all other blocks."""
         if self.rings:
             self.variables["ring_block"] = len(self.blocks)
             self.blocks.append(self.rings)
@@ -190,7 +189,7 @@ class Plot:
         return "".join(assignment(name, value) for name, value in values.items())
 
     def legend_ys(self):
-        """Where each row of the legend lies, in px from above; headings stand apart."""
+        """Returns the position of each legend row in px from the top, with extra space above headings."""
         ys, y = [], self.top + 8
         for i, (style, _) in enumerate(self.legend):
             if i > 0:
@@ -207,7 +206,7 @@ class Plot:
 
 
 def assignment(name, value):
-    """A gnuplot assignment; a list is an array, of at least one element, as gnuplot has no empty one."""
+    """Returns a gnuplot assignment. A list becomes an array of at least one element, because gnuplot has no empty arrays."""
     def literal(item):
         return quoted(item) if isinstance(item, str) else f"{item:.9g}"
     if isinstance(value, list):
@@ -220,7 +219,7 @@ def assignment(name, value):
 
 
 class Failed(Exception):
-    """Drawing failed: one line, and the exit status."""
+    """Drawing failed: a message of one line, and the exit status."""
 
     def __init__(self, text, status=1):
         super().__init__(text)
@@ -228,12 +227,12 @@ class Failed(Exception):
 
 
 def cannot_write(path, error):
-    return Failed(f"{path} cannot be written: {error.strerror}; free some room, or name another folder")
+    return Failed(f"{path} cannot be written: {error.strerror}; free some space, or choose another folder")
 
 
 @contextlib.contextmanager
 def appears_whole(path, temporary):
-    """What is written to `temporary` meanwhile becomes `path`, whole or not at all."""
+    """Renames `temporary`, which the block writes, to `path` if the block succeeds; removes it otherwise."""
     try:
         yield
         with open(temporary, "rb+") as file:
@@ -242,12 +241,12 @@ def appears_whole(path, temporary):
     except OSError as error:
         raise cannot_write(path, error) from None
     finally:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # report the first error only
             temporary.unlink(missing_ok=True)
 
 
 def write_whole(path, text):
-    """A file that appears whole or not at all."""
+    """Writes a file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with appears_whole(path, temporary):
         temporary.write_text(text, encoding="utf-8")
@@ -257,7 +256,7 @@ def make_folder(path):
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failed(f"{path} cannot be made: {error.strerror}; name another folder") from None
+        raise Failed(f"{path} cannot be created: {error.strerror}; choose another folder") from None
 
 
 def gnuplot_command(name, kind, work, output):
@@ -267,7 +266,7 @@ def gnuplot_command(name, kind, work, output):
 
 
 def svg_fonts(svg):
-    """The SVG with bold as a weight, and for a browser without the font another of much the same widths."""
+    """Returns the SVG with bold as a font weight, and with fallback fonts of similar width."""
     family = 'font-family="DejaVu Sans, Verdana, sans-serif"'
     svg = svg.replace('font-family="DejaVu Sans:Bold"', family + ' font-weight="bold"')
     return svg.replace('font-family="DejaVu Sans"', family)
@@ -277,12 +276,12 @@ ENDS = {"png": b"IEND\xaeB`\x82", "svg": b"</svg>", "pdf": b"%%EOF"}
 
 
 def is_whole(kind, path):
-    """Whether a figure is there with its end."""
+    """Returns whether a figure's file exists and is complete."""
     return path.is_file() and path.read_bytes()[-16:].rstrip().endswith(ENDS[kind])
 
 
 def need_room(path):
-    """Fails as a file does that can not grow: gnuplot says nothing of a full disk."""
+    """Raises OSError if the disk is full, because gnuplot does not report that."""
     with open(path, "ab") as file:
         file.write(bytes(1 << 20))
         file.flush()
@@ -322,7 +321,7 @@ def need_gnuplot():
 
 
 def shown_path(path):
-    """A path as the user would type it."""
+    """Returns a path relative to the repository if possible."""
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
@@ -330,7 +329,7 @@ def shown_path(path):
 
 
 def exit_status(program, work):
-    """Does the work of a script. An error is one line on stderr; returns the exit status."""
+    """Runs the work of a script and returns the exit status. Prints an error as one line on stderr."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         work()
@@ -345,7 +344,7 @@ def exit_status(program, work):
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
         print(f"{program}: stdout cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is tried once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         return 1
     except KeyboardInterrupt:
         return 130

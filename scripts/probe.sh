@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints what this machine has to build with, as variables for make. The Makefile runs it and keeps the answers in
+# Prints the available compilers and libraries as variables for make. The Makefile keeps the output in
 # build/found.mk until the compiler, the flags or the installed packages change.
 #
 #   CC, FLAGS   C compiler and the flags for it, quoted as for a shell
@@ -41,7 +41,7 @@ find_architectures()
     echo "gpu_archs := $gpus"
 }
 
-# Side by side: each line is one write, and their order does not matter.
+# In parallel: each line is a single write, and their order does not matter.
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
 found JANSSON jansson.h -ljansson '' &

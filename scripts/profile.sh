@@ -4,11 +4,11 @@
 #
 #   scripts/profile.sh [--tool nsys|ncu] [--launches N] [--keep DIR] VARIANT [OPTION ...]
 #
-#   --tool      default: nsys if it is installed and makes a report here, else ncu
+#   --tool      default: nsys if it is installed and works here, else ncu
 #   --launches  ncu measures the first N kernels of the run (default 200)
-#   --keep      a folder for the report of the tool; by default it is deleted
-#   OPTION ...  options of fdsl-bench. Without --loops, variants of synth, load and infer take 3 samples; without --epochs
-#               and --train-size, trainers make one epoch of 2048 samples.
+#   --keep      folder for the tool's report, which is deleted by default
+#   OPTION ...  options of fdsl-bench. Defaults: 3 samples for variants of synth, load and infer (--loops); one epoch of
+#               2048 samples for trainers (--epochs, --train-size).
 #
 # Examples:
 #   scripts/profile.sh fused --batch 256 --res 512
@@ -16,13 +16,13 @@
 #   scripts/profile.sh shards-gpu --data /data/shards --cache any
 #   scripts/profile.sh --tool nsys train-omp --model lenet
 #
-# nsys records host and device: times of kernels, and of ranges on the host. ncu measures kernels alone, one at a time,
-# so nothing overlaps: times of ranges are those of the kernels launched in them. Neither sees kernels that kernels launch
-# (bat, gbase-device). Under a profiler everything takes longer: compare shares here, and times in rows.
-# Exit status 4 if neither tool is installed.
+# nsys records host and device: times of kernels, and of ranges on the host. ncu measures kernels one at a time,
+# without overlap; times of ranges are the sums of their kernels. Neither sees kernels launched by kernels (bat,
+# gbase-device). Profilers slow everything down: use the shares from here, and times from rows. Exit status 4 if
+# neither tool is installed.
 set -euo pipefail
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
-refuse() { # what is wrong with the command line
+refuse() { # reason
     echo "profile.sh: $1; see --help" >&2
     exit 2
 }
@@ -39,7 +39,7 @@ while (($#)); do
         launches=$2 && shift
         ;;
     --keep)
-        [[ -n ${2:-} ]] || refuse '--keep: name a folder'
+        [[ -n ${2:-} ]] || refuse '--keep: give a folder'
         keep=$2 && shift
         ;;
     -*) refuse "unknown option '$1' (options of fdsl-bench follow the variant)" ;;
@@ -47,7 +47,7 @@ while (($#)); do
     esac
     shift
 done
-(($#)) || refuse 'name a variant'
+(($#)) || refuse 'give a variant'
 variant=$1 && shift
 tables=$(dirname "$0")/profile_tables.py
 bench=${FDSL_BENCH:-$(dirname "$0")/../fdsl-bench}
@@ -102,7 +102,7 @@ by_nsys() {
     python3 "$tables" nsys "$work/kernels.csv" "$work/ranges.csv"
 }
 by_ncu() {
-    # Clocks are left as they are: to lock them would measure another machine.
+    # Clocks stay unlocked, as in normal runs.
     "$ncu" --clock-control none --nvtx --launch-count "$launches" --metrics gpu__time_duration.sum --print-units base \
         --page raw --csv --log-file "$work/kernels.csv" "${command[@]}" >"$said" 2>&1 || return
     python3 "$tables" ncu "$work/kernels.csv"

@@ -13,14 +13,14 @@ import re
 import statistics
 import sys
 
-# Of a run, what is not timed: src/core/phase.c has the names.
+# Untimed phases of a run, named as in src/core/phase.c.
 UNTIMED = {"setup", "verify", "warm-up", "measure", "teardown"}
 TIME = "gpu__time_duration.sum"
 NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
 
 
 def rows_of(path):
-    """The rows of a CSV table as dictionaries; lines before its header and notes of the tool are left out."""
+    """Returns the rows of a CSV table as dictionaries; skips lines before the header and notes of the tool."""
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         lines = [line for line in file if line.strip() and not line.startswith("==")]
     while lines and not re.match(r'"?(ID|Time \(%\))"?,', lines[0]):
@@ -33,7 +33,7 @@ def number(text):
 
 
 def short(kernel):
-    """A kernel's name without its parameters, and without what a template is instantiated with."""
+    """Returns a kernel's name without parameters and template arguments."""
     name, plain = kernel, re.sub(r"\(anonymous namespace\)::|^void ", "", kernel)
     while name != plain:
         name, plain = plain, re.sub(r"<[^<>]*>", "", plain)
@@ -48,7 +48,7 @@ def shown(nanoseconds):
 
 
 def table(title, entries, whole):
-    """Entries are (name, calls, total ns, median ns); `whole` is what a share of 100 % is."""
+    """Prints a table. Entries are (name, calls, total ns, median ns); `whole` is the time that corresponds to 100 %."""
     width = max([len(title)] + [len(entry[0]) for entry in entries])
     print(f"{title:{width}}  {'calls':>8}  {'total':>10}  {'median':>10}  {'share':>7}")
     for name, calls, total, median in sorted(entries, key=lambda entry: -entry[2]):
@@ -57,7 +57,7 @@ def table(title, entries, whole):
 
 
 def merged(pairs):
-    """Entries of (name, ns) pairs."""
+    """Summarises (name, ns) pairs as entries."""
     times = collections.defaultdict(list)
     for name, nanoseconds in pairs:
         times[name].append(nanoseconds)
@@ -65,7 +65,7 @@ def merged(pairs):
 
 
 def stack_of(row):
-    """The names of the ranges that were open at a kernel's launch, the outermost first."""
+    """Returns the names of the open ranges at a kernel's launch, outermost first."""
     return [name for column, text in row.items() if column and "Push/Pop_Range" in column and text
             for name in re.findall(r'"[^":]*:([^":]*):', text)]
 
@@ -103,7 +103,7 @@ def nsys(kernels, ranges):
     if entries:
         table("kernel", [(short(entry[0]), *entry[1:]) for entry in entries], sum(entry[2] for entry in entries))
         print()
-    # Ranges nest: a share is of the longest, which holds the others of its thread.
+    # Ranges nest: shares are relative to the longest, which contains the others of its thread.
     table("range (on the host)", on_host, max((entry[2] for entry in on_host), default=0))
 
 

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine, over the sizes of its
-figures, and writes rows that the figures draw beside ours.
+"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine for the sizes of the paper's
+figures, and writes rows for the figures.
 
   scripts/published.py CLONE FILE.csv
 
-  --images N        images per size of the Python code (10), after one to warm up
+    --images N        images per size of the Python code (10), after one warm-up image
   --bench PROGRAM   fdsl-bench (default: FDSL_BENCH, or the one of this project)
   --nvcc PROGRAM    the CUDA compiler (default: nvcc)
 
-Variants: published-python and published-numpy, the two classes of cpu/datagen.py, on one core, each image by its own timer;
-published-gbase and published-bat, cuda/baseline/profile.cu and cuda/batched/philox_rdc/profile.cu, which print a mean of
-their own: it is all the times of such a row. Their sizes are constants, so copies with other constants are compiled.
-Columns that say nothing of the published code are empty; nothing of it is verified.
+Variants: published-python and published-numpy, the two classes of cpu/datagen.py, on one core, with one time per image;
+published-gbase and published-bat, cuda/baseline/profile.cu and cuda/batched/philox_rdc/profile.cu, which print a mean that is
+used for all times of a row. Their sizes are constants, so the script compiles copies with other constants. Columns that do not
+apply are empty; results are not verified.
 
-Exit status: 0 done, 1 a failure, 2 usage, 4 nothing of it can run here.
+Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def note(message):
 
 
 def ours(options, variant, side, vertices, batch):
-    """A row of a variant of ours for the same images: what says where and what was run. None where it cannot run."""
+    """Returns a row of an fdsl-bench variant for the same images, for its identity columns; None if it cannot run."""
     done = subprocess.run([options.bench, "--variant", variant, "--res", str(side), "--vertices", str(vertices),
                            "--batch", str(batch), "--loops", "1", "--warmups", "0", "--warmup-time", "0", "--format", "csv"],
                           capture_output=True, text=True, check=False)
@@ -66,7 +66,7 @@ def ours(options, variant, side, vertices, batch):
 
 
 def row_of(template, variant, revision, seconds, samples, timed):
-    """A row over one of ours: its identity and parameters, the times of a batch, and nothing else."""
+    """Returns a row based on an fdsl-bench row: its identity and parameters, and the times of a batch."""
     columns = list(template)
     kept = columns[:columns.index("warmups")]
     batch, ordered = float(template["batch"]), sorted(seconds)
@@ -85,7 +85,7 @@ def append(path, row):
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
-                fail(f"{path} has other columns, of another version; name a new file", 2)
+                fail(f"{path} has the columns of another version; choose a new file", 2)
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:
@@ -108,14 +108,14 @@ def revision_of(clone):
 
 
 def import_datagen(clone):
-    """The module of the clone, or None with a note on the packages that it lacks."""
+    """Imports the module of the clone; returns None, with a note, if packages are missing."""
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     sys.path.insert(0, str(clone / "cpu"))
     try:
         import datagen
     except ImportError as error:
         missing = PACKAGES.get((error.name or "").split(".")[0], error.name)
-        note(f"the published Python is left out: {error}; install {missing} (it needs {', '.join(PACKAGES.values())})")
+        note(f"the published Python code is skipped: {error}; install {missing} (it needs {', '.join(PACKAGES.values())})")
         return None
     return datagen
 
@@ -149,7 +149,7 @@ def time_python(options, revision):
 
 
 def with_constants(text, path, constants):
-    """Source with other values of its constants: each must be there once."""
+    """Returns source code with other values of constants; each must appear exactly once."""
     for name, value in constants.items():
         text, found = re.subn(rf"(\bconst(?:expr)? int {name} = )\d+;", rf"\g<1>{value};", text)
         if found != 1:
@@ -158,7 +158,7 @@ def with_constants(text, path, constants):
 
 
 def compiled(options, folder, variant, source, side, vertices, batch):
-    """A program for one size."""
+    """Compiles the program for one size."""
     path = options.clone / source
     constants = {"nvertex": vertices, "norbits": ORBITS, "res": side} | ({"batch_size": batch} if variant == "published-bat" else {})
     program = folder / f"{variant}-{side}-{vertices}-{batch}"
@@ -172,11 +172,11 @@ def compiled(options, folder, variant, source, side, vertices, batch):
 
 def time_cuda(options, revision):
     if not shutil.which(options.nvcc):
-        note(f"the published CUDA code is left out: there is no {options.nvcc}")
+        note(f"the published CUDA code is skipped: {options.nvcc} not found")
         return 0
     jobs = [(variant, like, source, *size) for variant, (like, source, sizes) in CUDA.items() for size in sizes]
     if not ours(options, "gbase", 64, 20, 1):
-        note("the published CUDA code is left out: gbase cannot run here")
+        note("the published CUDA code is skipped: gbase cannot run here")
         return 0
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = list(pool.map(lambda job: compiled(options, pathlib.Path(name), job[0], *job[2:]), jobs))
@@ -207,7 +207,7 @@ def main():
         fail(f"{options.bench} is not there; run make first", 4)
     for path in ["cpu/datagen.py"] + [source for _, source, _ in CUDA.values()]:
         if not (options.clone / path).is_file():
-            fail(f"{options.clone} has no {path}; name a clone of hpca-uji/fdsl-gpu-pipeline", 2)
+            fail(f"{options.clone} has no {path}; give a clone of hpca-uji/fdsl-gpu-pipeline", 2)
     revision = revision_of(options.clone)
     print(f"{'variant':18} {'side':>5} {'vertices':>8} {'batch':>6} {'us per image':>14}")
     if time_python(options, revision) + time_cuda(options, revision) == 0:

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Measures the rows of results/reference that README.md and docs/ quote, at the revision of this build, each file under its
-# own name, so that a new one replaces the old one. Then: cp OUT/*.csv OUT/*.json results/reference/ and
+# Measures the rows of results/reference that README.md and docs/ quote, at the revision of this build. File
+# names are fixed, so new files replace old ones. Afterwards: cp OUT/*.csv OUT/*.json results/reference/ and
 # scripts/check_numbers.py --fix.
 #
 #   scripts/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]
 #
-# OUT receives the files, and reference.tar.gz with all of them. --section names what is measured; without it, what fits
-# nine minutes on one H200 and 16 cores (--list shows all sections, their seconds and files). --mnist is the folder of the
-# four files of MNIST, for the sections that train. --work (OUT/work) is a folder on the disk that is measured, for the
-# images that are read: 1 GB; sections of the same folder take what is there. --prefix (h200) begins the names of files.
-# --dry-run prints the commands.
+# OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure; default: those
+# that fit into nine minutes on one H200 with 16 cores (--list shows all sections with their seconds and files).
+# --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder on the disk to
+# measure, for images (1 GB); sections with the same folder reuse them. --prefix (h200): prefix of file names.
+# --dry-run: prints the commands.
 #
-# Rows carry the revision of the build. A tree without its git history has none: build it with make REVISION=NAME.
+# Rows contain the revision of the build. A tree without git history has none: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench).
 #
-# Exit status: 0 done, 1 something failed (other sections ran), 2 usage, 4 no program, or no revision.
+# Exit status: 0 done, 1 a section failed (others ran), 2 usage, 4 no program, or no revision.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# name, seconds on one H200 with 16 cores, whether it is measured by default, files
+# name, seconds on one H200 with 16 cores, measured by default, files
 sections='ladder          120 yes synth
 break-even      310 yes break_even_synth break_even_load
 train           100 yes train_graph
@@ -117,7 +117,7 @@ break_even_table() { # steps ...: lines of a table of scripts/sweep.sh
     done
 }
 
-# The rows that are in the way of a new revision: scripts/sweep.sh takes what is finished.
+# Deletes rows of older revisions, because scripts/sweep.sh keeps finished tasks.
 break_even_rows() { # caches, readers, watch, steps ...
     break_even_table "${@:4}" >"$work/break_even.tsv"
     attempt rm -rf "$work/images/rows"
@@ -151,7 +151,8 @@ learn() { # file, variant, options ...
     run --variant "$2" --data "$mnist" --out "$(file "$1")" "${@:3}"
 }
 
-# Verifying takes 9 s per epoch, as the reference has one thread: one run of ten epochs is verified.
+# Verification takes 9 s per epoch, because the reference is single-threaded: only one run of ten epochs is
+# verified.
 train() {
     local seed batch
     learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed 0 --lr 0.001 --verify --verify-steps 1
@@ -189,7 +190,7 @@ load() {
     attempt rm -rf $sets
 }
 
-# What scripts/reference_load_gpu.sh measures by sections of its own.
+# Sections of scripts/reference_load_gpu.sh.
 load-stress() { attempt scripts/reference_load_gpu.sh --section stress /dev/shm/fdsl-reference "$(file load_gpu_stress)"; }
 load-ranks() { TIME=1 attempt scripts/reference_load_gpu.sh --section ranks /dev/shm/fdsl-reference "$(file load_gpu_ranks)"; }
 clips() { attempt scripts/reference_load_gpu.sh --section clips /dev/shm/fdsl-reference "$(file train_clips)"; }

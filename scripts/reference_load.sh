@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes the rows of results/reference/*_load.csv on the machine that it runs on: the same samples as files and as
-# shards, by size, order, threads and state of the page cache, and 500 epochs over 1000 samples of video. Some ten
-# minutes, 2.5 GB.
+# Measures the rows of results/reference/*_load.csv on this machine: the same samples as files and as shards,
+# by size, order, threads and state of the page cache, and 500 epochs over 1000 video samples. Takes about ten
+# minutes and 2.5 GB.
 #
-#   scripts/reference_load.sh DIR FILE.csv      DIR: where samples are made, on the disk that is to be measured
+#   scripts/reference_load.sh DIR FILE.csv      DIR: folder for samples, on the disk to measure
 #
-# Sizes are of a sample's member in bytes, the .npy header among them. What reads cold needs root, and is left out
-# without. TIME (2): seconds a row; SIZES ("2048 16384 65536").
+# Sizes are those of a sample's member in bytes, including the .npy header. Cold reads need root and are skipped
+# without it. TIME (2): seconds per row; SIZES ("2048 16384 65536").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +33,7 @@ all=0-$((cores - 1))
 for bytes in ${SIZES:-2048 16384 65536}; do
     samples=$((bytes <= 2048 ? 50000 : 400000000 / bytes))
     make_set "$bytes" "$samples" --sample-shape $((bytes - npy_header)) --dtype u8
-    # One core, everything in the page cache. Twice in turn: the table below takes the better of each.
+    # One core, warm page cache. Measured twice, alternately: the table below takes the better of the two.
     for _ in 1 2; do
         run 0 files "$bytes-files" --verify
         for shuffle in 0 1000; do
@@ -48,7 +48,7 @@ for bytes in ${SIZES:-2048 16384 65536}; do
         run "$all" shards-omp "$bytes-shards" --threads $threads --shuffle 0 --verify
     done
     ((EUID == 0)) || continue
-    # What --verify reads is evicted again: every run begins with nothing cached, and is refused where it does not.
+    # Data that --verify reads is evicted again: every run must begin with a cold cache, and fails otherwise.
     for variant in files files-uring; do
         run "$all" $variant "$bytes-files" --cache cold --min-samples 5 --verify
     done
@@ -57,7 +57,7 @@ for bytes in ${SIZES:-2048 16384 65536}; do
     done
 done
 
-# A video set of the field: 1000 samples (3, 8, 64, 64) of float16 in 10 shards, 500 epochs.
+# A typical video set: 1000 samples (3, 8, 64, 64) of float16 in 10 shards, 500 epochs.
 make_set video 1000 --sample-shape 3,8,64,64 --dtype f16
 for variant in files shards shards-mmap shards-omp shards-uring; do
     set=video-shards

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Makes rows of loading on the GPU on the machine that it runs on.
+# Measures rows of loading to the GPU on this machine.
 #
 #   scripts/reference_load_gpu.sh [--section NAME] DIR FILE.csv
 #
-# DIR: where samples are made: a disk, or a file system in memory. What a section makes there it removes.
+# DIR: folder for samples, on a disk or an in-memory file system. Each section removes its samples.
 #
 # section  rows  time on one H200, 16 cores
-# sizes    load  10 min: the same samples by size, straight to the GPU in four ways, and by threads; 5 GB in DIR (the default)
-# stress   load  50 s: 500 loops over 1000 samples of video, float16 (3, 8, 64, 64), on every loader of the GPU; 0.5 GB
-# clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, by every trainer of the GPU that takes it; 0.2 GB
-# ranks    load  30 s: a set that 1, 2 and 4 ranks share, each with a GPU of its own, as far as there are GPUs; 2 GB
+# sizes    load  10 min: the same samples by size and by threads, to the GPU in four ways; 5 GB in DIR (the default)
+# stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
+# clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for every GPU trainer that supports it; 0.2 GB
+# ranks    load  30 s: a set shared by 1, 2 and 4 ranks with one GPU each, as far as there are GPUs; 2 GB
 #
-# Sizes are of a sample's member in bytes, the .npy header among them. TIME (2): seconds a row; SIZES ("2048 … 1048576");
-# BYTES (2000000000): of a set of shards. Files are a fifth of that, as they are read one by one. LOOPS (500): of stress.
-# RANKS ("1 2 4"): numbers of ranks; MPIRUN: what starts them (mpirun --bind-to none -n).
+# Sizes are those of a sample's member in bytes, including the .npy header. TIME (2): seconds per row; SIZES ("2048 …
+# 1048576"); BYTES (2000000000): size of a set of shards (sets of files have a fifth, because files are read one by
+# one); LOOPS (500): epochs of stress; RANKS ("1 2 4"): numbers of ranks; MPIRUN: their launcher (mpirun --bind-to
+# none -n).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/.."
@@ -49,7 +50,7 @@ available() { # variant, set
     "$bench" --variant "$1" --data "$dir/$2" --cache any --dry-run
 }
 
-# A video set of the field, as scripts/reference_load.sh has it, and as many loops over it.
+# The video set of scripts/reference_load.sh, with the same number of epochs.
 stress() {
     local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
     "$bench" --prepare "$dir/video-files" --layout files "${tensors[@]}"
@@ -71,7 +72,7 @@ clips() {
     rm -rf "$dir/clips"
 }
 
-# One set of shards, whose samples the ranks share, in memory of one host.
+# One set of shards whose samples the ranks share, in the memory of one host.
 ranks() {
     local bytes count gpus variant
     gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}
@@ -80,7 +81,7 @@ ranks() {
             --sample-shape $((bytes - npy_header)) --dtype u8
         for variant in ${VARIANTS:-shards-gpu gpu-resident}; do
             for count in ${RANKS:-1 2 4}; do
-                ((count <= gpus)) || { echo "reference_load_gpu.sh: $gpus GPUs: $count ranks are left out" >&2 && continue; }
+                ((count <= gpus)) || { echo "reference_load_gpu.sh: $gpus GPUs: $count ranks are skipped" >&2 && continue; }
                 echo "$count ranks: $variant $bytes" >&2
                 "${launcher[@]}" "$count" "$bench" --variant "$variant" --data "$dir/shared" --batch 256 --min-time "$time" \
                     --max-time "$((3 * time))" --verify --out "$out" --format csv >/dev/null
@@ -105,7 +106,7 @@ for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
     run shards-gpu "$bytes-shards" --verify
     run gpu-resident "$bytes-shards" --verify
     if available gds "$bytes-shards"; then run gds "$bytes-shards" --ring 8 --verify; fi
-    # What it would be on the CPU
+    # The same on the CPU, for comparison
     run shards-omp "$bytes-shards"
     if ((bytes == 65536)); then
         for ((threads = 1; threads < cores; threads *= 2)); do

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Writes one HTML page of all that was measured: the machine, the figures, the rows, and the command that repeats
-each of them. The page needs nothing else: no other file, no network, no script.
+"""Writes an HTML report: your rows and the commands that repeat them, figures, reference rows, and the machine. The page is
+self-contained: it needs no other files, network or scripts.
 
   scripts/report.py
 
-  --results DIR     the user's rows: DIR/*.csv (default: results)
-  --reference DIR   the shipped ones and the published points (default: results/reference)
+  --results DIR     your rows: DIR/*.csv (default: results)
+  --reference DIR   reference rows and published points (default: results/reference)
   --out FILE        the page (default: report.html under --results)
-  --work DIR        where the figures' numbers go (default: build/plots)
+  --work DIR        write the data of figures to DIR (default: build/plots)
 
-Exit status: 0 done, 1 gnuplot failed or a file could not be written, 2 usage or a file that cannot be used, 4
-gnuplot is missing.
+Exit status: 0 done, 1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
 """
 
 import argparse
@@ -23,7 +22,7 @@ import shlex
 import sys
 
 sys.dont_write_bytecode = True
-from devices import PUBLISHED, Missing, threads_a_rank  # noqa: E402  (in this folder)
+from devices import PUBLISHED, Missing, threads_per_rank  # noqa: E402  (in this folder)
 from figures import FIGURES  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
@@ -76,13 +75,13 @@ text = html.escape
 
 
 def option(column):
-    """The option whose values a column holds: units are in names of columns alone."""
+    """Returns the option of a column; only column names contain units."""
     return "--" + column.removesuffix("_ms").replace("_", "-")
 
 
 def batch_option(row):
-    """The --batch of a row. That of all ranks holds their sum, and each has what --batch says: with weak scaling, and
-    in loading, whose ranks share the samples and not a batch."""
+    """Returns the --batch of a row. A row with rank=all has the sum over ranks, but --batch is per rank with weak scaling, and
+    for loading, where ranks share samples, not batches."""
     return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
 
 
@@ -90,7 +89,7 @@ FLAGS = ("decode", "augment")  # options without a value
 
 
 def parameters(row):
-    """The options that differ from their defaults, as (option, value)."""
+    """Returns the options that differ from their defaults, as (option, value)."""
     if row.is_train or row.is_infer:
         return report_train.parameters(row)
     defaults = dict(row.defaults) if row.is_load else dict(DEFAULTS, out_res=row.texts["res"])
@@ -105,15 +104,15 @@ def parameters(row):
 
 
 def threads_option(row):
-    """The --threads of a row: each rank's. None where a variant has one thread anyway, or where the ranks' parts of
-    the cores differ, as they do by default and not by --threads."""
-    threads = threads_a_rank(row)
+    """Returns the --threads of a row, per rank. None if the variant always has one thread, or if ranks have different numbers
+    of threads, which only the default gives."""
+    threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
 
 
 def command(rows):
-    """The command line that makes these rows, which differ in nothing but their variants and devices."""
+    """Returns the command line that measures these rows, which differ only in variants and devices."""
     first = rows[0]
     if first.is_train or first.is_infer:
         return report_train.command(rows)
@@ -137,12 +136,12 @@ def command(rows):
 
 
 def workers(row):
-    """Of another loader; without any the process itself reads, in one thread."""
+    """Returns the number of workers of a third-party loader; 0: the main process reads."""
     return 0 if row["variant"].endswith("-inline") else row["threads"]
 
 
 def others_command(row):
-    """That of rows of other loaders; their threads are worker processes."""
+    """Returns the command line for rows of third-party loaders; their threads are worker processes."""
     words = ["scripts/compare_loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
     words += ["--gpu"] if row["variant"] in loading.OTHERS_TO_GPU else []
     usual = 16 if row["variant"] in loading.OTHERS_TO_GPU else 1
@@ -153,7 +152,7 @@ def others_command(row):
 
 
 def group_key(row):
-    """What rows share that one command repeats: all but the variant and what it runs on."""
+    """Returns what rows of one command share: everything except the variant and the device."""
     others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
             tuple(parameters(row)),
@@ -162,7 +161,7 @@ def group_key(row):
 
 
 def grouped(rows):
-    """Lists of rows, each one command. Variants of one thread count or none join that of the others."""
+    """Returns lists of rows, one per command. Variants with one thread or without a thread count join the others."""
     groups = collections.defaultdict(list)
     for row in rows:
         key = group_key(row)
@@ -174,7 +173,7 @@ def grouped(rows):
 
 
 def heading(row):
-    """A line on what was run."""
+    """Returns a heading that describes the run."""
     if row.is_train or row.is_infer:
         return report_train.heading(row)
     if row.is_load:
@@ -207,20 +206,20 @@ def percent(value):
 
 
 def interval(row):
-    """How well the median is known, where the row says."""
+    """Returns the error of the median, if the row has it."""
     return "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"
 
 
 def settled_words(row):
-    """The last cell of a row: whether it was verified, and what asks for care."""
+    """Returns the last cell of a row: whether it was verified, and caveats."""
     care = (["not settled"] if row.unsettled else []) + (
-        [f"clocks held down: {row['throttled']}"] if row.get("throttled") else [])
+        [f"throttled: {row['throttled']}"] if row.get("throttled") else [])
     return ("text" if row["verified"] == "yes" and not care else "text bad",
             row["verified"] + (f" ({', '.join(care)})" if care else ""))
 
 
 def html_table(head, rows):
-    """A table of (class, text) cells under (name, is it text) headings."""
+    """Returns a table of (class, text) cells with (name, is text) headings."""
     names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
     lines = ["<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
                               for kind, cell in cells) + "</tr>" for cells in rows]
@@ -228,7 +227,7 @@ def html_table(head, rows):
 
 
 def table(rows):
-    """A table of rows of one command, the slowest variant first."""
+    """Returns a table of the rows of one command, slowest variant first."""
     if rows[0].is_train or rows[0].is_infer:
         head = [("variant", 1), ("device", 1), ("threads", 0)] + [(name, 0) for name, _ in report_train.cells(rows[0])]
         return html_table(head + [("verified", 1)], [
@@ -237,10 +236,10 @@ def table(rows):
             for row in sorted(rows, key=lambda row: row["items_per_s"])])
     several = any(row["ranks"] > 1 for row in rows)
     load = rows[0].is_load
-    head = [("variant", 1), ("device", 1), ("threads", 0), ("a sample" if load else "an image", 0),
+    head = [("variant", 1), ("device", 1), ("threads", 0), ("per sample" if load else "per image", 0),
             ("median ±", 0), ("minimum to 95th perc.", 0), ("samples/s" if load else "images/s", 0)] + \
         ([("efficiency", 0)] if several else []) + \
-        ([("GB/s", 0), ("of copying", 0)] if load else [("roofline", 0)]) + \
+        ([("GB/s", 0), ("share of memcpy", 0)] if load else [("roofline", 0)]) + \
         [("runs" if load else "samples", 0), ("verified", 1)]
     lines = []
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
@@ -259,7 +258,7 @@ def table(rows):
 def rows_section(title, rows):
     parts = [f'<h2 id="{title.split()[0].lower()}">{title}</h2>']
     if not rows:
-        parts.append("<p class=soft>None. <code>make bench</code> measures some.</p>")
+        parts.append("<p class=soft>None. <code>make bench</code> measures rows.</p>")
     for group in grouped(rows):
         parts.append(f"<section class=group><h3>{text(heading(group[0]))}</h3>\n"
                      f"<pre>{text(command(group))}</pre>\n{table(group)}\n"
@@ -268,7 +267,7 @@ def rows_section(title, rows):
 
 
 def origin(rows):
-    """Where rows come from: the file, the host, the revisions, and when."""
+    """Returns the origin of rows: file, host, revisions and time."""
     revisions = ", ".join(dict.fromkeys(row["revision"] for row in rows))
     times = sorted(row["time_utc"] for row in rows)
     when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
@@ -304,7 +303,7 @@ def machines_section(machines):
 
 
 def inline_svg(name, svg):
-    """gnuplot's SVG as an element of a page: it scales, its black is the page's ink, its ids are its own."""
+    """Returns gnuplot's SVG as an element of the page: scalable, with the page's text colour and unique ids."""
     svg = svg[svg.index("<svg"):]
     svg = re.sub(r"<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.S)
     svg = re.sub(r'\s(width|height)="\d+"', "", svg, count=2)
@@ -328,7 +327,7 @@ def figures_section(measured, work):
         svg = (work / f"{name}.svg").read_text("utf-8")
         notes = "".join(f"<br>{text(note)}" for note in plot.notes)
         tall = " class=tall" if plot.height > 600 else ""
-        parts.append(f"<figure{tall}>{inline_svg(name, svg)}\n<figcaption>To draw it alone: "
+        parts.append(f"<figure{tall}>{inline_svg(name, svg)}\n<figcaption>To draw only this figure: "
                      f"<code>scripts/figures.py {name}</code>{notes}</figcaption></figure>")
     return "\n".join(parts)
 
@@ -347,14 +346,14 @@ def page(measured, work):
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>fdsl-bench: {text(devices)}</title>", f"<style>{STYLE}</style></head><body>",
         "<header><h1>fdsl-bench</h1>",
-        f"<p>{text(devices)}</p><p class=soft>{len(yours)} rows of yours, {len(reference)} of reference; "
+        f"<p>{text(devices)}</p><p class=soft>{len(yours)} of your rows, {len(reference)} reference rows; "
         f"written {now}</p>",
         '<nav><a href="#your">Your rows</a><a href="#figures">Figures</a><a href="#reference">Reference rows</a>'
         '<a href="#machine">Machine</a></nav></header>',
         "<main>", rows_section("Your rows", yours), figures_section(measured, work),
         rows_section("Reference rows", reference),
-        "<p class=soft>Times are medians over the samples; each command repeats its rows with the sampling of its "
-        "defaults. docs/timing.md says how time is measured, docs/figures.md what the figures show.</p>",
+        "<p class=soft>Times are medians over the samples. Each command repeats its rows with the default sampling options. "
+        "docs/timing.md describes the time measurement, docs/figures.md the figures.</p>",
         machines_section(measured.machines), "</main></body></html>", ""])
 
 

@@ -1,4 +1,4 @@
-"""What the report says of training and inference: one line per training, and the command that repeats it."""
+"""The report's tables of training and inference: one line per training, and the command that repeats it."""
 
 import collections
 import shlex
@@ -7,7 +7,7 @@ import statistics
 from plot import micros_words, number_words
 from rows import TRAIN_PARAMETERS
 
-# Defaults of the options in TRAIN_PARAMETERS; those that are not here are empty in a row where they are not given.
+# Defaults of the options in TRAIN_PARAMETERS; other options are empty in a row unless given.
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
@@ -16,12 +16,12 @@ FLAGS = ("fresh", "flip", "raw")
 
 
 def is_pytorch(row):
-    """Whether a row is of scripts/compare_pytorch.py, which names variants after the mode."""
+    """Returns whether a row is from scripts/compare_pytorch.py, which names variants after modes."""
     return row["variant"].startswith("torch-")
 
 
 def trainings(rows):
-    """The last epoch of each training, with all its epochs in `line`: of each epoch the newest row, as in the figures."""
+    """Returns the last epoch of each training, with the newest row of each epoch in `line`."""
     lines = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         key = (row.source, row.file, row["host"], row["device"], row["variant"], row["revision"], row["threads"],
@@ -36,7 +36,7 @@ def trainings(rows):
 
 
 def parameters(row):
-    """The options that differ from their defaults, as (option, value); of --init a row holds a hash alone."""
+    """Returns the options that differ from their defaults, as (option, value). For --init a row has only a hash."""
     if row.is_infer:
         options = {"checkpoint": row.texts["checkpoint"], "data": row.texts["data"], "batch": f"{row['batch']:.0f}"}
         return [("--" + name, value) for name, value in options.items() if value]
@@ -48,7 +48,7 @@ def parameters(row):
 
 
 def command(rows):
-    """The command line of rows of one training, or of inference."""
+    """Returns the command line for rows of one training or of inference."""
     first = rows[0]
     variants = ",".join(dict.fromkeys(row["variant"] for row in rows))
     if is_pytorch(first):
@@ -83,24 +83,23 @@ def share(value):
 
 
 def train_cells(row):
-    """(heading, text) of the numbers of a training."""
+    """Returns (heading, text) for the numbers of a training."""
     line = getattr(row, "line", [row])
     return [("epochs", f"{row['epoch']:.0f}"),
-            ("an epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),
+            ("per epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),
             ("samples/s", number_words(round(statistics.median(epoch["items_per_s"] for epoch in line)))),
-            ("loss", "" if row["loss"] is None else f"{row['loss']:.3g}"), ("test right", share(row["test_acc"])),
-            ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
+            ("loss", "" if row["loss"] is None else f"{row['loss']:.3g}"), ("test accuracy", share(row["test_acc"])), ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
             ("roofline", roofline_words(row))]
 
 
 def infer_cells(row):
-    return [("a batch", micros_words(1e6 * row["time_median_s"])), ("99th perc.", micros_words(1e6 * row["time_p99_s"])),
-            ("samples/s", number_words(round(row["items_per_s"]))), ("test right", share(row["test_acc"])),
+    return [("per batch", micros_words(1e6 * row["time_median_s"])), ("99th perc.", micros_words(1e6 * row["time_p99_s"])),
+            ("samples/s", number_words(round(row["items_per_s"]))), ("test accuracy", share(row["test_acc"])),
             ("roofline", roofline_words(row))]
 
 
 def roofline_words(row):
-    """The share and what limits, of rows of any workload; "" where there is no bound."""
+    """Returns the share of the roofline and its bound; "" without a bound."""
     return "" if row["roofline_share"] is None else f"{100 * row['roofline_share']:.3g} % {row['bound']}"
 
 

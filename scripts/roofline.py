@@ -1,14 +1,14 @@
-"""The roofline: how much of the least possible time of its work each variant reaches, of rows of all workloads.
-scripts/figures.py says what it is that it returns."""
+"""The figure of rooflines: the minimum possible time of each variant's work divided by its measured time, from rows of all
+workloads. scripts/figures.py documents the return value."""
 
 from devices import Devices, Missing, device_of
 from plot import HEIGHT, Plot, micros_words, short_device, shortened
 
 # A bound's colour (plots/common.gp), its name in the legend, and the unit of its peak rate.
-BOUNDS = {"compute": (6, "FLOPs", "FLOP/s"), "memory": (5, "bytes of memory", "B/s"), "bus": (3, "bytes over the bus", "B/s")}
+BOUNDS = {"compute": (6, "FLOPs", "FLOP/s"), "memory": (5, "memory bandwidth", "B/s"), "bus": (3, "bus bandwidth", "B/s")}
 WORKLOADS = ("synth", "load", "train", "infer")
 ROW_PX = 22
-INSIDE = 55  # percent of a bar from which its words are inside
+INSIDE = 55  # percent from which the text is inside the bar
 
 
 def figure(measured):
@@ -23,7 +23,7 @@ def figure(measured):
         if key not in best or row["roofline_share"] > best[key]["roofline_share"]:
             best[key] = row
     devices = Devices(list(best.values()), 2, item="items")
-    plot = Plot("Share of each variant's roofline")
+    plot = Plot("Share of the roofline by variant")
     bars, names, headings, y = {bound: [] for bound in BOUNDS}, [], [], 0
     for device, _, whose in devices.names():
         headings.append((y, f"{shortened(short_device(device[2]), 60)} ({whose})"))
@@ -39,20 +39,20 @@ def figure(measured):
     plot.height = max(HEIGHT, int(200 - ROW_PX * y))
     plot.variables = {"y_low": y + 0.5, "y_high": 0.7, "inside": INSIDE, "kinds": len(kinds),
                       "kind_slot": [BOUNDS[bound][0] for bound in kinds]}
-    plot.caption = ["The least time that a run's work needs at peak rates, over its median time: 100 % cannot be exceeded "
-                    "(docs/roofline.md). Each variant shows its row with the largest share, the peak rate that limits it, "
-                    "and the least time per item."] + devices.caption()
+    plot.caption = ["Minimum time of a run's work at peak rates, divided by its median time; 100 % is the upper bound "
+                    "(docs/roofline.md). Each bar shows the variant's row with the largest share, the peak rate that limits "
+                    "it, and the minimum time per item."] + devices.caption()
     return plot
 
 
 def order(row):
-    """The place of a row's bar: workloads apart, the nearest to its bound first."""
+    """Sort key of bars: by workload, then by decreasing share."""
     workload = row["schema"].split("/")[0]
     return WORKLOADS.index(workload), -row["roofline_share"]
 
 
 def bar(row, y):
-    """(share %, y, words)"""
+    """Returns (share in %, y, text)."""
     unit = BOUNDS[row["bound"]][2]
     share = 100 * row["roofline_share"]
     peak = row["peak_flops"] if row["bound"] == "compute" else row["peak_bytes_per_s"]

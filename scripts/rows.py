@@ -1,6 +1,6 @@
-"""Rows of fdsl-bench as its CSV files hold them, for scripts/figures.py and scripts/report.py.
+"""Reads rows of fdsl-bench from CSV files, for scripts/figures.py and scripts/report.py.
 
-A file is read whole or refused: every error names the file, the line and a remedy.
+An invalid file is an error, and none of its rows are used. Error messages give the file, the line and a remedy.
 """
 
 import collections
@@ -14,8 +14,8 @@ ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "synth/6", "load/3", 
                "train/1", "train/2", "train/3", "infer/1", "infer/2")
 MONITOR_SCHEMA = "monitor/1"
 
-# The parameters of a run, in the order of the columns, with the defaults of the options of the same names.
-# out_res has that of res. What does not apply to a run is empty in its row.
+# The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
+# res. Columns that do not apply to a run are empty.
 DEFAULTS = {
     "batch": "32", "res": "512", "vertices": "1000", "orbits": "200", "formula": "uji", "seed": "0",
     "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
@@ -24,21 +24,22 @@ DEFAULTS = {
     "compute": "",
 }
 
-# The same of the workload load. The data has no default, and --shift, --mean and --std apply with --augment alone.
+# The parameters of workload load in column order, with defaults. --data has no default; --shift, --mean and
+# --std apply with --augment only.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
     "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute": "",
 }
-LOAD_LATER = ("tensor", "ring", "chunk")  # not in rows from before there were GPU variants
+LOAD_LATER = ("tensor", "ring", "chunk")  # missing in rows older than the GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of the workload train, in the order of the columns. A row is one epoch. Rows of infer are in the
-# figure of the roofline and in the tables of the report.
+# The parameters of workload train in column order. A row is one epoch. Rows of infer appear in the roofline
+# figure and in the report.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
-# Not in all rows of train: what these would say there. Before there were other feeds all samples were stored.
+# Columns that older rows of train lack, with their values for such rows: all samples were stored.
 TRAIN_LATER = {"feed": "stored", "fresh": "", "generate_share": "", "generated_per_s": "", "opening_s": "", "init": ""}
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
@@ -62,11 +63,11 @@ LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "tim
 LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
                "batch", "sample_bytes")
 SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
-STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # of --compute, numbers
+STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # numeric columns of --compute
 SINCE_4 = ("compute_ms",) + STEPS
 SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
 SINCE_6 = ("settled", "median_error")  # empty in older rows: unknown
-# Of the roofline. Rows without `bound` have a `roofline_share` of something else, which is not read.
+# Columns of the roofline. In rows without `bound`, `roofline_share` has a different meaning and is ignored.
 ROOFLINE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "roofline_share")
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
@@ -77,12 +78,11 @@ MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "tem
 
 
 class BadInput(Exception):
-    """A file that cannot be used: the one line that says which, where and what to do."""
+    """An invalid file: a message of one line with the file, the place and a remedy."""
 
 
 class Row(dict):
-    """A row by column names: numbers (or None where empty) for NUMBERS, text for the others; `texts` is all as it
-    stood in the file."""
+    """A row by column name: numbers for NUMBERS (None if empty), text for other columns. `texts` has the unparsed fields."""
 
     source = ""  # "yours" or "reference"
     file = ""
@@ -102,12 +102,12 @@ class Row(dict):
 
     @property
     def unsettled(self):
-        """Whether the time limit ended the sampling before the median was known well enough."""
+        """Whether the time limit ended sampling before the median reached the wanted precision."""
         return self.texts["settled"] == "no"
 
     @property
     def parameters(self):
-        """The columns that hold the options of the run."""
+        """The columns of the run's options."""
         return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
 
     @property
@@ -119,12 +119,12 @@ class Row(dict):
         return bool(self["cuda"])
 
     def micros(self, column):
-        """A column of seconds a run as microseconds an image or a sample; None where it is empty."""
+        """Converts a column of seconds per run to microseconds per item; None if it is empty."""
         return None if self[column] is None else 1e6 * self[column] / self["items"]
 
 
 def read_text(path):
-    """The text of a file, as nobody is just then appending to it (fdsl-bench locks what it appends to)."""
+    """Reads a file under a shared lock, because fdsl-bench may be appending to it."""
     try:
         with open(path, "rb") as file:
             try:
@@ -133,7 +133,7 @@ def read_text(path):
                 pass
             raw = file.read()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}; mend or move it") from None
+        raise BadInput(f"{path} cannot be read: {error.strerror}; repair or move it") from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -142,7 +142,7 @@ def read_text(path):
 
 
 def read_csv(path):
-    """The header and a list of (line number, fields) of an RFC 4180 file; None, [] of an empty one."""
+    """Returns the header and a list of (line number, fields) of an RFC 4180 file; (None, []) for an empty file."""
     text = read_text(path)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -156,7 +156,7 @@ def read_csv(path):
             elif fields[:1] == ["schema"]:
                 raise BadInput(f"{path}, line {line}: a second header; "
                                + ("delete this line" if fields == header else
-                                  "its columns are others, so keep the two parts in two files"))
+                                  "its columns differ, so split the file in two"))
             elif fields and len(fields) != len(header):
                 raise BadInput(f"{path}, line {line}: {len(fields)} fields where the header has {len(header)}; "
                                "repair or delete this row")
@@ -167,12 +167,12 @@ def read_csv(path):
         raise BadInput(f"{path}, line {line}: {error}; repair or delete this row") from None
     if text and not text.endswith("\n"):
         last = records[-1][0] if records else 1
-        raise BadInput(f"{path}, line {last}: this last row has no end and may be torn; end or delete it")
+        raise BadInput(f"{path}, line {last}: the last row has no newline and may be incomplete; complete or delete it")
     return header, records
 
 
 def number(path, line, column, text, needed=False):
-    """A finite number; None for an empty field that may be empty."""
+    """Parses a finite number; returns None for an empty field unless it is needed."""
     try:
         if not text and not needed:
             return None
@@ -181,14 +181,14 @@ def number(path, line, column, text, needed=False):
             return value
     except ValueError:
         pass
-    raise BadInput(f"{path}, line {line}: {column} is '{text}', no number; repair or delete this row")
+    raise BadInput(f"{path}, line {line}: {column} is '{text}', not a number; repair or delete this row")
 
 
 def need_columns(path, header, columns, schema):
     missing = [column for column in columns if column not in header]
     if missing:
-        raise BadInput(f"{path}, line 1: rows of {schema} have a column '{missing[0]}', this file has none; "
-                       "delete it and measure anew")
+        raise BadInput(f"{path}, line 1: rows of {schema} have a column '{missing[0]}', but this file does not; "
+                       "delete it and measure again")
 
 
 def numbered(path, line, fields, columns, needed):
@@ -202,7 +202,7 @@ def measured_row(path, line, fields, numbers, needed):
     if "bound" not in fields:
         fields = {**fields, "bound": "", "roofline_share": ""}
     fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER + ROOFLINE, ""), **fields}
-    fields["compute"] = fields["compute"] or fields["compute_ms"]  # before there were others, a step was so many ms
+    fields["compute"] = fields["compute"] or fields["compute_ms"]  # older rows have only steps in ms
     row = Row(numbered(path, line, fields, numbers + STEPS + ROOFLINE + ("median_error",), needed))
     row.texts = fields
     for column in needed:
@@ -212,7 +212,7 @@ def measured_row(path, line, fields, numbers, needed):
 
 
 def needed_columns(schema):
-    """The columns that rows of a schema have, of those that are read."""
+    """Returns the required columns of a schema."""
     workload, version = schema.split("/")
     columns = IDENTITY + ("rank", "verified") + SINCE_3 + SINCE_4 + SINCE_5 + (
         ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
@@ -221,9 +221,9 @@ def needed_columns(schema):
 
 
 def read_file(path):
-    """The rows of one CSV file as (kind, rows): kind is "rows", "monitor", or "other" for what is not measured."""
+    """Returns (kind, rows) of a CSV file: kind is "rows", "monitor", or "other" for files without measurements."""
     header, records = read_csv(path)
-    if not header or header[0] != "schema" or "sample" in header:  # a machine, classes, samples
+    if not header or header[0] != "schema" or "sample" in header:  # env.csv, classes, samples
         return "other", []
     kind, rows = "rows", []
     for line, fields in records:
@@ -251,12 +251,12 @@ def read_file(path):
                            "revision of the project that wrote it")
         if schema != records[0][1][0]:
             raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
-                           "keep them in two files")
+                           "split the file in two")
     return kind, rows
 
 
 def read_published(path, columns):
-    """A file of published points: dicts with the columns named; {name: is it a number}."""
+    """Reads a file of published points as dicts. `columns` is {name: whether it is a number}."""
     header, records = read_csv(path)
     need_columns(path, header or [], columns, "published points")
     points = []
@@ -270,21 +270,21 @@ def read_published(path, columns):
 
 
 def stands_for_run(row):
-    """Whether a row is a whole run's: that of the one rank, or the sum over all; not one rank's part."""
+    """Returns whether a row stands for a complete run: of a single rank, or the sum over all ranks."""
     return row["rank"] == "all" or (row["rank"] == "0" and row["ranks"] == 1)
 
 
 def identity(row):
-    """What two rows must share for the newer to replace the older; of data that is read also how much there was, as
-    another set may come to stand under the same name."""
+    """Returns what two rows must share for the newer to replace the older. For loading this includes the size of the data,
+    because a different data set may have the same path later."""
     columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(row.defaults)
     columns += ("items", "sample_bytes") if row.is_load else ()
     return (row.source, row.is_load) + tuple(row[column] for column in columns)
 
 
 def name_devices(loads):
-    """Loaders that are not ours name no device: theirs is that of the newest row of the same file, or, where none there has
-    one, of the same host (machines of different makers may share the name of a host)."""
+    """Fills in the device of third-party loaders, whose rows have none: that of the newest row of the same file, or else of
+    the same host. The file comes first because different machines may share a host name."""
     devices = {}
     for row in sorted(loads, key=lambda row: row["time_utc"]):
         if row["device"]:
@@ -295,12 +295,12 @@ def name_devices(loads):
 
 
 def sweep_of(row):
-    """What the points of one line must share beyond their parameters: points of two sweeps make no line."""
+    """Returns what points of one line must share beyond their parameters: they must be of the same sweep."""
     return row.file, row["revision"]
 
 
 def newest(rows, key_of=identity):
-    """Of rows that measure the same, the newest; of equally old ones, the last."""
+    """Returns the newest row of each measurement; of equally old ones, the last."""
     kept = {}
     for row in rows:
         key = key_of(row)
@@ -311,7 +311,7 @@ def newest(rows, key_of=identity):
 
 
 class Measured:
-    """All that is known: `rows` and `loads` (whole runs of synth and of load, the newest of each), `sweeps` and
+    """All measurements: `rows` and `loads` (complete runs of synth and of load, the newest of each), `sweeps` and
     `load_sweeps` (the newest of each within its file and revision, for lines), `trains` (every epoch), `infers`,
     `monitors` (lists of samples, the user's first and each source's newest first), `published` and `published_code`
     (points), `machines` (env.json)."""
@@ -322,7 +322,7 @@ class Measured:
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
                 raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
-                               "names one with CSV files")
+                               "must name a folder of CSV files")
             self.read_folder(source, folder)
         name_devices(self.loads)
         self.sweeps, self.load_sweeps = (newest(rows, lambda row: identity(row) + sweep_of(row))
@@ -336,7 +336,7 @@ class Measured:
             reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
 
     def published_series(self, figure):
-        """The published points of a figure: {series: [(x, y)] by rising x}."""
+        """Returns the published points of a figure: {series: [(x, y)] by rising x}."""
         series = collections.defaultdict(list)
         for point in self.published:
             if point["figure"] == figure:
@@ -351,9 +351,9 @@ class Measured:
             kind, rows = read_file(path)
             if kind == "other":
                 if path.name != "env.csv":
-                    self.notes.append(f"{path}: no rows of a run, left out")
+                    self.notes.append(f"{path}: no rows of a run; skipped")
             elif not rows:
-                self.notes.append(f"{path}: a header without rows")
+                self.notes.append(f"{path}: no rows after the header")
             elif kind == "monitor":
                 monitors.append({"source": source, "file": path, "samples": rows})
             else:
@@ -367,7 +367,7 @@ class Measured:
             row.source, row.file = source, str(path)
             if row["wrong"]:
                 items = "images" if row["schema"].startswith("synth/") else "samples" if row.is_load else "steps"
-                self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is left out")
+                self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
             elif stands_for_run(row):
                 (self.loads if row.is_load else self.trains if row.is_train else self.infers if row.is_infer else
                  self.rows).append(row)
@@ -379,6 +379,6 @@ class Measured:
             raise BadInput(f"{path}: {error}; delete it, or write it again with: "
                            f"./fdsl-bench --env --format json > {path}") from None
         if not isinstance(machine, dict):
-            raise BadInput(f"{path}: holds no object; write it again with: "
+            raise BadInput(f"{path}: not a JSON object; write it again with: "
                            f"./fdsl-bench --env --format json > {path}")
         self.machines.append({"source": source, "file": path, "values": machine})

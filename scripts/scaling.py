@@ -1,22 +1,22 @@
-"""The figure of scaling: images a second over ranks, of rows of the workload synth. scripts/figures.py says what it is that
-it returns."""
+"""The figure of scaling: images per second vs. ranks, from rows of the workload synth. scripts/figures.py documents the
+return value."""
 
 import collections
 
-from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_a_rank
+from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
 from rows import DEFAULTS, newest, sweep_of
 
-KINDS = {"weak": "weak: each rank has a batch", "strong": "strong: the ranks share a batch"}
+KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
 
 
 def line_key(row, kind):
-    """What the points of one line share: the sweep, the kind of scaling (weak, strong), with weak scaling the batch of
-    one rank and with strong that of all; on a CPU the threads per rank, last."""
+    """Returns what the points of one line share: the sweep, the kind of scaling (weak, strong), and the batch per rank (weak)
+    or of all ranks (strong); last, on a CPU, the threads per rank."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
             *(row.texts[column] for column in DEFAULTS if column != "batch"),
-            None if row.on_gpu else threads_a_rank(row))
+            None if row.on_gpu else threads_per_rank(row))
 
 
 def figure(measured):
@@ -32,7 +32,7 @@ def figure(measured):
     lines = best_lines(lines)
     devices = Devices([row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    plot = Plot("Images a second over ranks")
+    plot = Plot("Throughput vs. ranks")
     add_legend(plot, devices, lines)
     kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
     places = list(devices.groups)
@@ -42,8 +42,8 @@ def figure(measured):
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
                       "joined": [int(same_threads(points)) for points in lines],
                       **panel_variables(plot, lines, kinds)}
-    plot.caption = ["Gray: no loss. Percent: the efficiency that the run measured, against one rank alone. Whiskers "
-                    "from the 95th percentile to the least time of the slowest rank." + shared_devices(lines)]
+    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
+                    "95th percentile and the minimum of the slowest rank's times." + shared_devices(lines)]
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.rows, newest(candidates), [row for points in lines for row in points],
                               ("ranks", "scaling", "batch", "threads"), command)
@@ -51,7 +51,7 @@ def figure(measured):
 
 
 def add_one_rank(measured, lines):
-    """The row of one rank joins the lines of its sweep with which it shares what each rank had."""
+    """Adds the rows of one rank to the lines of their sweep with the same batch and threads per rank."""
     for row in measured.sweeps:
         if row["ranks"] == 1:
             for kind in KINDS:
@@ -61,8 +61,8 @@ def add_one_rank(measured, lines):
 
 
 def best_lines(lines):
-    """A line a device, variant and kind of scaling: that with most points, then the newest. On a CPU that gave each
-    rank its part of the cores no two points share their threads; then all of that job are taken, and not joined."""
+    """Returns one line per device, variant and kind of scaling: the one with most points, then the newest. If ranks on a CPU
+    share its cores, no two points have the same threads per rank; then takes all points of that job, without a line."""
     groups = collections.defaultdict(list)
     for key, points in lines.items():
         groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
@@ -79,30 +79,30 @@ def best_lines(lines):
 
 
 def same_threads(points):
-    return points[0].on_gpu or len(set(map(threads_a_rank, points))) == 1
+    return points[0].on_gpu or len(set(map(threads_per_rank, points))) == 1
 
 
 def add_legend(plot, devices, lines):
-    """Device by device its variants, with what each line keeps fixed."""
+    """Adds the variants of each device to the legend, with the constants of each line."""
     for device, name, whose in devices.names():
         plot.legend += [(0, line) for line in name] + [(0.5, whose)]
         for variant in SLOTS:
             mine = [points for points in lines if device_of(points[0]) == device
                     and points[-1]["variant"] == variant]
-            notes = [f"weak: batch {points[-1]['batch'] / points[-1]['ranks']:.0f} a rank"
-                     if points[-1]["scaling"] == "weak" else f"strong: batch {points[-1]['batch']:.0f} in all"
+            notes = [f"weak: batch {points[-1]['batch'] / points[-1]['ranks']:.0f} per rank"
+                     if points[-1]["scaling"] == "weak" else f"strong: batch {points[-1]['batch']:.0f} in total"
                      for points in mine]
             notes += dict.fromkeys(rank_threads(points) for points in mine if not device[3])
             if mine:
                 joined = any(same_threads(points) and len(points) > 1 for points in mine)
                 plot.legend += [(devices.style(mine[0][0]) + (0 if joined else 0.1), variant)]
-                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 180, 11)]
+                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 200, 11)]
 
 
 def rank_threads(points):
-    """'8 threads a rank', or where they differ '8 threads a rank at 2, 4 at 4'."""
-    threads = [f"{threads_a_rank(row):.3g}" for row in points]
-    first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} a rank"
+    """Returns '8 threads per rank', or '8 threads per rank at 2, 4 at 4' if they differ."""
+    threads = [f"{threads_per_rank(row):.3g}" for row in points]
+    first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} per rank"
     return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
         f"{number} at {row['ranks']:.0f}" for number, row in zip(threads[1:], points[1:]))
 
@@ -113,8 +113,8 @@ def point_of(row):
 
 
 def ideal(points):
-    """The rates that no loss would give, as steps (x, y, dx, dy): joined from one rank on where all points had the
-    same threads, else a dash at each point. That of a row is its rate over its efficiency."""
+    """Returns the rates of ideal scaling as segments (x, y, dx, dy): a line if all points have the same threads per rank, else
+    a dash at each point. The ideal rate of a row is its rate divided by its efficiency."""
     at = [(row["ranks"], row["items_per_s"] / row["efficiency"]) for row in points if row["efficiency"]]
     if not same_threads(points):
         return [(n / 1.12, rate, n * 1.12 - n / 1.12, 0) for n, rate in at]
@@ -123,8 +123,8 @@ def ideal(points):
 
 
 def panel_variables(plot, lines, kinds):
-    """Variables of the panels, one a kind of scaling; and of the table below each, a row a line, a column at each of
-    its ranks."""
+    """Returns the variables of the panels, one per kind of scaling, and of the table below each: one row per line, one column
+    per number of ranks."""
     of_kind = [[i for i, points in enumerate(lines) if points[-1]["scaling"] == kind] for kind in kinds]
     ranks = sorted({row["ranks"] for points in lines for row in points} | {1})
     rates = [value for block in plot.blocks[:len(lines)] for _, *values in block for value in values]

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Installs what is missing to build or check fdsl-bench; silent and quick where nothing is.
+# Installs missing packages to build or check fdsl-bench; silent and fast if nothing is missing.
 #
 #   scripts/setup.sh build    a C compiler, make, git and the libraries of the optional features
-#   scripts/setup.sh check    these, and what the tests need
-#   scripts/setup.sh check-slurm   those of build, and Slurm
-#   scripts/setup.sh plots    what the figures need
-#   --quiet                   no notes about what is optional
-#   SETUP=0                   installs nothing: says what is missing, and goes on if it can (make bench SETUP=0)
+#   scripts/setup.sh check    additionally the packages for the tests
+#   scripts/setup.sh check-slurm   packages of build, and Slurm
+#   scripts/setup.sh plots    the packages for the figures
+#   --quiet                   no notes about optional packages
+#   SETUP=0                   installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
-# Some scripts ask for tools of their own, which are not installed here, as nothing else needs them. Each says so where
-# its tool is missing: fio (scripts/compare_fio.sh), python3-torch (scripts/compare_loading.py), pyarrow
-# (scripts/metadata_parquet.py; no Debian package: pip install pyarrow).
+# Tools that only one script needs are not installed; the script reports if its tool is missing: fio
+# (scripts/compare_fio.sh), python3-torch (scripts/compare_loading.py), pyarrow (scripts/metadata_parquet.py; no
+# Debian package: pip install pyarrow).
 #
-# Packages come from apt or dnf, as root or through sudo without a password; without either, it says what to ask
-# for. What is found by hand-set paths (CC, CPATH, PATH) counts as there. CUDA is never installed, and nor is cuDNN, which
-# only train-cudnn needs: to build, its header beside CUDA's or in /usr/include (NVIDIA's package libcudnn9-dev-cuda-13); to run,
-# libcudnn.so.9, also that of PyTorch: LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
+# Packages come from apt or dnf, as root or through passwordless sudo; otherwise the script prints the packages to
+# request. Tools found through CC, CPATH or PATH count as installed. CUDA is never installed, nor is cuDNN, which only
+# train-cudnn needs. It is built with the header in CUDA's include folder or in /usr/include (NVIDIA's package
+# libcudnn9-dev-cuda-13), and runs with libcudnn.so.9, including PyTorch's:
+# LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
 #
-# Exit status: 0 when the build (check, plots) can go on, 2 usage, 4 when something that it cannot do without is
-# missing.
+# Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.
 set -u
 
-# purpose, need, what to look for (a command, a header by its .h, a font by its .ttf), Debian package, Fedora package, what for
+# purpose, need, probe (a command, a header *.h, or a font *.ttf), Debian package, Fedora package, description
 requirements='
 build must cc                    gcc             gcc               compiler
 build must stdio.h               libc6-dev       glibc-devel       C library
@@ -54,9 +54,9 @@ plots must gnuplot               gnuplot-nox     gnuplot           figures
 plots may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
 '
 
-notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # what was said or tried in vain, one a line
+notes="${BASH_SOURCE[0]%/*}/../build/setup-notes" # notes printed and packages unavailable, one per line
 quiet=
-PATH=$PATH:/usr/sbin # where daemons are
+PATH=$PATH:/usr/sbin # for daemons
 
 say()
 {
@@ -70,7 +70,7 @@ noted()
 
 remember()
 {
-    # Where the tree cannot be written, the note is only repeated.
+    # If the tree is read-only, the note is printed again next time.
     { mkdir -p "${notes%/*}" && printf '%s\n' "$1" >>"$notes"; } 2>/dev/null
 }
 
@@ -98,7 +98,7 @@ find_compiler()
     done
 }
 
-# One run of the preprocessor for all headers: prints those that it finds, one a line.
+# Runs the preprocessor once for all headers; prints those that exist, one per line.
 find_headers()
 {
     local purpose need probe rest
@@ -153,7 +153,7 @@ find_manager()
     fi
 }
 
-# Sets as_root, the words in front of a command that root must run; false where there is no way.
+# Sets as_root, the prefix of commands that need root; fails if root is not available.
 find_root()
 {
     as_root=(env DEBIAN_FRONTEND=noninteractive)
@@ -173,7 +173,7 @@ join()
 run()
 {
     local options=()
-    # Wait for another apt; and a list that could not be fetched is a failure, not a warning.
+    # Wait for other apt processes, and treat lists that cannot be fetched as failures.
     [[ $1 == apt-get ]] && options=(-o DPkg::Lock::Timeout=120 -o APT::Update::Error-Mode=any)
     "${as_root[@]}" "$@" "${options[@]}" >"$log" 2>&1 </dev/null
 }
@@ -187,8 +187,8 @@ say_why()
     say "'$*' failed with status $status: ${why:-$(tail -n 1 "$log")}; $remedy"
 }
 
-# All at once; with fresh lists where that fails; else one by one, so that one package that this distribution
-# does not have costs only itself.
+# Installs all packages at once; if that fails, again with fresh lists; then one by one, so that a package
+# that this distribution lacks does not block the others.
 install_packages()
 {
     local package
@@ -202,7 +202,7 @@ install_packages()
     done
 }
 
-# For the packages in "$@", without root or without a package manager that is known here.
+# Reports the packages in "$@" if root or a known package manager is not available.
 ask_for()
 {
     local request
@@ -260,7 +260,7 @@ done
 find_manager
 find_missing
 supply
-[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: the GPU variants are left out; for them, install the CUDA toolkit (12.1 or later, \
+[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: GPU variants are skipped; for them, install the CUDA toolkit (12.1 or later, \
 https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
 if ((${#must[@]})); then
     say "cannot ${goal%s} without ${must[*]}"

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Runs the lines of a table through fdsl-bench, one task a line, and merges their rows.
+# Runs the lines of a table through fdsl-bench, one task per line, and merges their rows.
 #
-#   scripts/sweep.sh TABLE               runs what is not finished yet, then merges
-#   scripts/sweep.sh TABLE --task N      runs task N alone, merges nothing: one of a job array
-#   scripts/sweep.sh TABLE --collect     merges what is finished, runs nothing
+#   scripts/sweep.sh TABLE               runs unfinished tasks, then merges
+#   scripts/sweep.sh TABLE --task N      runs only task N, without merging (for job arrays)
+#   scripts/sweep.sh TABLE --collect     merges finished tasks, runs nothing
 #   scripts/sweep.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
 #   scripts/sweep.sh TABLE --count       prints the number of tasks
-#   --scale N                            runs every line on 1, 2, 4, ... and N ranks, whatever ranks it names; with
+#   --scale N                            runs every line on 1, 2, 4, ... and N ranks instead of its own ranks; with
 #                                        any of the above
-#   --redo                               runs finished tasks anew
-#   --out DIR                            where results go; by default results/ beside scripts/
+#   --redo                               repeats finished tasks
+#   --out DIR                            folder for results (default: results/ in the repository)
 #
-# TABLE is tab-separated. Its first line holds option names of fdsl-bench without their dashes; one more column,
-# ranks, is the number of MPI ranks. Each line after it is a task: `-` where the option is not given, `yes` for an
-# option without a value. Blank lines and lines that begin with # do not count. Nothing runs before all is right.
+# TABLE is tab-separated. Its first line has option names of fdsl-bench without dashes; the additional column ranks is
+# the number of MPI ranks. Each other line is a task: `-` omits the option, `yes` gives an option without a value.
+# Blank lines and lines that begin with # are ignored. Nothing runs unless the whole table is valid.
 #
-# Of configs/sweep_NAME.tsv, task 3 leaves DIR/sweep/NAME/task_3.csv, whole or not at all, and task_3.command,
-# which ties these rows to what the table said. Merged rows are DIR/sweep_NAME.csv. With --scale N, it is NAME_N.
+# For configs/sweep_NAME.tsv, task 3 writes DIR/sweep/NAME/task_3.csv (atomically) and task_3.command, the command
+# line of these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
 #
-# A task that cannot run on this machine is skipped, and one that fails does not stop the others.
-# FDSL_BENCH names the program (./fdsl-bench), MPIRUN the words before the number of ranks (mpirun --bind-to none -n).
+# Tasks that cannot run on this machine are skipped; a failed task does not stop the others. FDSL_BENCH: the program
+# (./fdsl-bench); MPIRUN: the launcher with options, before the number of ranks (mpirun --bind-to none -n).
 #
-# Exit status: 0 done, 1 a task failed, 2 usage or a fault in the table, 4 nothing could run here (with --task:
-# this task), 128 + n when signal n ended it.
+# Exit status: 0 done, 1 a task failed, 2 usage or an error in the table, 4 no task (with --task: this task) can run
+# here, 128 + n after signal n.
 set -uo pipefail
 trap '' XFSZ # a file-size limit is an error of the write, which is reported
 
@@ -30,17 +30,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Files and folders that all tasks would share, and what is not a run.
+# Options that would share files between tasks, and options that do not run anything.
 refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
 byte_order_mark=$'\xef\xbb\xbf'
 
-# A task each, from index 1: the line of the table, the number of ranks, the options one a line, all as one command,
-# and why it cannot run here.
+# Arrays with one entry per task, from index 1: line of the table, ranks, options (one per line), complete
+# command, and the reason why it cannot run here.
 line_of=('') ranks_of=('') options_of=('') command_of=('') lacks=('')
 
-part='' messages='' child='' # what is to be removed and stopped when this script ends early
+part='' messages='' child='' # temporary files and the process to stop when this script is interrupted
 
-say() { # text; over the progress that may stand there
+say() { # text; clears a progress line first
     clear_progress
     printf '%s\n' "$1" 2>/dev/null || die 1 'stdout cannot be written; finished tasks stay'
 }
@@ -118,7 +118,8 @@ read_arguments() {
     [[ $mode == count ]] || check_owner
 }
 
-# Tables of one name, in two folders, would take each other's results for their own. One that is gone was moved.
+# Two tables with the same name in different folders would use each other's results. If the other table no
+# longer exists, it was moved.
 check_owner() {
     local owner
     owner=$(cat "$folder/table" 2>/dev/null) || return 0
@@ -129,11 +130,11 @@ check_owner() {
 
 # ---- The table ----
 
-refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text, about the line that is being read
+refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text; adds the current line of the table
 
 check_columns() {
     local column message known
-    known=$("$bench" --help --verbose) || die 4 "$bench does not start; see $bench --help"
+    known=$("$bench" --help --verbose) || die 4 "cannot start $bench; see $bench --help"
     known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
     for column in "${columns[@]}"; do
         [[ " $refused " != *" $column "* ]] || refuse "column '$column' is not for sweeps"
@@ -148,7 +149,7 @@ check_columns() {
     done
 }
 
-# Adds a task of the line $number.
+# Adds a task for line $number.
 add_task() { # ranks, options ...
     local command before
     printf -v command '%q ' fdsl-bench "${@:2}"
@@ -160,8 +161,8 @@ add_task() { # ranks, options ...
     options_of+=("$(printf '%s\n' "${@:2}")")
 }
 
-# What --scale is to run: options, the line that they come from, and the kinds of scaling that lines with them name.
-# A line of one rank that names none is the base of all.
+# Tasks of --scale: options, their line, and the kinds of scaling of lines with these options. A line with one
+# rank and no scaling is the baseline of all.
 declare -A case_line case_kinds
 cases=()
 
@@ -188,7 +189,7 @@ add_scaled_tasks() {
 
 add_line() { # fields
     local i value ranks=1 scaling='' options=()
-    (($# == ${#columns[@]})) || refuse "not as many fields as the header ($# and ${#columns[@]}); a tab parts them, - stands for not given"
+    (($# == ${#columns[@]})) || refuse "$# fields, but the header has ${#columns[@]}; separate fields by tabs, and use - for omitted options"
     for i in "${!columns[@]}"; do
         value=$1 && shift
         case ${columns[i]}:$value in
@@ -224,13 +225,13 @@ read_table() {
     done <"$table"
     add_scaled_tasks
     task_count=$((${#line_of[@]} - 1))
-    ((task_count > 0)) || die 2 "$table: no tasks; a line of option names and then a line a task are wanted"
+    ((task_count > 0)) || die 2 "$table: no tasks; give a line of option names, then one line per task"
     [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: no task $only, only $task_count"
     tasks=("${only:-1}")
     [[ $only ]] || mapfile -t tasks < <(seq "$task_count")
 }
 
-# Asks the program whether it would run each task.
+# Asks the program with --dry-run whether it can run each task.
 check_tasks() {
     local n options message status have_launcher=yes
     command -v "${launcher[0]}" >/dev/null || have_launcher=''
@@ -255,8 +256,8 @@ check_tasks() {
 
 # ---- The launcher ----
 
-# Starts a program in the background, as a trap waits for what runs in front, with what it says in the file $messages.
-# The program keeps the lock of its task should it outlive this script.
+# Starts a program in the background, because traps only run after a foreground program ends. Its output goes
+# to the file $messages. The program keeps the lock of its task if it outlives this script.
 attend() { # command ...
     local status
     "$@" >/dev/null 2>"$messages" &
@@ -267,7 +268,7 @@ attend() { # command ...
     return "$status"
 }
 
-# Prints why the launcher starts nothing, where the user can allow it. Its own words are a screen long.
+# Prints why the launcher starts nothing if a setting can allow it, because its own message is a screen long.
 forbidden() { # ranks
     case $(<"$messages") in
     *'not enough slots'*) echo "${launcher[0]} counts fewer cores than $1 ranks; to share them out: export \
@@ -277,7 +278,7 @@ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" ;;
     esac
 }
 
-# Before the first task runs, the launcher starts a program that does nothing, on each number of ranks.
+# Before the first task, tests the launcher with a program that does nothing, for each number of ranks.
 try_launcher() {
     local n ranks asked=() reason_of=()
     for n in "${tasks[@]}"; do
@@ -295,7 +296,7 @@ try_launcher() {
 
 # ---- One task ----
 
-# Whether its rows are there and come from its command; another launcher may have started it.
+# Succeeds if the task's rows exist and come from its command, possibly with a different launcher.
 finished() { # task
     local command
     [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return
@@ -303,9 +304,9 @@ finished() { # task
         [[ ${ranks_of[$1]} != 1 && $command == *" ${command_of[$1]#"${launcher[*]} "}" ]]
 }
 
-# Fills $why and returns false where the rows cannot be made; what was said is in the file $messages. The rows grow
-# beside their place and are there only once they are whole; old ones go before task_N.command, which says whose they
-# are, changes.
+# Runs a task. On failure, sets $why and leaves the output in the file $messages. Rows are written to a
+# temporary file and renamed when complete. Old rows are deleted before task_N.command changes, so that rows
+# and command always match.
 make_rows() { # task
     local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
     mapfile -t options <<<"${options_of[$1]}"
@@ -325,7 +326,7 @@ finished_before() { # task
     [[ ! $redo ]] && finished "$1" && say "task $1 of $task_count: finished before: ${command_of[$1]}"
 }
 
-# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. One process at a time is at a task.
+# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. A lock allows one process per task.
 run_task() { # task
     local lock status=0 began_s=$SECONDS label="task $1 of $task_count"
     finished_before "$1" && return 2
@@ -338,7 +339,7 @@ run_task() { # task
         return 1
     fi
     flock --wait "$lock_wait_s" --conflict-exit-code 75 "$lock" 2>/dev/null
-    if (($? == 75)); then # any other failure: a file system without locks
+    if (($? == 75)); then # other failures: a file system without locks
         complain "$label: another process is running it"
         status=1
     elif finished_before "$1"; then
@@ -380,9 +381,9 @@ prepare_folder() {
     message=$(mkdir -p "$folder" 2>&1)
     [[ -d $folder && -w $folder ]] ||
         die 2 "cannot write to $folder${message:+ ($message)}; choose another place with --out"
-    messages=$(mktemp -t fdsl-sweep.XXXXXX) # not beside the rows, whose disk may be full
+    messages=$(mktemp -t fdsl-sweep.XXXXXX) # not in the folder of rows, whose disk may be full
     [[ $messages ]] || die 1 'no place for a temporary file; name one in TMPDIR'
-    # Should this fail, so will what a task writes there, and that is told.
+    # If this fails, writing a task's rows fails, too, and is reported.
     part=$folder/table.part.$$
     { realpath --relative-base="$root" -- "$table" >"$part" && mv "$part" "$folder/table"; } 2>/dev/null ||
         rm -f "$part"
@@ -414,7 +415,7 @@ ${#failed[@]} failed${failed[*]:+ (${failed[*]})}"
     ((${#skipped[@]} < task_count)) || return 4
 }
 
-# Whole files of finished tasks, in the order of the table.
+# Merges the files of finished tasks, in the order of the table.
 merge_rows() {
     local n header first=''
     for n in "${have[@]}"; do

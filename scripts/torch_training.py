@@ -1,29 +1,29 @@
-"""PyTorch trains a network of ours: as its users write it, and as fast as it can be made to.
+"""Trains a network of fdsl-bench in PyTorch, from typical user code to the fastest configuration.
 
-Ways to train, by the names of MODES:
+Training modes, by the names in MODES:
 
-  loader    eager, fed by a DataLoader's worker processes
-  resident  eager, all samples on the device as bytes; a permutation there, normalised there
-  graph     that in bf16 (autocast), channels-last, with the fastest of cuDNN's algorithms and a fused optimizer; all steps of
+  loader    eager, with a DataLoader's worker processes
+  resident  eager, with all samples on the device as bytes; shuffled and normalised on the device
+  graph     resident in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; all steps of
             an epoch are one CUDA graph
-  best      that with forward, backward and optimizer compiled by torch.compile: half a minute of set-up
-  autotuned that, where each kernel is the fastest of all that torch.compile can try (max-autotune): a minute or more
+  best      graph, with forward, backward and optimizer compiled by torch.compile: half a minute of set-up
+  autotuned best, with kernels tuned by torch.compile (max-autotune): a minute or more of set-up
 
-The first two are PyTorch with its own defaults. On a CPU, best and autotuned are compiled alone: no graph, no bf16.
+The first two use PyTorch's defaults. On a CPU, best and autotuned only compile: no graph, no bf16.
 """
 
 import contextlib
 import time
 
-import numpy  # noqa: F401  of a torch without it, tensors cannot be read
+import numpy  # noqa: F401  torch needs it to read tensors
 import torch
 from torch.nn import functional
 
 MODES = ("loader", "resident", "graph", "best", "autotuned")
 PRECISIONS = ("fp32", "tf32", "bf16")
-EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no graphs of its own: ours holds the whole epoch
-# The layers of src/train/model.c by their names; what follows a colon is padding, the rate of dropout, or how many layers
-# before an addition the other output is.
+EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no CUDA graphs by torch.compile: one graph has the whole epoch
+# The layers of src/train/model.c by name. After a colon: the padding, the dropout rate, or the distance in
+# layers to the other input of an addition.
 MODELS = {
     "logreg": "fc1",
     "lenet": "conv1:2 relu pool conv2 relu pool fc1 relu fc2 relu fc3",
@@ -35,11 +35,11 @@ MODELS = {
 
 
 class Net(torch.nn.Module):
-    """A model of ours in PyTorch, over given parameters."""
+    """A model of fdsl-bench in PyTorch, with given parameters."""
 
     def __init__(self, model, parameters, channels_last=False):
-        """`channels_last`: a tensor that is flattened stays as it lies in that layout, and the columns of the linear layer
-        behind it take its order: the same network, less a transposition each way."""
+        """`channels_last`: flattening keeps that layout, and the columns of the next linear layer are permuted to match: the same
+        network without transpositions."""
         super().__init__()
         self.layers = [tuple((layer + ":0").split(":")[:2]) for layer in MODELS[model].split()]
         convs = [tensor for name, tensor in parameters.items() if name.startswith("conv") and tensor.dim() > 1]
@@ -52,7 +52,7 @@ class Net(torch.nn.Module):
             {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
 
     def named(self):
-        """The parameters under our names."""
+        """Returns the parameters under the names of fdsl-bench."""
         return {"_".join(name.split("_")[:-1]) + "." + name.split("_")[-1]: tensor
                 for name, tensor in self.tensors.items()}
 
@@ -83,7 +83,7 @@ class Net(torch.nn.Module):
 
 
 def optimizer_of(net, row, **more):
-    """torch.optim's of what a row says."""
+    """Returns the optimizer from torch.optim for the parameters of a row."""
     rate, decay = float(row["lr"]), float(row["weight_decay"])
     if row["optimizer"] == "sgd":
         more.pop("capturable", None)  # it has no step to count
@@ -98,8 +98,8 @@ def synchronise(device):
 
 
 class Training:
-    """What all ways have in common. A child's epoch_sums() makes an epoch and returns the sums of its losses and of its
-    right answers, as tensors."""
+    """Base class of the modes. A subclass's epoch_sums() runs an epoch and returns the sums of losses and of correct answers as
+    tensors."""
 
     def __init__(self, row, data, before, device, precision, channels_last=False):
         self.row, self.device, self.precision = row, device, precision
@@ -118,14 +118,14 @@ class Training:
         return values.float() * self.scale.reshape(shape) + self.offset.reshape(shape)
 
     def forward(self, values, labels):
-        """The mean loss of a batch, and how many answers are right."""
+        """Returns the mean loss of a batch and the number of correct answers."""
         with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             logits = self.net(self.normalised(values))
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
         return loss, (logits.argmax(1) == labels).sum()
 
     def epoch(self):
-        """One epoch: its seconds, mean loss and share of right answers while it went."""
+        """Runs one epoch; returns its seconds, mean loss and training accuracy."""
         self.net.train()
         synchronise(self.device)
         begin = time.perf_counter()
@@ -137,7 +137,7 @@ class Training:
 
     @torch.no_grad()
     def test(self):
-        """The mean loss and the share of right answers of the test set, in fp32."""
+        """Returns the mean loss and the accuracy on the test set, in fp32."""
         self.net.eval()
         loss = right = 0.0
         for values, labels in zip(self.data["test.values"].split(1000), self.data["test.labels"].split(1000)):
@@ -154,7 +154,7 @@ class Training:
 
 
 class Eager(Training):
-    """Operation by operation; `workers` processes of a DataLoader, or samples on the device where it is 0."""
+    """Eager mode with `workers` processes of a DataLoader, or with samples on the device if it is 0."""
 
     def __init__(self, row, data, before, device, precision, workers):
         if workers == 0:
@@ -164,7 +164,7 @@ class Eager(Training):
         self.loader = self.loader_of(workers) if workers else None
 
     def loader_of(self, workers):
-        """A DataLoader whose worker processes have begun and stay for all epochs."""
+        """Returns a DataLoader whose worker processes are running and persist over all epochs."""
         loader = torch.utils.data.DataLoader(
             torch.utils.data.TensorDataset(self.data["train.values"], self.data["train.labels"]), batch_size=self.batch,
             shuffle=True, num_workers=workers, pin_memory=self.device.type == "cuda", persistent_workers=True)
@@ -173,7 +173,7 @@ class Eager(Training):
         return loader
 
     def batches(self):
-        """The shuffled batches of an epoch, on the device."""
+        """Yields the shuffled batches of an epoch, on the device."""
         if self.loader is None:
             for picks in torch.randperm(self.count, device=self.device).split(self.batch):
                 yield self.data["train.values"][picks], self.data["train.labels"][picks]
@@ -195,20 +195,20 @@ class Eager(Training):
 
 
 class Replayed(Training):
-    """All steps of an epoch in one CUDA graph; compiled with an effort of EFFORTS, or, where it is None, not."""
+    """All steps of an epoch in one CUDA graph, compiled with an effort from EFFORTS; None: not compiled."""
 
     def __init__(self, row, data, before, device, precision, effort):
         super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)
         cuda = device.type == "cuda"
         self.net.to(memory_format=torch.channels_last_3d if data["train.values"].dim() == 5 else torch.channels_last)
-        # Laid out so too, whatever a single channel looks like.
+        # Force the layout: with a single channel it is ambiguous.
         self.values = self.data["train.values"].movedim(1, -1).contiguous()
         self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
-        # PyTorch's fused Adam takes few blocks for so few parameters; one that is compiled takes them all.
+        # PyTorch's fused Adam uses few blocks for so few parameters; a compiled one uses all.
         self.optimizer = optimizer_of(self.net, row, **({"capturable": True} if cuda else {}),
                                       **({"foreach": True} if effort else {"fused": True} if cuda else {}))
         torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
-        # A short last batch stays eager: kernels of its own would cost as much set-up again, for one step of an epoch.
+        # A partial last batch stays eager: compiling for it would double the set-up for one step per epoch.
         self.whole_forward, self.update = self.compiled(effort) if effort else (self.picked_forward, self.optimizer.step)
         self.order = torch.empty(self.count, dtype=torch.int64, device=device)
         self.firsts = range(0, self.count, self.batch)
@@ -242,7 +242,7 @@ class Replayed(Training):
         return torch.dot(torch.stack(losses), self.sizes.float()), torch.stack(rights).sum()
 
     def warm_up(self):
-        """Compiles, and tries the algorithms of both sizes of a batch."""
+        """Compiles, and tunes algorithms for both batch sizes."""
         torch.arange(self.count, out=self.order)
         for first in (self.firsts[0], self.firsts[0], self.firsts[0], self.firsts[-1]):
             self.step(first)
@@ -261,7 +261,7 @@ class Replayed(Training):
 
     @torch.no_grad()
     def start_over(self):
-        """Back to the beginning, each tensor where the graph knows it."""
+        """Resets all state in place, because the graph refers to these tensors."""
         for tensor, initial in zip(self.net.parameters(), self.initial):
             tensor.copy_(initial)
         for state in self.optimizer.state.values():
@@ -278,8 +278,8 @@ class Replayed(Training):
 
 
 def training_of(mode, row, data, before, device, precision, workers):
-    """A training that is ready for its first epoch. `precision` may be None: as PyTorch comes, or bf16 where all
-    steps are one graph. `workers` is of loader."""
+    """Returns a training that is ready for its first epoch. `precision` None: PyTorch's default, or bf16 with a graph. `workers`
+    applies to mode loader."""
     synchronise(device)
     begin = time.perf_counter()
     if mode in ("loader", "resident"):

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Submits a sweep: a job array with a task a line of the table, and a job that merges their rows and draws the
-# figures once all of them have ended well.
+# Submits a sweep: a job array with one task per line of the table, and a job that merges the rows and draws
+# the figures after all tasks have succeeded.
 #
 #   slurm/submit.sh [--redo] TABLE [options of sbatch for the array ...]
 #   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10
 #
-# What both jobs need goes into the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
-# Finished tasks are skipped when the table is submitted again, unless --redo says otherwise. Logs are in
-# results/sweep/NAME/log/.
+# Set options of both jobs in the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT. When a
+# table is submitted again, finished tasks are skipped unless --redo is given. Logs are in results/sweep/NAME/log/.
 #
-# Exit status: 0 submitted, 2 a fault in the table, else that of sbatch.
+# Exit status: 0 submitted, 2 an error in the table, else that of sbatch.
 set -euo pipefail
 
 case ${1-} in
@@ -35,7 +34,7 @@ name=${table##*/} name=${name%.tsv} name=${name#sweep_}
 log=results/sweep/$name/log
 mkdir -p "$log"
 
-# Sets $job, the number of a new job; where there is none, one line says why.
+# Submits a job and sets $job to its number; on failure prints the reason in one line.
 submit() { # arguments of sbatch
     local said status=0
     said=$(sbatch --parsable "$@" 2>&1) || status=$?

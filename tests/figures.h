@@ -1,6 +1,6 @@
-/* What the suites of figures share: scripts/figures.py and scripts/report.py over a folder of results.
+/* Shared by the suites of figures: runs scripts/figures.py and scripts/report.py on a folder of results.
  *
- * The rows under tests/data/figures are made up for these tests; they are no measurements. */
+ * The rows in tests/data/figures are invented for these tests; they are not measurements. */
 #ifndef FDSL_TESTS_FIGURES_H
 #define FDSL_TESTS_FIGURES_H
 
@@ -15,18 +15,19 @@
 #define REFERENCE "results/reference"
 
 #define FIGURES   "scripts/figures.py --work $D/work --out $D/out --results $D/results "
-/* Writes the numbers alone, and what it would run. */
+/* Writes the data only, and prints the gnuplot commands. */
 #define SELECT FIGURES "--commands "
 #define REPORT "scripts/report.py --work $D/work --out $D/report.html --results $D/results "
 
-/* Rows of omp by ranks and threads a rank, made from the fixture: 1000 images a second whatever the ranks. */
+/* Rows of omp by ranks and threads per rank, derived from the fixture: 1000 images per second for any number
+ * of ranks. */
 #define ON_CPU(ranks, threads, batch, scaling)                                               \
     "grep ',weak,.*,0.991,' " FIXTURES                                                       \
     "/sweep_scaling.csv | sed 's/,fused,Made-up Accelerator X1,[^,]*,[^,]*,2,/,omp,Made-up " \
     "9000,,," ranks ",/; s/,all,2,weak,1,2048,/,all," threads "," scaling ",," batch         \
     ",/; s/,991000,/,1000,/; s/,1,2048,/,,2048,/'; "
 
-static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* of this test; $D in commands */
+static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* temporary folder of this test; $D in commands */
 
 /* For .init and .fini of a suite. */
 static inline void open_folder(void)

@@ -42,7 +42,8 @@ static enum status run_words(const char *name, const char *arguments, const char
     while ((word = strsep(&rest, " ")))
         if (*word)
             argv[argc++] = word;
-    enum status status = settings_read(&settings, argc, argv);
+    const struct config config = {argv, argc, 0};
+    enum status status = settings_read(&settings, &config);
     if (status == STATUS_OK) {
         real = settings.variants[0]->variant;
         struct variant faulty = *real;

@@ -1,5 +1,5 @@
-/* scripts/break_even.sh from outside, with a tiny table and without a GPU: what it measures, says, and goes
- * on with.
+/* Tests scripts/break_even.sh with a tiny table and without a GPU: its measurements, its output, and
+ * continuation.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -23,7 +23,7 @@ static void open_folder(void)
         cr_skip_test("python3 is not installed");
     cr_assert_not_null(mkdtemp(folder));
     setenv("D", folder, 1);
-    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* none, also where there is a GPU */
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* none, even on a machine with a GPU */
     setenv("SAMPLES", "70", 1);
     setenv("TIME", "0.01", 1);
     setenv("OMP_NUM_THREADS", "2", 1);
@@ -53,20 +53,20 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
-    expect(0, "plain rates are compared: --compute: no");
-    expect(0, "bat is left out: ");
+    expect(0, "only rates without a step are compared: --compute: no");
+    expect(0, "bat is skipped: ");
     expect(0, "generated\n  naive ");
     expect(0, "read, page cache warm\n  files ");
     expect(0, "\n  shards ");
-    expect(0, " images in place of 70, so that all batches are whole: a multiple of ");
-    expect(0, "Break-even of generating with naive against reading:\n  files, warm ");
-    expect(0, "Disk that generating saves:\n  files ");
-    cr_expect(!says("of the samples"), "%s", out);
+    expect(0, " images instead of 70, so that all batches are full: a multiple of ");
+    expect(0, "Break-even of generating with naive vs. reading:\n  files, warm ");
+    expect(0, "Disk space that generating saves:\n  files ");
+    cr_expect(!says("size of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* naive without a step */
     expect(0, "files ");
 
-    /* All batches of all threads are whole, over epochs without a pause where all is warm. */
+    /* All batches of all threads are full; warm runs have several epochs. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "
@@ -80,13 +80,12 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 
-    /* Of a set that is no longer there, what its samples hold: 24 x 24 bytes, the head of .npy and a label.
-     */
+    /* For a deleted set, the size of its samples: 24 x 24 bytes, the .npy header and a label. */
     shell("scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --layout files --from synth --samples 7 --res 64 >&2; "
           "scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv");
-    cr_expect(says("; 0.705 GB a million (of the samples: "), "%s", out);
+    cr_expect(says("; 0.705 GB per million (size of the samples: "), "%s", out);
 }
 #endif
 #endif
@@ -98,7 +97,7 @@ Test(break_even, faults_are_told_before_anything_is_made)
     expect(2, "column 'res' has 2 values");
     put_table("bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
-    expect(4, "nothing of the table generates images here");
+    expect(4, "no generator of the table is available here");
     put_table("naive\\t16\\t24\\t3\\t5" QUICK);
     shell(BREAK_EVEN);
     expect(4, "has no line without a step");

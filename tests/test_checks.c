@@ -1,4 +1,5 @@
-/* What the scripts of GPU checks say of options and variables that they cannot use, which takes no GPU.
+/* Tests scripts/checks.sh, and error messages of check scripts for invalid options and variables. Needs no
+ * GPU.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -15,7 +16,7 @@
 
 TestSuite(checks, .timeout = 60);
 
-/* A script of two checks, one of which fails. */
+/* A script with two checks, one of which fails. */
 #define SCRIPT                                                                                              \
     "timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" true; check \"a bad " \
     "one\" "                                                                                                \
@@ -29,7 +30,7 @@ Test(checks, all_or_those_of_a_name_are_made)
     expect(0, "1 passed, 0 failed");
 }
 
-/* Lines of a check's output are not verdicts. */
+/* The output of a check must not count as a verdict. */
 Test(checks, what_a_check_prints_is_not_counted)
 {
     shell("timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a bad one\" bash -c \"echo ok "
@@ -38,7 +39,7 @@ Test(checks, what_a_check_prints_is_not_counted)
     expect(1, "0 passed, 1 failed");
 }
 
-/* With what it started, and what that started; and what it had said is told. */
+/* Kills the check's descendants, and prints its output so far. */
 Test(checks, what_hangs_has_failed)
 {
     shell(
@@ -55,7 +56,7 @@ Test(checks, what_hangs_has_failed)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* Not only the script itself: its checks run in the background, where they ignore an interrupt. */
+/* An interrupt must end the checks, too, although background processes ignore it. */
 Test(checks, an_interrupt_ends_what_runs)
 {
     shell("bash -euo pipefail -c 'source scripts/checks.sh; check \"a long one\" sleep 31.%d; conclude' "
@@ -69,7 +70,7 @@ Test(checks, an_interrupt_ends_what_runs)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* What a command leaves behind holds up nothing. */
+/* Processes that a command leaves running must not block the script. */
 Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
 {
     shell("LIMIT=30 timeout 9 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" bash -c "
@@ -95,7 +96,7 @@ Test(checks, a_name_that_none_has_is_refused)
     shell("ONLY=neither " SCRIPT);
     expect(2, "two.sh: ONLY=neither matches the name of no check\n");
     shell("ONLY='(' " SCRIPT);
-    expect(2, "two.sh: ONLY=( is no regular expression\n");
+    expect(2, "two.sh: ONLY=( is not a regular expression\n");
 }
 
 Test(checks, options_are_looked_at_first)
@@ -109,7 +110,7 @@ Test(checks, options_are_looked_at_first)
         cr_expect_null(strstr(out, "set -euo"), "%s", out);
     }
     shell("scripts/bench.sh --help");
-    expect(0, "results/env.json (or .csv) describes the machine");
+    expect(0, "results/env.json (or .csv)");
     shell("scripts/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
     shell("scripts/reference.sh --help");
@@ -120,7 +121,7 @@ Test(checks, options_are_looked_at_first)
     expect(2, "the engines are cuda");
 }
 
-/* A column that is empty is no sign of learning, nor is a loss near that of guessing (1.39 among four). */
+/* An empty column does not prove learning, nor does a loss near that of guessing (1.39 for four classes). */
 Test(checks, rows_that_learnt_nothing_are_told)
 {
     static const struct {
@@ -152,7 +153,7 @@ Test(checks, rows_that_learnt_nothing_are_told)
     }
 }
 
-/* Rows that were measured obey the same. */
+/* The reference rows pass the same checks. */
 Test(checks, steps_and_waits_fill_the_time_of_the_reference_rows)
 {
     static const char *const names[] = {"load", "loaders", "synth", "cold"};

@@ -1,4 +1,4 @@
-/* Classes: the presets, drawing from ranges, INI and CSV files. Run from the repository root. */
+/* Tests classes: presets, drawing from ranges, INI and CSV files. Run from the repository root. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -36,7 +36,7 @@ static void write_bytes(const char *bytes, size_t count)
     cr_assert_eq(fclose(stream), 0);
 }
 
-/* The latest message holds the file's name and each of these pieces. */
+/* Expects the file's name and each of these strings in the latest message. */
 static void expect_text(const char *name, const char *piece, const char *other)
 {
     cr_assert(strstr(status_text(), name) && strstr(status_text(), piece) && strstr(status_text(), other),
@@ -100,7 +100,7 @@ Test(class, check_names_class_and_parameter)
     REFUSE(noise, INFINITY, "noise");
     REFUSE(line_width, NAN, "line_width");
     REFUSE(radius, 8388609, "radius");
-    REFUSE(radius, 8388608, "lower radius"); /* each in its range, but times 1.8 too far */
+    REFUSE(radius, 8388608, "lower radius"); /* each is in its range, but times 1.8 it exceeds the reach */
     REFUSE(orbits, 1000000, "lower orbits");
 #undef REFUSE
 }
@@ -132,7 +132,8 @@ static const struct class_ranges uji = {.seed = 0,
                                         .radius_max = 50,
                                         .line_width_max = 0.01};
 
-/* Made by an independent implementation of the stream: they never change. Class 775 draws n2 three times. */
+/* Computed by an independent implementation of the stream; must never change. Class 775 draws n2 three
+ * times. */
 Test(class, frozen_classes)
 {
     static const struct atom_class frozen[] = {
@@ -199,7 +200,7 @@ Test(class, single_values_are_met_exactly)
     cr_assert(same_class(&class_, &expected));
 }
 
-/* The upper end of a real is never exceeded, whatever its digits: the largest word there is. */
+/* A real never exceeds its upper end, even for the largest random word. */
 Test(class, reals_stay_below_awkward_ends)
 {
     struct class_ranges ranges = uji;
@@ -215,7 +216,7 @@ Test(class, reals_stay_below_awkward_ends)
 
 #ifdef HAVE_INIH
 
-/* What many draws of one parameter look like. */
+/* Statistics of many draws of one parameter. */
 struct spread {
     double minimum, maximum, sum;
 };
@@ -229,7 +230,7 @@ static void add(struct spread *spread, double value)
 
 enum { DRAWS = 20000 };
 
-/* Whole numbers reach both ends; reals come within a thousandth of the range. Means lie within five standard
+/* Integers reach both ends; reals come within a thousandth of the range. Means are within five standard
  * errors of the middle. */
 static void expect_spread(const char *name, struct spread spread, double minimum, double maximum, bool whole)
 {
@@ -338,7 +339,7 @@ Test(class, ini_reads_every_key, .init = make_folder, .fini = remove_folder)
     cr_assert_eq(r.line_width_max, 0.125);
 }
 
-/* A copy of `text` with the only occurrence of `from` replaced; the caller frees it. */
+/* Returns a copy of `text` with the only occurrence of `from` replaced; the caller frees it. */
 static char *replaced(const char *text, const char *from, const char *to)
 {
     const char *at = strstr(text, from);
@@ -384,7 +385,7 @@ Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
     expect_ini_error("# mine", "# mine", "zzzzzzzzzzzz", "no section [zzzzzzzzzzzz]", "[mine] [other]");
     expect_ini_error("# mine", "early = 1", "mine", ":1: key 'early'", "before any [section]");
     expect_ini_error("# mine", "what is this", "mine", ":1: ", "[section]");
-    /* The first of two errors is told, whoever finds it: inih or the handler. */
+    /* The first of two errors is reported, whether inih or the handler finds it. */
     expect_ini_error("nvertex_min = 3\n", "nvertex_min\noval_max = x\n", "mine", ":3: neither", "");
     expect_ini_error("nvertex_min = 3\n", "nvertex_min = x\nseed\n", "mine", ":3: nvertex_min", "");
 }
@@ -567,7 +568,7 @@ Test(class, spokes_match_the_formula)
         long double theta = 2 * acosl(-1) * i / 8191;
         long double wave = (sinl(3 * theta) + sinl(1048573 * theta)) / 2;
         cr_assert_float_eq(cosine[i], cosl(theta), 6.1e-8, "cosine %u",
-                           i); /* half a last place, and a little */
+                           i); /* slightly more than half a unit in the last place */
         cr_assert_float_eq(sine[i], sinl(theta), 6.1e-8, "sine %u", i);
         cr_assert_float_eq(advance[i], 2.75L + wave, 2.5e-7, "advance %u", i);
     }

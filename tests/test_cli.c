@@ -1,4 +1,4 @@
-/* The program from outside: what it says without a run, usage, classes, what is missing here. */
+/* Tests the command line: information options, usage errors, classes, and unavailable features. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -132,7 +132,7 @@ Test(cli, version_is_one_line)
     cr_expect(strncmp(out, "fdsl-bench ", 11) == 0 && strlen(out) > 12 && count_of(out, "\n") == 1);
 }
 
-/* The line of --list that is about a variant; static. */
+/* Returns the line of --list for a variant, in a static buffer. */
 static const char *list_line(const char *name)
 {
     static char line[1024];
@@ -284,9 +284,9 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--classes 4 --oval-y 1.5", "--oval-y describes the benchmark class, which --classes replaces"},
         {"--class some.csv --radius 3", "--radius describes the benchmark class, which --class replaces"},
         {"--classes 4 --class some.csv", "--classes draws classes and --class reads them"},
-        {"--preset uji", "--preset has ranges to draw classes from; say how many with --classes N"},
-        {"--preset-file some.cfg", "--preset-file has ranges to draw classes from"},
-        {"--preset uji --class some.csv", "say how many with --classes N"},
+        {"--preset uji", "--preset gives ranges to draw classes from; add --classes N"},
+        {"--preset-file some.cfg", "--preset-file gives ranges to draw classes from"},
+        {"--preset uji --class some.csv", "add --classes N"},
         {"--out same.csv --samples-out ./same.csv", "--out and --samples-out name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
         {"--out same.csv --samples-out same.csv", "--out and --samples-out name the same file"},
@@ -296,7 +296,7 @@ Test(cli, refuses_options_that_contradict_each_other)
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE_MIXED " --out rows.csv");
 }
 
-/* The images of TINY have a side of 32. */
+/* The images of TINY are 32 x 32. */
 Test(cli, refuses_outputs_that_cannot_be)
 {
     static const struct refusal refusals[] = {
@@ -309,13 +309,13 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--out-res 16385", "--out-res: '16385' is out of range"},
         {"--fit pad", "--fit: 'pad' is not one of resize, crop"},
         {"--fit crop --out-res 33", "--fit crop: --out-res 33 is larger than --res 32"},
-        {"--mean 0.5", "--mean scales floats, and u8 holds grays as they are"},
-        {"--output u8 --std 0.5", "--std scales floats, and u8 holds grays as they are"},
+        {"--mean 0.5", "--mean scales floats, but u8 stores grays unscaled"},
+        {"--output u8 --std 0.5", "--std scales floats, but u8 stores grays unscaled"},
         {"--output f32 --mean x", "--mean: 'x' is not a number"},
         {"--output f32 --mean nan", "--mean: 'nan' is not a number"},
         {"--output f32 --mean=", "--mean: the value is empty"},
-        {"--output f32 --mean 0,0,0", "--mean: '0,0,0' are 3 values for 1 channel"},
-        {"--output f32 --channels 3 --mean 0,0", "--mean: '0,0' are 2 values for 3 channels"},
+        {"--output f32 --mean 0,0,0", "--mean: '0,0,0' has 3 values for 1 channel"},
+        {"--output f32 --channels 3 --mean 0,0", "--mean: '0,0' has 2 values for 3 channels"},
         {"--output f32 --channels 3 --std 1,,1", "--std: '' is not a number"},
         {"--output f32 --channels 3 --std 1,1,1,",
          "--std: '1,1,1,': a value is missing after the last comma"},
@@ -329,8 +329,9 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--npy a.npy --samples-out a.labels.npy", "--npy and --samples-out would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
-        {"--output f16 --png folder", "--png shows u8 images of one channel; write others with --npy FILE"},
-        {"--channels 3 --sheet a.png", "--sheet shows u8 images of one channel"},
+        {"--output f16 --png folder",
+         "--png writes u8 images of one channel only; use --npy FILE for others"},
+        {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
 #endif
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv");
@@ -367,13 +368,13 @@ Test(cli, outputs_fill_their_columns)
 Test(cli, scales_that_are_hardly_meant_are_warned_of)
 {
     static const struct {
-        const char *arguments, *words; /* NULL: nothing to warn of */
+        const char *arguments, *words; /* NULL: no warning */
     } scales[] = {
         {"--output f16 --mean 0.485 --std 0.229", NULL},
         {"--output f32 --mean -1 --std 1", NULL},
         {"--output f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
         {"--output f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
-        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 holds values to 65504"},
+        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 is limited to 65504"},
         {"--output f16 --std 0.000016", NULL}, /* 62500 */
         {"--output bf16 --mean 0.25 --std 0.00001", NULL},
     };
@@ -392,7 +393,8 @@ Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
     if (!variant_find("bat")->variant)
         SKIP("this build has no variant that makes canvases alone: no CUDA");
     run("--variant bat --output f16 " TINY);
-    expect_error(2, "variant 'bat' cannot do this: it makes u8 images of one channel", "--output f16");
+    expect_error(2, "variant 'bat' cannot do this: it supports only u8 images of one channel",
+                 "--output f16");
 }
 
 Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
@@ -443,7 +445,7 @@ Test(cli, a_list_of_classes_must_have_the_right_columns)
         {"--class wrong.csv", "wrong.csv:1: column 2 of the header is 'edges': it must be 'vertices'"},
         {"--class short.csv", "short.csv:2: 3 values, not 10: oval_x is missing"},
         {"--class zero.csv", "zero.csv:3: vertices: '0' is out of range"},
-        {"--class none.csv", "none.csv:2: there is no class"},
+        {"--class none.csv", "none.csv:2: the file has no classes"},
         {"--class empty.csv", "empty.csv:1: the file is empty"},
     };
     char text[512];
@@ -517,7 +519,7 @@ Test(cli, classes_that_were_written_can_be_read)
 
 #endif
 
-/* ---- What is missing here ---- */
+/* ---- Unavailable features ---- */
 
 Test(cli, all_runs_what_can_run_here_and_notes_the_rest_on_stderr)
 {

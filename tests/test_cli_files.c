@@ -1,4 +1,4 @@
-/* The program from outside: the files that it leaves, and that what is in them is right. */
+/* Tests the program's output files and their contents. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,7 +7,7 @@
 
 TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
-/* ---- Where rows and pictures go ---- */
+/* ---- Destinations of rows and pictures ---- */
 
 Test(cli, refuses_to_write_where_it_cannot)
 {
@@ -28,8 +28,8 @@ Test(cli, refuses_to_write_where_it_cannot)
         {"--write-classes /dev/full", "is not a regular file"},
 #ifdef HAVE_PNG
         {"--png file", "'file' is not a folder"},
-        {"--png nowhere/pictures", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
-        {"--png /proc/pictures", "cannot make folder '/proc/pictures'"},
+        {"--png nowhere/pictures", "its folder does not exist; create it with: mkdir -p 'nowhere'"},
+        {"--png /proc/pictures", "cannot create folder '/proc/pictures'"},
         {"--sheet nowhere/sheet.png", "its folder does not exist"},
         {"--sheet .", "is not a regular file"},
 #endif
@@ -148,7 +148,7 @@ Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
               err);
     cr_expect(access("new.csv", F_OK) != 0, "an empty file is left");
     how.file_bytes_max = 0;
-    run_well(NAIVE " --out rows.csv"); /* and with room it goes on */
+    run_well(NAIVE " --out rows.csv"); /* and with space it continues */
     free(before);
 }
 
@@ -159,7 +159,7 @@ Test(cli, rows_before_the_one_that_does_not_fit_stay_whole)
     size_t bytes;
     run_well(NAIVE " --out one.csv");
     free(get("one.csv", &bytes));
-    how.file_bytes_max = bytes + 100; /* numbers may be longer next time, but a row takes more than that */
+    how.file_bytes_max = bytes + 100; /* the next row may be slightly longer, but not by this much */
     run("--variant " VARIANTS " " TINY " --out rows.csv");
     cr_expect(status == 1, "exit %d: %s", status, err);
     cr_expect(strstr(err, "could not be written"), "%s", err);
@@ -215,7 +215,7 @@ Test(cli, verify_fills_its_columns)
 
 #ifdef HAVE_XXHASH
 
-/* The digest of a run's images; static, two at a time. */
+/* Returns the digest of a run's images; two static buffers. */
 static const char *digest_of(const char *arguments)
 {
     static char digests[2][64];
@@ -252,7 +252,7 @@ Test(cli, the_digest_follows_seed_and_instance_and_nothing_else)
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE));
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --min-samples 9 --warmups 4"));
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --seed 0 --instance 0"));
-    /* At this size a large circle would leave all images black, and their digests equal. */
+    /* At this size, a large start circle would make all images black and their digests equal. */
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --radius 1000"));
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --seed 1"));
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --instance 2"));
@@ -263,7 +263,7 @@ Test(cli, the_digest_follows_seed_and_instance_and_nothing_else)
 #endif
 
 #ifdef HAVE_PNG
-/* An image is a function of seed, class and instance alone: a batch that begins later holds the same ones. */
+/* An image depends on seed, class and instance only: batches with different starts have the same images. */
 Test(cli, a_shifted_batch_holds_the_same_images)
 {
     run_well(NAIVE " --batch 6 --seed 4 --png whole");
@@ -312,8 +312,9 @@ Test(cli, pictures_show_the_output)
 
 /* ---- NumPy files ---- */
 
-/* The definition of outputs a third time: canvas.npy holds canvases, out.npy what the options make of them.
- * struct rounds to half precision as IEEE does; the class numbers are 7, 4000000000, 7, ... */
+/* An independent implementation of the output conversion, in Python: canvas.npy has canvases, out.npy the
+ * converted images. struct rounds to half precision like IEEE 754. The class numbers are 7, 4000000000, 7,
+ * ... */
 static const char npy_script[] =
     "import ast, struct, sys\n"
     "def load(path):\n"
@@ -383,7 +384,7 @@ Test(cli, npy_holds_the_batch_and_its_labels)
     cr_expect(count_files() == 6, "nothing else is left");
 }
 
-/* Where NumPy is there, it must agree. */
+/* If NumPy is installed, it must agree. */
 Test(cli, npy_is_what_numpy_reads)
 {
     put_two_classes();
@@ -433,7 +434,7 @@ Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
     cr_expect(count_files() == 2);
 }
 
-/* Labels of more bytes than images, so that only they do not fit. */
+/* The labels have more bytes than the images, so that only the labels do not fit. */
 Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
 {
     put_old();
@@ -445,7 +446,7 @@ Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
     cr_expect(count_files() == 2);
 }
 
-/* The name of a file that is still being written is there. */
+/* The temporary name of the file exists already. */
 static bool any_temporary(void)
 {
     bool found = false;
@@ -479,19 +480,19 @@ Test(cli, a_signal_leaves_nothing_half_written)
     }
 }
 
-/* What somebody else wrote stays: outputs go over files of their own kind alone. */
+/* Outputs overwrite only files of their own kind. */
 Test(cli, other_files_are_not_overwritten)
 {
     static const struct {
         const char *option, *name, *words;
     } outputs[] = {
         {"--npy", "a.npy", "a.npy exists and is no NumPy file; name another, or remove it"},
-        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so something else wrote it"},
+        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program wrote it"},
         {"--npy", "c.npy", "c.labels.npy exists and is no NumPy file"},
         {"--write-classes", "a.csv", "a.csv exists and is no list of classes"},
 #ifdef HAVE_PNG
         {"--sheet", "a.png", "a.png exists and is no PNG picture"},
-        {"--sheet", "b.png", "b.png exists without index.tsv, so something else wrote it"},
+        {"--sheet", "b.png", "b.png exists without index.tsv, so another program wrote it"},
 #endif
     };
     put("a.npy", "mine");
@@ -511,7 +512,7 @@ Test(cli, other_files_are_not_overwritten)
     }
     cr_expect(count_files() == files);
 
-    /* With several variants each has a file of its own, which is looked at before it is written. */
+    /* With several variants, each has its own file, which is checked before it is written. */
     cr_assert(mkdir("naive", 0777) == 0);
     put("naive/a.npy", "mine");
     cr_assert(remove("a.npy") == 0);
@@ -521,7 +522,7 @@ Test(cli, other_files_are_not_overwritten)
     expect_file("naive/a.npy", "mine");
 }
 
-/* And over those of an earlier run, and empty ones. */
+/* Files of an earlier run and empty files are overwritten. */
 Test(cli, files_of_an_earlier_run_are_replaced)
 {
     put("empty.npy", "");

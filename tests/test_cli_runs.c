@@ -1,4 +1,4 @@
-/* The program from outside: how runs are sampled, watched, consumed and shown, in every format. */
+/* Tests runs of the program: sampling, monitor, consumed batches, terminal output and formats. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -18,7 +18,8 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
         {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
         {"--compute 1001", "out of range"},
         {"--compute fast", "--compute: 'fast' is neither a number of milliseconds nor train[:MODEL]"},
-        {"--compute train", "--compute train learns to tell classes apart, and here is one; add --classes N"},
+        {"--compute train",
+         "--compute train trains a classifier and needs at least two classes; add --classes N"},
         {"--compute", "--compute needs a value"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
@@ -30,12 +31,12 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
     run("--data x");
     expect_error(2, "--data is an option of load, train and infer; --list shows their variants", "--data x");
-    /* What no machine would mend is said first. */
+    /* Errors that are independent of the machine come first. */
     run("--variant fused --device 1023 --out nowhere/rows.csv");
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
     run("--variant fused --best-gpu");
     cr_expect(status == 0 || strstr(err, "--best-gpu: "), "%s", err);
-    run(NAIVE " --compute 5 --device 1023"); /* here there are not so many */
+    run(NAIVE " --compute 5 --device 1023"); /* more than this machine has */
     expect_error(4, "--compute: no", "--compute 5");
     run(NAIVE " --compute 5 --device 1023 --dry-run");
     expect_error(4, "--compute: no", "--compute 5");
@@ -148,7 +149,7 @@ Test(cli, a_terminal_is_told_of_a_numpy_file)
     cr_expect(strstr(err, note), "%s", err);
 }
 
-/* A sequence that sets a colour ends in m; the one that clears a progress line ends in K. */
+/* Escape sequences that set a colour end in m; the one that clears a progress line ends in K. */
 static bool coloured(const char *text)
 {
     for (const char *at = text; (at = strchr(at, '\033')); at++)
@@ -235,7 +236,7 @@ static const char monitor_header[] =
     "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
     "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes\n";
 
-/* Long enough for many samples of 10 ms, and for some though the machine be busy. */
+/* Long enough for many samples at 10 ms, and for some even on a busy machine. */
 #define WATCHED                                                                                           \
     "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --warmups 0 --warmup-time 0 " \
     "--min-time 0.6 --max-error 100 "
@@ -313,7 +314,7 @@ Test(cli, refuses_a_monitor_that_cannot_be)
     expect_file("foreign.csv", "schema,b\n");
 }
 
-/* Killed as soon as the first variant is written, which is when the second one runs. */
+/* Killed as soon as the first variant's row is written, while the second variant runs. */
 Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
 {
     char *argv[] = {
@@ -328,7 +329,7 @@ Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
     while (stat("watched.csv", &info) != 0 || info.st_size == 0)
         usleep(1000);
     int fd = open("watched.csv", O_RDONLY);
-    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* what is being written is whole then */
+    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* the file is complete at this point */
     close(fd);
     cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
     char *csv = get("watched.csv", NULL);
@@ -359,8 +360,8 @@ Test(cli, warmups_are_honoured)
     cr_expect(number(out, 1, "warmups") == 1);
 }
 
-/* Sampling goes on before the time is over and ends with the first sample after that, so that all samples but
- * the last fit in, however slow the machine is. */
+/* Sampling ends with the first sample after the time limit, so all samples but the last fit into it, however
+ * slow the machine is. */
 Test(cli, max_time_is_honoured)
 {
     run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "
@@ -463,7 +464,7 @@ Test(cli, the_table_has_a_line_a_variant)
 }
 
 #ifdef HAVE_XXHASH
-/* Every run of a loader is checked, so what is wrong is known without --verify too. */
+/* Every run of a loader is checked, so errors are found even without --verify. */
 Test(cli, the_table_of_loads_tells_the_cache_and_what_was_skipped)
 {
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");

@@ -84,12 +84,12 @@ static const struct {
     {"echo 'A fast one takes 3.5 µs per image.' >> $D/README.md", ": 3.5 µs has no row in docs/numbers.txt"},
     {"printf '\\n| a | time |\\n|---|---|\\n| b | 12.5 |\\n' >> $D/docs/train_mixed.md",
      ": 12.5 has no row in docs/numbers.txt"},
-    {"echo '# New' > $D/docs/new.md", "docs/new.md is no page of docs/numbers.txt"},
+    {"echo '# New' > $D/docs/new.md", "docs/new.md is not a page of docs/numbers.txt"},
     {"printf 'page README.md\\nother ## Two floors: counted\\n' >> $D/docs/numbers.txt",
      "no line of README.md begins with '## Two floors'"},
     {"sed -i 's/^    us(naive batch=32); rate(naive batch=32)/    us(naive)/' $D/docs/numbers.txt",
      "2 numbers, 1 values"},
-    {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is no arithmetic over"},
+    {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is not arithmetic over"},
 };
 
 Test(numbers, changes_are_noticed)

@@ -1,5 +1,4 @@
-/* scripts/figures.py from outside: which rows the figures of generating take, what is
- * refused, what is drawn. */
+/* Tests scripts/figures.py: the rows that figures of generating select, errors, and output files. */
 #include "figures.h"
 
 #include "core/portable.h"
@@ -81,8 +80,8 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
         cr_assert(says(line), "%s: %s", names[i], out);
     }
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/fine_tuning.sh DIR"));
-    cr_assert(says("no rows of yours; to measure them: scripts/sweep.sh configs/sweep_vertices.tsv"), "%s",
-              out);
+    cr_assert(says("reference rows only; to measure your own: scripts/sweep.sh configs/sweep_vertices.tsv"),
+              "%s", out);
 }
 
 Test(figures, long_names_and_single_points)
@@ -104,10 +103,10 @@ Test(figures, commands_are_shown)
     cr_assert_eq(status, 0);
 }
 
-/* ---- Which rows are taken ---- */
+/* ---- Selection of rows ---- */
 
-/* The block of the batch figure's data with our rows of `fused`, "x median low high" a line: the first of a
- * GPU with rows of fused alone. */
+/* Returns the block of `fused` in the batch figure's data, with "x median low high" per line: the first
+ * block, if only fused has rows. */
 static void fused_over_batch(void)
 {
     shell(SELECT "--reference $D/reference batch");
@@ -126,7 +125,7 @@ Test(figures, newest_row_wins)
     cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though it comes first: %s", out);
 }
 
-/* A point that was measured elsewhere, or by another revision, is on no line, however new it is. */
+/* A point of another machine or revision is not on the line, however new it is. */
 Test(figures, a_line_is_of_one_sweep)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
@@ -139,11 +138,11 @@ Test(figures, a_line_is_of_one_sweep)
         fused_over_batch();
         cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s: %s", elsewhere[i], out);
         shell(SELECT "ladder > /dev/null; " FIGURES "batch");
-        cr_assert(says("1 row of yours on no line, which keeps all else fixed: fused"), "%s", out);
+        cr_assert(says("1 of your rows is on no line, because other parameters differ: fused"), "%s", out);
     }
 }
 
-/* Rows from before the column are unknown, and have no ring. */
+/* Rows without the column have no ring. */
 Test(figures, what_did_not_settle_is_marked)
 {
     shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
@@ -169,11 +168,10 @@ Test(figures, stages_of_any_step_are_drawn)
           "1' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
           "--reference $D/reference stages > /dev/null; cat $D/work/stages.vars $D/work/stages.dat");
     cr_assert(says("\tbat\tbatch 256") && says("\tfused\tbatch 256"), "%s", out);
-    cr_assert(says("are one stage in fused and omp."), "%s", out);
-    cr_assert(!says("No row has the stages"), "%s", out);
-    shell(
-        SELECT
-        "--results $D/reference stages > /dev/null; grep -o 'No row has.*bat and fused' $D/work/stages.vars");
+    cr_assert(says("one stage in fused and omp."), "%s", out);
+    cr_assert(!says("No stages measured"), "%s", out);
+    shell(SELECT "--results $D/reference stages > /dev/null; grep -o 'No stages measured.*bat and fused' "
+                 "$D/work/stages.vars");
     cr_assert_eq(status, 0, "%s", out);
 }
 
@@ -198,7 +196,7 @@ Test(figures, rows_of_single_ranks_do_not_count)
 
 Test(figures, other_jobs_do_not_count)
 {
-    /* Another output, another noise, and images found wrong. */
+    /* Different output, different noise, and wrong images. */
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(16\\|64\\),512,' synth.csv; "
           "grep ',fused,.*,1,512,' synth.csv | sed 's/,u8,/,f16,/'; grep ',fused,.*,4,512,' synth.csv | "
           "sed 's/,2,0.002,25,/,3,0.002,25,/'; grep ',fused,.*,4,512,' synth.csv | sed 's/,yes,0$/,yes,7/') "
@@ -206,7 +204,7 @@ Test(figures, other_jobs_do_not_count)
     fused_over_batch();
     cr_assert_str_eq(out, "16 3.5 64 2.375  ", "%s", out);
     shell(SELECT "--reference $D/reference batch");
-    cr_assert(says("a row of fused with wrong images is left out"), "%s", out);
+    cr_assert(says("a row of fused with wrong images is skipped"), "%s", out);
 }
 
 Test(figures, unverified_rows_are_named)
@@ -232,7 +230,7 @@ Test(figures, what_is_no_measurement_is_left_out)
     cr_assert_eq(status, 0);
     shell(SELECT "training");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("classes.csv: no rows of a run, left out") && !says("env.csv"), "%s", out);
+    cr_assert(says("classes.csv: no rows of a run; skipped") && !says("env.csv"), "%s", out);
 }
 
 Test(figures, the_last_run_of_a_monitor_file)
@@ -250,7 +248,7 @@ Test(figures, ranks_that_share_cores_are_not_joined)
                                                "--reference $D/reference scaling && cat "
                                                "$D/work/scaling.vars $D/work/scaling.dat");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'8 threads a rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
+    cr_assert(says("'8 threads per rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
     cr_assert(says("\t1009.08174\t0.454285714\t") && says("\t1009.08174\t0.908571429\t"),
               "no loss is a row's own rate over its efficiency: %s", out);
 }
@@ -262,7 +260,7 @@ Test(figures, ranks_of_as_many_threads_are_joined)
                                                "--reference $D/reference scaling && cat "
                                                "$D/work/scaling.vars");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'4 threads a rank'") && says("array joined[1] = [1]"), "%s", out);
+    cr_assert(says("'4 threads per rank'") && says("array joined[1] = [1]"), "%s", out);
 }
 
 /* The fixture's row of omp with 1000 vertices, batch 32, with these vertices and this batch. */
@@ -283,20 +281,20 @@ Test(figures, rows_on_no_line_are_counted)
 {
     shell("{ head -1 " FIXTURES "/synth.csv; " OMP("300", "32") OMP("700", "32") OMP("700", "8")
               OMP("500", "16") "} > $D/results/a.csv; " FIGURES "vertices batch");
-    cr_assert(says("vertices.{png,svg,pdf} (2 rows of yours on no line, which keeps all else fixed: omp, "
-                   "batch 8, 16)"),
-              "%s", out);
     cr_assert(
-        says(
-            "batch.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: vertices 300, 500, "
-            "700; to measure what is: scripts/sweep.sh configs/sweep_batch.tsv)"),
+        says("vertices.{png,svg,pdf} (2 of your rows are on no line, because other parameters differ: omp, "
+             "batch 8, 16)"),
+        "%s", out);
+    cr_assert(
+        says("batch.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: vertices 300, 500, "
+             "700; to measure the figure's rows: scripts/sweep.sh configs/sweep_batch.tsv)"),
         "%s", out);
     shell(FIGURES "ladder stages");
-    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; not in this figure: ") &&
+    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: ") &&
                   says("stages.{png,svg,pdf} (your 4 rows of synth are not drawn; "),
               "%s", out);
     shell(FIGURES "--reference $D/reference ladder loading");
-    cr_assert(says("skipped ladder: none of your 4 rows of synth fits; to measure it: ") &&
+    cr_assert(says("skipped ladder: none of your 4 rows of synth has suitable parameters; to measure it: ") &&
                   says("skipped loading: no data; to measure it:"),
               "%s", out);
 }
@@ -320,7 +318,7 @@ Test(figures, axis_of_vertices_fits_its_range)
               out);
 }
 
-/* The bound's columns, at the end of rows that have none: of fused rows, as of bytes over a bus. */
+/* Appends the columns of the bound to rows that lack them; fused rows are bound by the bus. */
 #define WITH_BOUNDS                                                                              \
     "awk -F, -v OFS=, 'NR == 1 { print $0, \"flops,bytes,peak_flops,peak_bytes_per_s,bound\" } " \
     "$7 == \"fused\" { $53 = ++n == 2 ? 0.75 : 0.5; print $0, \"\", 1, \"\", 6.3e10, \"bus\" } " \
@@ -335,10 +333,10 @@ Test(figures, a_bar_per_variant_nearest_to_its_roofline)
               out);
     cr_assert(says("-1\ttrain-cuda\n-3.3\tfused\n\n\n0\tMade-up Accelerator X1 (yours, made-up)\n"), "%s",
               out);
-    cr_assert(says("['limited by', 'FLOPs', 'bytes over the bus']"), "%s", out);
+    cr_assert(says("['limited by', 'FLOPs', 'bus bandwidth']"), "%s", out);
 }
 
-/* Shares must follow from the columns beside them, and stay within 100 %. */
+/* Shares must match the other columns of the row, and not exceed 100 %. */
 Test(figures, shipped_shares_are_those_of_a_bound)
 {
     shell("tests/check_rooflines.py " REFERENCE "/*.csv " FIXTURES "/live_training.csv");
@@ -359,12 +357,12 @@ Test(figures, a_share_that_is_no_bound_is_found)
     }
 }
 
-/* Before there was a column `bound`, roofline_share was of something else. */
+/* In rows without a column `bound`, roofline_share has a different meaning. */
 Test(figures, a_share_without_its_bound_is_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("skipped roofline: none of your 34 rows of synth fits"), "%s", out);
+    cr_assert(says("skipped roofline: none of your 34 rows of synth has suitable parameters"), "%s", out);
 }
 
 Test(figures, files_from_elsewhere)
@@ -373,20 +371,20 @@ Test(figures, files_from_elsewhere)
           "/synth.csv > $D/results/b.csv; " SELECT "--reference $D/reference ladder"
           "&& cat $D/work/ladder.vars");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("Made-up Accelerator X1 (rows of yours"), "a byte-order mark is no part of the header: %s",
+    cr_assert(says("Made-up Accelerator X1 (your rows"), "a byte-order mark is no part of the header: %s",
               out);
-    cr_assert(says("b.csv: a header without rows"), "%s", out);
+    cr_assert(says("b.csv: no rows after the header"), "%s", out);
 }
 
-/* ---- What is refused ---- */
+/* ---- Errors ---- */
 
 static const struct {
     const char *make; /* a command that writes its file to stdout, from the fixture "$F" */
     const char *says;
 } refused[] = {
     {"head -c -20 $F", "bad.csv, line 35: 59 fields where the header has 66"},
-    {"head -c -1 $F", "this last row has no end and may be torn; end or delete it"},
-    {"head -1 $F | head -c 100", "bad.csv, line 1: this last row has no end"},
+    {"head -c -1 $F", "the last row has no newline and may be incomplete; complete or delete it"},
+    {"head -1 $F | head -c 100", "bad.csv, line 1: the last row has no newline"},
     {"head -3 $F | sed '3s/,[^,]*$//'",
      "bad.csv, line 3: 65 fields where the header has 66; repair or delete this row"},
     {"head -3 $F | sed '3s,^synth/3,synth/9,'",
@@ -395,9 +393,8 @@ static const struct {
     {"head -3 $F | sed '1s/time_median_s/median/'",
      "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
-    {"head -3 $F; head -3 " FIXTURES "/monitor.csv",
-     "bad.csv, line 4: a second header; its columns are others"},
-    {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', no number"},
+    {"head -3 $F; head -3 " FIXTURES "/monitor.csv", "bad.csv, line 4: a second header; its columns differ"},
+    {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', not a number"},
     {"head -3 $F | sed '3s/,0.000576,/,-1,/'",
      "bad.csv, line 3: time_median_s is -1; repair or delete this row"},
     {"head -3 $F | sed '3s/node01/\"node01/'", "bad.csv, line 3: "},
@@ -406,7 +403,8 @@ static const struct {
     {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
      "bad.csv, line 1: rows of load/3 have a column 'sample_bytes'"},
     {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
-    {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv", "bad.csv, line 2: open_p50_s is 'soon', no number"},
+    {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv",
+     "bad.csv, line 2: open_p50_s is 'soon', not a number"},
     {"sed 's/,100,/,nan,/2' " FIXTURES "/monitor.csv | sed '3s/^\\(.*\\),0.100,/\\1,inf,/'",
      "bad.csv, line 3: time_s is 'inf'"},
 };
@@ -455,21 +453,21 @@ Test(figures, folders_that_cannot_be_written)
 {
     shell(": > $D/out; " FIGURES "batch");
     cr_expect_eq(status, 1);
-    cr_expect(says("name another folder") && !says("Traceback"), "%s", out);
+    cr_expect(says("choose another folder") && !says("Traceback"), "%s", out);
     shell("mkdir $D/report.html; " REPORT);
     cr_expect_eq(status, 1);
     cr_expect(says("report.html cannot be written") && !says("Traceback"), "%s", out);
     shell(FIGURES "--results /nowhere");
     cr_expect_eq(status, 2);
-    cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results names one with CSV files\n");
+    cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results must name a folder of CSV files\n");
 }
 
 Test(figures, no_torn_figure_where_there_is_no_room)
 {
     shell("ulimit -f 60; " FIGURES "batch"); /* in blocks of 512 bytes: less than a PNG takes */
     cr_expect_eq(status, 1);
-    cr_expect(says("batch.png cannot be written: File too large; free some room") && !says("Traceback"), "%s",
-              out);
+    cr_expect(says("batch.png cannot be written: File too large; free some space") && !says("Traceback"),
+              "%s", out);
     shell("ls -A $D/out | wc -l");
     cr_expect_eq(atoi(out), 0);
     shell("{ " FIGURES "batch >/dev/full; } 2>&1");

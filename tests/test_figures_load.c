@@ -1,12 +1,11 @@
-/* Figures of loading, and of generating against reading: which rows they take. */
+/* Tests figures of loading and of break-even: the rows that they select. */
 #include "figures.h"
 
 TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
 /* ---- Loading ---- */
 
-/* Draws figures of loading from the fixture alone, through a filter of its lines, and shows
- * what they are of. */
+/* Draws figures of loading from the filtered lines of the fixture, and prints their data. */
 #define LOADING(filter, names)                                              \
     "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
     "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }"
@@ -15,7 +14,7 @@ Test(figures_load, loading_tells_orders_apart)
 {
     shell(LOADING("grep '^schema\\|,shards-mmap,'", "loading"));
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap'"),
+    cr_assert(says("'memcpy alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap'"),
               "%s", out);
     cr_assert(says("array series_style[3] = [91, 15, 55]"), "%s", out);
     cr_assert(says("\n\n2\t0.14\t0.1302\t0.1512\n16\t0.6\t0.558\t0.648\n\n"), "in order: %s", out);
@@ -30,7 +29,7 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
     cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"), "torch-files over workers: %s", out);
     shell(LOADING("grep '^schema\\|,torch-'", "loading"));
     cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
-    cr_assert(says("'unnamed device'") && says("revision not named"), "%s", out);
+    cr_assert(says("'unnamed device'") && says("revision unknown"), "%s", out);
     shell("sed 's/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/; /,torch-/d' " FIXTURES
           "/load.csv > $D/results/newer.csv; " LOADING(
               "cat", "loading") " > /dev/null; grep -o \"legend_text.*\" $D/work/loading.vars");
@@ -38,7 +37,7 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
               "on the machine of their file, not on another of that name: %s", out);
 }
 
-/* A row of one's own beside the reference of a device of its name, which is not the newest there. */
+/* A row of the user, with reference rows of a device of the same name that is not the newest. */
 Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
 {
     shell("cp " FIXTURES
@@ -49,7 +48,7 @@ Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
           "--reference $D/reference loading && cat $D/work/loading.vars && " FIGURES
           "--reference $D/reference loading");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("'yours', 'points with a cross', 'copying alone'") ||
+    cr_assert(says("'yours', 'points with a cross', 'memcpy alone'") ||
                   says("'yours, node01', 'points with a cross'"),
               "%s", out);
     cr_assert(says("'shards-mmap', 'shards-uring'") && !says("'Newer'"), "%s", out);
@@ -63,14 +62,13 @@ Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
 
 Test(figures_load, other_loading_does_not_count)
 {
-    /* Files that were decoded; shards with samples left out, or wrong. Columns: variant, decode, skipped,
-     * wrong. */
+    /* Decoded files; shards with skipped or wrong samples. Columns: variant, decode, skipped, wrong. */
     shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $52 = 3 } "
                   "$7 == \"shards-uring\" { $74 = 2 } !/torch/'",
                   "loading"));
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("a row of shards-uring with wrong samples is left out"), "%s", out);
-    cr_assert(says("'copying alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap']"),
+    cr_assert(says("a row of shards-uring with wrong samples is skipped"), "%s", out);
+    cr_assert(says("'memcpy alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap']"),
               "%s", out);
 }
 
@@ -90,7 +88,7 @@ Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
     }
 }
 
-/* Two machines, of which one was measured at two sizes: the axis is of one size, the user's. */
+/* Two machines, one of them with two sample sizes: the axis has the user's size. */
 Test(figures_load, one_axis_has_one_size)
 {
     shell(
@@ -100,9 +98,9 @@ Test(figures_load, one_axis_has_one_size)
         "/load.csv > $D/reference/b.csv; " SELECT
         "--reference $D/reference loading_cold loading_latency loading_threads > /dev/null; "
         "cat $D/work/loading_cold.vars $D/work/loading_cold.dat; "
-        "grep -ho '[0-9.]* KiB a sample' $D/work/loading_*.vars | sort -u");
+        "grep -ho '[0-9.]* KiB per sample' $D/work/loading_*.vars | sort -u");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("Samples of 2 KiB") && says("\n2 KiB a sample\n") && !says("128 KiB"), "%s", out);
+    cr_assert(says("Samples of 2 KiB") && says("\n2 KiB per sample\n") && !says("128 KiB"), "%s", out);
     cr_assert(says("Elsewhere (reference)") && says("groups = 10"), "the reference at the user's size: %s",
               out);
 }
@@ -118,7 +116,7 @@ Test(figures_load, loops_are_of_the_video_set)
 Test(figures_load, threads_keep_to_one_size)
 {
     shell(LOADING("grep -v torch", "loading_threads"));
-    cr_assert(says("'yours, 16 KiB a sample'"), "%s", out);
+    cr_assert(says("'yours, 16 KiB per sample'"), "%s", out);
     cr_assert(!says("\n1\t1.46285714e+10\t"), "2 KiB of shards-omp: %s", out);
     cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
 }
@@ -131,10 +129,10 @@ Test(figures_load, break_even_has_a_line_a_source_under_what_a_step_lets_through
           "break_even && cat $D/work/break_even.vars $D/work/break_even.dat");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("series = 13\n"), "%s", out);
-    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "batch over step: %s", out);
+    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "batch / step time: %s", out);
     cr_assert(says("\n0.5\t504902.97\n1\t252451.485\n"), "fused: %s", out);
     cr_assert(says("'read, page cache cold'") && says("'shards-omp png'"), "%s", out);
-    cr_assert(says("Made-up GPU 9000, Made-up 9000 (rows of yours, host node02"), "%s", out);
+    cr_assert(says("Made-up GPU 9000, Made-up 9000 (your rows, host node02"), "%s", out);
 }
 
 Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
@@ -151,8 +149,8 @@ Test(figures_load, break_even_says_which_wins)
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("  no step  gpu-resident (warm)\n"), "%s", out);
     cr_assert(says("   0.5 ms  gpu-resident (warm), shards-gpu (warm), fused\n"), "%s", out);
-    cr_assert(says("generating with fused against reading"), "%s", out);
-    cr_assert(says("shards-omp, warm             generating wins below a step of 0.94 ms, and from there on"),
+    cr_assert(says("generating with fused vs. reading"), "%s", out);
+    cr_assert(says("shards-omp, warm             generating wins for steps below 0.94 ms; equal for longer"),
               "%s", out);
     cr_assert(
         says("files-omp, cold              generating wins at every step (56.8 times as fast at 0.5 ms"),
@@ -162,13 +160,13 @@ Test(figures_load, break_even_says_which_wins)
           "/break_even_synth.csv | grep -v ,bat, > $D/a.csv; scripts/break_even.py $D/a.csv " FIXTURES
           "/break_even_load.csv");
     cr_assert(says("generating with omp") &&
-                  says("shards-omp, warm             reading wins below a step of"),
+                  says("shards-omp, warm             reading wins for steps below"),
               "%s", out);
-    cr_assert(says("shards-omp png, warm         reading wins below a step of 19 ms"), "%s", out);
+    cr_assert(says("shards-omp png, warm         reading wins for steps below 19 ms"), "%s", out);
 }
 
-/* A step takes as long on a short batch: 156 images a step would keep a reader that never waits under the
- * line. And what the median run says of its rate may be above it. */
+/* A step takes as long for a partial batch: with 156 images per step, a reader that never waits would stay
+ * below the limit of the step. The rate of the median run may exceed the limit. */
 Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
@@ -178,18 +176,19 @@ Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
           "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a.csv");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("files-omp beside 0.5 ms is left out: its steps had 156 images, not 256"), "%s", out);
+    cr_assert(says("files-omp with a step of 0.5 ms is skipped: its steps had 156 images, not 256"), "%s",
+              out);
     cr_assert(says("(1.7 times as fast at 1 ms, "), "%s", out);
     cr_assert(says("35,542  0.4 % (30)"), "%s", out);
     shell("cp $D/a.csv $D/a_loaders.csv; scripts/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a_loaders.csv");
-    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
 }
 
 Test(figures_load, break_even_needs_both_halves)
 {
     shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv");
-    cr_assert(status == 2 && says("no rows of generating and of reading"), "%s", out);
+    cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
     shell("scripts/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv");
     cr_assert(status == 2 && says("no rows of a run"), "%s", out);
     shell("scripts/break_even.py nowhere.csv");
@@ -211,7 +210,7 @@ Test(figures_load, loaders_over_time_are_the_newest_timed_runs)
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("series = 2\n") && says("'files-gpu'") && says("'shards-gpu'"), "%s", out);
     cr_assert(says("x_high = 11.5\n"), "24 looks, 0.5 s apart: %s", out);
-    cr_assert(says("% of the time'") && says("GB/s'") && says("'loaded (GB/s), mean'") &&
+    cr_assert(says("% of the time'") && says("GB/s'") && says("'throughput (GB/s)'") &&
                   !says("PCIe to the GPU"),
               "the row of the same run tells the wait and the bytes: %s", out);
     shell("grep -v shards-gpu " FIXTURES "/monitor_loading.csv > $D/results/monitor_loading.csv; " SELECT

@@ -1,11 +1,12 @@
-/* Figures of training: which rows they take. */
+/* Tests figures of training: the rows that they select. */
 #include "figures.h"
 
 #include "core/variant.h"
 
 TestSuite(figures_train, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-/* A line a variant, of the job that most of them have, each epoch's newest row; inference may lie beside. */
+/* One line per variant, of the job with most lines, with the newest row of each epoch. Rows of inference are
+ * ignored. */
 Test(figures_train, learning_takes_one_job)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
@@ -16,8 +17,7 @@ Test(figures_train, learning_takes_one_job)
                   says("batch 64, adam at 0.001"),
               "%s", out);
     cr_expect(!says("\t7.5"), "%s", out);
-    /* Rows from before there were feeds are of samples that are stored; one
-     * constant batch teaches nothing. */
+    /* Rows without the column `feed` have stored samples. Runs on one constant batch are not drawn. */
     shell(
         "cd $D/results && for feed in stored constant; do for variant in train-omp train-cuda train-graph; "
         "do "
@@ -34,7 +34,7 @@ Test(figures_train, learning_takes_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
 
-/* Ours by the table of variants, and one that nobody knows. */
+/* All variants of the table, and an unknown one. */
 Test(figures_train, every_variant_has_a_line)
 {
     for (size_t i = 0; i < variant_count; i++)
@@ -50,8 +50,8 @@ Test(figures_train, every_variant_has_a_line)
     cr_expect(says("train-unheard-of"), "%s", out);
 }
 
-/* A line a size of the training set and a beginning, over the seeds; a size that was trained one way alone
- * has none. */
+/* One line per training-set size and initialisation, over the seeds. A size that was trained only one way has
+ * no line. */
 Test(figures_train, fine_tuning_beside_scratch)
 {
     shell("cp " FIXTURES
@@ -62,13 +62,12 @@ Test(figures_train, fine_tuning_beside_scratch)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") &&
-                  says("Medians and extremes of 1 seed a line."),
-              "%s", out);
+    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("maximum of 1 seed per line."), "%s",
+              out);
 }
 
-/* The same images, live and loaded. Rows of another job, or of what was never loaded, are on no line; the
- * published points are of other networks, so none of ours stands beside them. */
+/* The same images, live and loaded. Rows of other jobs, or of jobs without loaded samples, are on no line.
+ * The figure of published points has no rows, because they are for other networks. */
 Test(figures_train, training_live_against_loaded)
 {
     shell("cp " FIXTURES
@@ -82,24 +81,24 @@ Test(figures_train, training_live_against_loaded)
     cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
                   says("loaded from shards") && says("loaded from files"),
               "%s", out);
-    cr_expect(says("lenet with 943,836 parameters, batch 32") &&
-                  says("the losses are the same in every digit"),
+    cr_expect(says("lenet with 943,836") && says("parameters, batch 32") && says("images are identical"),
               "%s", out);
     cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
-    cr_expect(says("No row of ours: ") && !says("series = 7"), "%s", out);
+    cr_expect(says("Published points only: ") && !says("series = 7"), "%s", out);
     shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
           "training_time >/dev/null && cat $D/work/training_time.vars");
-    cr_expect(status == 0 && !says("the same in every digit"), "%s", out);
+    cr_expect(status == 0 && !says("images are identical"), "%s", out);
     shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
           "--reference $D/reference training_time");
-    cr_expect(says("skipped training_time: none of your 10 rows of train fits; to measure it: scripts/live_"),
+    cr_expect(says("skipped training_time: none of your 10 rows of train has suitable parameters; to measure "
+                   "it: scripts/live_"),
               "%s", out);
     shell("rm $D/results/*; " SELECT "--reference $D/reference training_time");
     cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
 }
 
-/* What is of the reference alone says so; rows of the user's that are half of what a figure needs are said to
- * be that. */
+/* A figure of reference rows only says so. A note explains why the user's rows do not suffice for a
+ * figure. */
 Test(figures_train, training_without_rows_of_yours)
 {
     shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
@@ -111,10 +110,9 @@ Test(figures_train, training_without_rows_of_yours)
           "/fine_tuning.csv $D/results/half.csv && " FIGURES
           "--reference $D/reference training training_time fine_tuning");
     cr_assert_eq(status, 0, "%s", out);
-    cr_expect(
-        says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn; not in this figure: variant "
-             "train-omp; data digits; train_size 100"),
-        "%s", out);
-    cr_expect(says("fine_tuning.{png,svg,pdf} (3 rows of yours, of which none are both pre-trained and from"),
+    cr_expect(says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn; no point has: variant "
+                   "train-omp; data digits; train_size 100"),
+              "%s", out);
+    cr_expect(says("fine_tuning.{png,svg,pdf} (your 3 rows do not include pre-trained and from-scratch"),
               "%s", out);
 }

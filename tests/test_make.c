@@ -1,5 +1,5 @@
-/* The Makefile from outside: what it asks a compiler for, how often, and what it makes of the answers. The
- * compiler is a script that knows the headers in a folder `have` and counts its calls. */
+/* Tests the Makefile: which probes it runs, how often, and how it uses the results. The compiler is a script
+ * that knows the headers in a folder `have` and counts its calls. */
 #include "shell.h"
 
 #define MAKE "env -i PATH=bin:$PATH CPATH=include $E make MPICC=false NVCC= CC=compiler "
@@ -15,14 +15,14 @@ static void set_up(void)
     EXPECT(0, "chmod +x bin/compiler");
 }
 
-/* The compiler's calls since the last time this was asked. */
+/* Returns the number of compiler calls since the last call of this function. */
 static int calls(void)
 {
     EXPECT(0, "touch calls; wc -l <calls; rm calls");
     return atoi(out);
 }
 
-/* What the Makefile makes of an expression, with these arguments. */
+/* Evaluates an expression in the Makefile, with these arguments. */
 static void expect_shown(const char *what, const char *expression, const char *arguments)
 {
     char rule[256], line[256];
@@ -60,7 +60,7 @@ Test(make, asks_again_when_a_package_or_a_flag_changes)
     cr_expect(calls() > 0);
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect_eq(calls(), 0);
-    /* Files of tomorrow must not have it asked for ever. */
+    /* Files with future timestamps must not cause endless probing. */
     EXPECT(0, "touch -d tomorrow include");
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect(strstr(out, "✓ jansson"), "%s", out);
@@ -84,7 +84,7 @@ Test(make, is_parallel_unless_told_otherwise)
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
     expect_shown("-j3", "$(filter -j%,$(MAKEFLAGS))", "-j3");
     expect_shown("-j1", "$(filter -j%,$(MAKEFLAGS))", "-j1");
-    setenv("E", "OMP_NUM_THREADS=1", 1); /* says how many threads a program takes */
+    setenv("E", "OMP_NUM_THREADS=1", 1); /* sets the threads of a program, not of make */
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
 }
 
@@ -104,7 +104,7 @@ Test(make, compiles_for_this_machines_gpus)
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
-/* Rows of a tree without history carry the name that is given; the file changes only with it. */
+/* Without git history, rows have the given revision; the file changes only if the revision does. */
 Test(make, takes_a_revision)
 {
     EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");

@@ -247,7 +247,7 @@ Test(mpi, what_makes_no_sense_is_said_once)
     run(2, TINY "--device 0");
     expect_refusal(2, "CUDA_VISIBLE_DEVICES");
     run(2, TINY "--npy x.npy");
-    expect_refusal(2, "--npy is for one rank");
+    expect_refusal(2, "--npy needs a single rank");
     run(2, TINY "--out missing/rows.csv");
     expect_refusal(2, "its folder does not exist");
     run(2, "--version");

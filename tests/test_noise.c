@@ -1,4 +1,4 @@
-/* The noise of a vertex: published values, both gradient rules, draws, and half precision. */
+/* Tests the noise of a vertex: published values, both gradient rules, draws, and half precision. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -14,7 +14,7 @@ static float noise_at_place(const float *gradients, float place)
     return noise_at(gradients, (uint32_t)whole % NOISE_PERIOD, place - whole);
 }
 
-/* What the released dataset's noise package gives for float32 places. */
+/* Values of the released data set's noise package for float32 positions. */
 Test(noise, visualatom_matches_the_published_table)
 {
     static const struct {
@@ -31,9 +31,8 @@ Test(noise, visualatom_matches_the_published_table)
                            noise_at_place(gradients, published[i].place));
 }
 
-/* Half-way through a cell the fade is 1/2, so that the noise is (G(i) - G(i+1)) / 10. The hashes of cells 0
- * to 4 are 151, 160, 137, 91, 90: under `uji` gradients 8, 1, -2, -4, -3, under `visualatom` 8, 1, -1, -1,
- * -1. */
+/* In the middle of a cell the fade is 1/2, so the noise is (G(i) - G(i+1)) / 10. The hashes of cells 0 to 4
+ * are 151, 160, 137, 91, 90: under `uji` gradients 8, 1, -2, -4, -3, under `visualatom` 8, 1, -1, -1, -1. */
 Test(noise, both_rules_by_hand)
 {
     float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
@@ -44,11 +43,12 @@ Test(noise, both_rules_by_hand)
         cr_assert_float_eq(noise_at(uji, cell, 0.5f), uji_half[cell], 1e-6, "cell %u", cell);
         cr_assert_float_eq(noise_at(visualatom, cell, 0.5f), visualatom_half[cell], 1e-6, "cell %u", cell);
     }
-    /* Cell 3, t = 1/4: fade 0.103515625; from the left -4 t = -1, from the right -3 (t - 1) = 2.25. */
+    /* Cell 3, t = 1/4: the fade is 0.103515625, the left gradient gives -4 t = -1, the right one -3 (t - 1) =
+     * 2.25. */
     cr_assert_float_eq(noise_at(uji, 3, 0.25f), 0.4 * (-1 + 0.103515625 * 3.25), 1e-6);
-    /* The same under `visualatom`: -t = -0.25 and 1 - t = 0.75. */
+    /* Cell 3, t = 1/4 under `visualatom`: -t = -0.25 and 1 - t = 0.75. */
     cr_assert_float_eq(noise_at(visualatom, 3, 0.25f), 0.4 * (-0.25 + 0.103515625), 1e-6);
-    /* The last cell (hash 180: 5) goes on with the first one's 8. */
+    /* The last cell (hash 180: gradient 5) is followed by the first one's gradient 8. */
     cr_assert_float_eq(noise_at(uji, 255, 0.5f), -0.3, 1e-6);
 }
 
@@ -61,7 +61,7 @@ Test(noise, permutation_is_one)
         cr_assert_eq(seen[i], 1, "%d", i);
 }
 
-/* From the left the fade ends a few units of its last place beside 1, times a rise of up to 3.2. */
+/* At the right end the fade differs from 1 by a few units in the last place, times a rise of up to 3.2. */
 Test(noise, zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
@@ -80,12 +80,13 @@ Test(noise, edge_draws)
     float gradients[NOISE_TABLE_COUNT];
     noise_gradients(FORMULA_UJI, gradients);
     cr_assert_eq(noise_of_draw(gradients, 0), 0);
-    /* 2^31 is place 5000 exactly: a border. */
+    /* 2^31 is exactly position 5000, the border of a cell. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_C(1) << 31), 0);
-    /* The last draw is place 10000 - 10000/2^32: cell 9999 & 255 = 15, and 2^32 - 10000 leaves 2^24 - 40. */
+    /* The last draw is position 10000 - 10000/2^32: cell 9999 & 255 = 15; the fraction 2^32 - 10000 gives t =
+     * 2^24 - 40. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_MAX), noise_at(gradients, 15, 16777176.0f / 16777216.0f));
-    /* 2^31 + 2^29 is place 6250, cell 106; with 107374 = 2^32/40000 more it is a quarter (t = 0.2499996)
-     * further. */
+    /* 2^31 + 2^29 is position 6250, cell 106; adding 107374 = 2^32/40000 moves it by a quarter (t =
+     * 0.2499996). */
     cr_assert_float_eq(noise_of_draw(gradients, 0xA0000000u + 107374u), noise_at(gradients, 106, 0.25f),
                        2e-6);
     cr_assert_neq(noise_at(gradients, 106, 0.25f), 0);
@@ -103,7 +104,7 @@ Test(noise, limit_holds)
     }
 }
 
-/* Mean 0 and the two known deviations, over draws spread evenly over all 2^32. */
+/* Mean 0 and the two known standard deviations, over draws spread evenly over all 2^32. */
 static double deviation(enum formula formula, double *mean)
 {
     float gradients[NOISE_TABLE_COUNT];
@@ -129,7 +130,7 @@ Test(noise, deviations)
     cr_assert(fabs(uji_mean) < 0.05 && fabs(visualatom_mean) < 0.05, "%.6f %.6f", uji_mean, visualatom_mean);
 }
 
-#ifdef __FLT16_MANT_DIG__ /* the compiler has halves of its own to compare with */
+#ifdef __FLT16_MANT_DIG__ /* compare with the compiler's own half type */
 
 static void expect_half(float value)
 {
@@ -145,7 +146,7 @@ static float float_of_bits(uint32_t bits)
     return value;
 }
 
-/* Every half under 65504, every midpoint between two, and the floats next to these, of both signs. */
+/* Every half under 65504, every midpoint between two halves, and the adjacent floats, with both signs. */
 Test(noise, half_rounding_at_every_half_and_tie)
 {
     for (uint32_t half = 0; half < 0x7BFF; half++) {
@@ -177,8 +178,8 @@ Test(noise, half_rounding_over_all_magnitudes)
 Test(noise, half_rounding_by_hand)
 {
     cr_assert_eq(noise_round_half(1 + 0x1p-11f), 1);           /* a tie goes to the even neighbour: down */
-    cr_assert_eq(noise_round_half(1 + 0x3p-11f), 1 + 0x1p-9f); /* and here up */
-    cr_assert_eq(noise_round_half(1 + 0x1.002p-11f), 1 + 0x1p-10f); /* a little more than a tie */
+    cr_assert_eq(noise_round_half(1 + 0x3p-11f), 1 + 0x1p-9f); /* a tie goes to the even neighbour: up */
+    cr_assert_eq(noise_round_half(1 + 0x1.002p-11f), 1 + 0x1p-10f); /* slightly more than a tie */
     cr_assert_eq(noise_round_half(0x1p-25f), 0);                    /* half the smallest subnormal, a tie */
     cr_assert_eq(noise_round_half(-0x1.8p-25f), -0x1p-24f);
     cr_assert(signbit(noise_round_half(-0.0f)) && noise_round_half(-0.0f) == 0);

@@ -1,12 +1,12 @@
-/* The oracle of synth: it draws what the definition says, takes every order of painting that may be, and
- * nothing else. */
+/* Tests the oracle of synth: it draws images as defined, and accepts every valid painting order and nothing
+ * else. */
 #include "synth_by_hand.h"
 
 TestSuite(oracle, .timeout = 60);
 
-/* ---- The definition, written down a second time ---- */
+/* ---- A second implementation of the definition ---- */
 
-/* The orbits of an image as layers: which pixels each covers, and its gray. */
+/* The orbits of an image as layers: the pixels that each covers, and its gray. */
 struct layers {
     uint32_t count;
     uint8_t covered[ORBITS][PIXELS], gray[ORBITS];
@@ -43,8 +43,8 @@ static bool inside(int x, int y)
     return x >= 0 && y >= 0 && x < (int)synth.res && y < (int)synth.res;
 }
 
-/* Bresenham's line in closed form: step i of `major` has moved round(i * minor / major) along the minor axis,
- * halves up. */
+/* Bresenham's line in closed form: after step i of `major`, it has moved round(i * minor / major) along the
+ * minor axis, rounding half up. */
 static void cover_line(uint8_t *covered, int x0, int y0, int x1, int y1)
 {
     int dx = abs(x1 - x0), dy = abs(y1 - y0), sx = x1 > x0 ? 1 : -1, sy = y1 > y0 ? 1 : -1;
@@ -85,7 +85,7 @@ static void make_layers(struct synth_image image, const float *noise, struct lay
     }
 }
 
-/* Paints the layers in this order, 0, 1, ... where it is NULL. */
+/* Paints the layers in this order; NULL: 0, 1, ... */
 static void paint_layers(const struct layers *layers, const int *order, uint8_t *pixels)
 {
     memset(pixels, 0, PIXELS);
@@ -97,7 +97,8 @@ static void paint_layers(const struct layers *layers, const int *order, uint8_t 
     }
 }
 
-/* The noise of the shared streams: x, y of orbit 2j are words 0, 1 of a block, those of orbit 2j + 1 2, 3. */
+/* The noise of the shared streams: words 0 and 1 of a block are x and y of orbit 2j, words 2 and 3 those of
+ * orbit 2j + 1. */
 static void counter_noise(struct synth_image image, float *noise)
 {
     const struct atom_class *class_ = &synth.classes[image.class_index];
@@ -139,8 +140,7 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
     }
 }
 
-/* cuRAND's documented layout: four floats a call, served to x and y of two vertices,
- * a subsequence an orbit. */
+/* cuRAND's documented layout: four floats per call for x and y of two vertices, one subsequence per orbit. */
 Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
@@ -178,7 +178,7 @@ Test(oracle, draws_what_the_definition_says)
 
 /* ---- Membership ---- */
 
-/* An image whose five grays differ from each other and from 0, and whose orbits overlap. */
+/* An image with five grays that differ from each other and from 0, and with overlapping orbits. */
 static struct synth_image choose_image(void)
 {
     for (uint64_t j = 0;; j += 2) { /* even: class 0 */
@@ -205,7 +205,7 @@ static bool member(struct synth_image image)
     return oracle_member(&synth, image, noise, points, marks, pixels);
 }
 
-static bool next_order(int *order) /* the next permutation in lexical order; false after the last */
+static bool next_order(int *order) /* next permutation in lexical order; false after the last */
 {
     int i = ORBITS - 2, j = ORBITS - 1;
     while (i >= 0 && order[i] > order[i + 1])
@@ -249,7 +249,7 @@ Test(oracle, a_race_pixel_by_pixel_is_a_member, .init = start, .fini = stop)
     cr_expect(member(image));
 }
 
-/* Every pixel in turn takes every wrong value that the image's own grays and their neighbours offer. */
+/* Sets each pixel to each wrong value among the image's grays and their neighbours. */
 Test(oracle, a_single_wrong_pixel_is_no_member, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
@@ -305,14 +305,14 @@ Test(oracle, a_missing_pixel_is_no_member, .init = start, .fini = stop)
     cr_expect_not(member(image), "a black image");
 }
 
-/* ---- A batch, through a variant that does as it is told ---- */
+/* ---- A batch, with a fake variant ---- */
 
 struct fake {
-    uint64_t run;   /* the run whose images it shows */
-    uint64_t asked; /* and the one that they are compared with */
+    uint64_t run;   /* the run of its images */
+    uint64_t asked; /* the run to compare with */
     bool half_noise, flip_order;
     uint64_t bad_images; /* bit j: image j has one pixel too bright */
-    uint64_t fails_at;   /* the image that cannot be fetched */
+    uint64_t fails_at;   /* index of an image that cannot be fetched */
     unsigned fetched[BATCH];
 };
 
@@ -392,7 +392,7 @@ Test(oracle, verify_tells_a_race_from_an_order, .init = start, .fini = stop)
     cr_expect(count_wrong(&(struct fake){.flip_order = true}, &exact) > BATCH / 2);
 }
 
-/* A vertex that moves by a rounding error seldom changes a pixel, so few images tell the precisions apart. */
+/* A rounding error of a vertex rarely changes a pixel, so few images distinguish the precisions. */
 Test(oracle, verify_tells_half_precision_from_single)
 {
     const struct atom_class large = {.id = 1,
@@ -400,8 +400,8 @@ Test(oracle, verify_tells_half_precision_from_single)
                                      .orbits = ORBITS,
                                      .oval_x = 1,
                                      .oval_y = 1,
-                                     .noise = 60,       /* enlarges what the rounding takes off */
-                                     .line_width = -60, /* and the orbits stay inside all the same */
+                                     .noise = 60,       /* amplifies the rounding */
+                                     .line_width = -60, /* but keeps the orbits inside the image */
                                      .radius = 9};
     make_synth(FORMULA_VISUALATOM, &large, 1, BATCH, RES);
     cr_expect(count_wrong(&(struct fake){.half_noise = true}, &half) == 0);

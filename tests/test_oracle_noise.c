@@ -1,5 +1,5 @@
-/* The oracle over noise that it fetches from variants with generators of their own: sound ones pass, the
- * mistakes that they can make show. */
+/* Tests the oracle with noise from variants with their own generators: correct generators pass, and typical
+ * errors are found. */
 #include "synth_by_hand.h"
 
 #include <criterion/redirect.h>
@@ -8,14 +8,14 @@ TestSuite(oracle_noise, .timeout = 60);
 
 enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
 
-/* A variant with a generator of its own, and the mistakes that such a variant can make. */
+/* A fake variant with its own generator and configurable errors. */
 struct generator {
-    uint64_t made, asked; /* the run that its images are of, and the one that they are compared with */
+    uint64_t made, asked; /* the run of its images, and the run to compare with */
     float scale, shift;
-    uint64_t copy_from, copy_to; /* a stream of this image also serves that one; equal: none does */
-    bool same_axes;              /* the last orbit of the last image draws x and y alike */
-    uint32_t still_from;         /* orbits from here on draw 0.5 after their first vertices; 0: none do */
-    bool wrong_images;           /* the images come from other noise */
+    uint64_t copy_from, copy_to; /* two images that share a stream; equal: none do */
+    bool same_axes;              /* the last orbit of the last image has equal draws for x and y */
+    uint32_t still_from; /* from this orbit on, all draws after the first vertices are 0.5; 0: never */
+    bool wrong_images;   /* the images use different noise */
     bool fails;
 };
 
@@ -105,8 +105,8 @@ Test(oracle_noise, of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("");
 }
 
-/* The distribution test sees 8 * 65536 draws: enough for a shift of a hundredth, or a
- * spread of a twentieth. */
+/* The distribution test has 8 * 65536 draws: enough to find a shift of 1/100, or a change in spread of
+ * 1/20. */
 Test(oracle_noise, that_is_shifted_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);
@@ -152,8 +152,7 @@ Test(oracle_noise, images_that_do_not_follow_from_their_noise_are_wrong)
     cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
 }
 
-/* A run that makes nothing leaves the images of an earlier one, which the noise of its own does not explain.
- */
+/* A run that does nothing leaves the images of an earlier run, which do not match its own noise. */
 Test(oracle_noise, images_of_another_run_are_wrong)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .asked = 3}) == STREAM_BATCH);

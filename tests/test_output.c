@@ -1,4 +1,4 @@
-/* Outputs: every combination against the definition written down a second time, slowly. */
+/* Tests output conversion: every combination against a second, simple implementation of the definition. */
 #include <criterion/criterion.h>
 
 #include <limits.h>
@@ -16,7 +16,7 @@ static const struct philox_key key = {{0x1234567, 0x89abcdef}};
 
 /* ---- Conversions ---- */
 
-/* What the bits of a half mean, by its definition. */
+/* Decodes a half by its definition. */
 static double half_value(uint32_t bits)
 {
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -56,8 +56,8 @@ static uint16_t to_bf16(float value)
 static const struct conversion conversions[] = {{"half", to_half, half_value, 0x7C00, 65536},
                                                 {"bfloat16", to_bf16, bf16_value, 0x7F80, 0x1p128}};
 
-/* Every number comes back, with its sign; half-way between two the even one is taken, and the nearer one as
- * soon as there is a nearer one. */
+/* Every half converts to itself, with both signs. Midpoints go to the even neighbour, other values to the
+ * nearest. */
 static void expect_nearest(const struct conversion *c)
 {
     for (uint32_t bits = 0; bits <= c->infinity; bits++) {
@@ -96,7 +96,7 @@ Test(output, conversions_beyond_the_numbers)
         cr_expect(isnan(conversions[i].value(conversions[i].convert(NAN))), "%s", conversions[i].name);
 }
 
-/* Floats of all magnitudes: no neighbour of the result is nearer. */
+/* For floats of all magnitudes, no neighbour of the result is nearer. */
 Test(output, conversions_of_many_floats)
 {
     for (size_t i = 0; i < COUNT_OF(conversions); i++) {
@@ -143,7 +143,7 @@ Test(output, means_of_grays_round_half_up)
 
 /* ---- Spans ---- */
 
-/* How far [a, b) and [c, d) overlap. */
+/* Returns the length of the overlap of [a, b) and [c, d). */
 static int64_t overlap(int64_t a, int64_t b, int64_t c, int64_t d)
 {
     int64_t begin = a > c ? a : c, end = b < d ? b : d;
@@ -241,7 +241,7 @@ static uint8_t *noisy_canvas(uint32_t res, size_t pitch)
     return canvas;
 }
 
-/* The definition again: the sum over every pixel of the canvas. */
+/* The definition: the sum over every pixel of the canvas. */
 static uint64_t slow_sum(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                          uint32_t y, uint32_t x)
 {
@@ -291,7 +291,7 @@ static void expect_value(const struct synth_output *output, uint32_t res, uint64
     }
 }
 
-/* One conversion, every value; nothing is written beyond the image. */
+/* Checks every value of a conversion, and that nothing is written beyond the image. */
 static void expect_conversion(const struct synth_output *like, uint32_t res)
 {
     static const double mean[] = {0.485, 0.25, -3}, deviation[] = {0.229, 1, 0.01};
@@ -351,7 +351,7 @@ Test(output, cropped_images)
             expect_conversions(OUTPUT_CROP, sides[a], sides[b]);
 }
 
-/* The largest sums that there are: 255 * 2^28, beyond 32 bits. */
+/* The largest possible sums: 255 * 2^28, beyond 32 bits. */
 Test(output, the_largest_canvas)
 {
     enum { SIDE = 16384 };
@@ -387,7 +387,7 @@ Test(output, large_weights)
     free(image);
 }
 
-/* The opposite: two pixels become 16384. */
+/* Enlarges two pixels to 16384. */
 Test(output, the_largest_enlargement)
 {
     enum { SIDE = 16384 };

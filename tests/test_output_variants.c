@@ -1,4 +1,5 @@
-/* Outputs of variants: naive converts its canvases, the others make the same, and the oracle would tell. */
+/* Tests outputs of variants: naive converts its canvases, other variants produce the same, and the oracle
+ * finds errors. */
 #include "support.h"
 
 #include <stdio.h>
@@ -33,7 +34,7 @@ static const char *const output_lines[] = {
     "--output f16 --channels 3 --fit crop",
 };
 
-/* The images of run 0, made after another run, and their labels; the caller frees both. */
+/* Returns the images of run 0, executed after another run, and their labels; the caller frees both. */
 static uint8_t *make_batch(const struct opened *opened, const char *name, int threads, int64_t **labels)
 {
     static const uint64_t runs[] = {1, 0};
@@ -75,7 +76,7 @@ Test(output_variants, naive_converts_its_canvases)
 }
 #endif
 
-/* The number of the class, which need not be its position. */
+/* The class number, which may differ from its index. */
 static void expect_labels(const char *line, const char *name, int threads)
 {
     static const int64_t numbers[] = {4000000000, 7, 12};
@@ -149,7 +150,7 @@ Test(output_variants, omp_makes_the_same)
 
 /* ---- The oracle ---- */
 
-/* naive with a mistake in image 1. */
+/* naive with an error in image 1. */
 static enum { BAD_PIXEL, BAD_LABEL, NO_LABEL } mistake;
 
 static enum status spoiled_fetch(void *state, void *result)
@@ -197,7 +198,7 @@ Test(output_variants, the_oracle_checks_outputs_and_labels)
                      (int)mistake);
 }
 
-/* Variants that make no labels are not asked for them. */
+/* The oracle does not check labels of variants without labels. */
 Test(output_variants, the_oracle_asks_for_labels_where_they_are_made)
 {
     struct variant unlabelled = *variant_find("naive")->variant;
@@ -224,7 +225,7 @@ Test(output_variants, variants_of_canvases_are_refused_for_others)
         plain.traits = &traits;
         cr_expect_eq(opened.workload->accepts(opened.input, &plain), canvas ? STATUS_OK : STATUS_USAGE, "%s",
                      line);
-        cr_expect(canvas || strstr(status_text(), "for others there is naive"), "%s", status_text());
+        cr_expect(canvas || strstr(status_text(), "use naive"), "%s", status_text());
         plain.traits = variant_find("naive")->variant->traits;
         close_synth(&opened);
     }

@@ -1,4 +1,4 @@
-/* Pictures as files: what is written reads back, and nothing else is left behind. */
+/* Tests picture files: written pictures read back, and no temporary files remain. */
 #include <criterion/criterion.h>
 
 #include <dirent.h>
@@ -33,7 +33,7 @@ static const char *inside(const char *name)
     return path[turn];
 }
 
-/* Removes the files of `path`, and returns how many there were. */
+/* Removes the files in `path`; returns their number. */
 static int empty_folder(const char *path)
 {
     int count = 0;
@@ -51,7 +51,7 @@ static int empty_folder(const char *path)
     return count;
 }
 
-/* Ends a test: exactly these many entries were left. */
+/* Ends a test: expects this number of remaining entries. */
 static void expect_files(int count)
 {
     cr_assert_eq(empty_folder(folder), count);
@@ -67,7 +67,7 @@ static uint8_t *noisy_pixels(uint32_t number, size_t count)
     return pixels;
 }
 
-/* The file's pixels, after its header was checked to be of an 8-bit gray image; the caller frees them. */
+/* Checks that the header is of an 8-bit gray image and returns the pixels; the caller frees them. */
 static uint8_t *read_png(const char *path, uint32_t width, uint32_t height)
 {
     unsigned char header[29];
@@ -123,7 +123,8 @@ Test(picture, impossible_sizes, .init = make_folder)
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1, 0), STATUS_USAGE);
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 65536, 65536), STATUS_USAGE);
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, UINT32_MAX, 1), STATUS_USAGE);
-    /* Within our limit, but not libpng's: its message is relayed. No pixel is read before it refuses. */
+    /* Within the program's limit, but not libpng's: its message is relayed. libpng refuses before it reads
+     * pixels. */
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1000001, 1), STATUS_FAILED);
     cr_assert(strstr(status_text(), "a.png: libpng: "), "%s", status_text());
     expect_files(0);
@@ -162,7 +163,7 @@ Test(picture, the_current_folder, .init = make_folder)
     expect_files(3);
 }
 
-/* A file that cannot be put in place, among many that threads write: the failure and its text come back. */
+/* One file cannot be renamed, among many that threads write: its failure and message are returned. */
 Test(picture, failures_come_back_from_threads, .init = make_folder)
 {
     enum { COUNT = 64 };
@@ -200,7 +201,7 @@ Test(picture, folders_are_checked, .init = make_folder)
     fclose(stream);
     cr_assert_eq(picture_check_folder(inside("plain")), STATUS_USAGE);
     cr_assert(strstr(status_text(), "not a folder"), "%s", status_text());
-    expect_files(1); /* a check makes nothing */
+    expect_files(1); /* a check creates nothing */
 }
 
 Test(picture, folders_are_made, .init = make_folder)
@@ -220,7 +221,7 @@ Test(picture, unwritable_folder, .init = make_folder)
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};
     if (geteuid() ==
-        0) { /* root may write anywhere: be somebody else, who owns the folder and can remove it */
+        0) { /* root may write anywhere: switch to another user, who owns the folder and can remove it */
         cr_assert_eq(chown(folder, 65534, 65534), 0);
         cr_assert_eq(setuid(65534), 0);
     }
@@ -237,7 +238,7 @@ Test(picture, unwritable_folder, .init = make_folder)
 
 /* ---- Sheets ---- */
 
-/* Five pictures: three columns, two rows, 2 pixels of border around each, the last place empty. */
+/* Five pictures: three columns, two rows, a border of 2 pixels around each, the last cell empty. */
 Test(picture, sheet_geometry, .init = make_folder)
 {
     enum { SIDE = 10, PITCH = 12, WIDTH = 3 * PITCH + 2, HEIGHT = 2 * PITCH + 2 };
@@ -268,8 +269,8 @@ Test(picture, sheet_geometry, .init = make_folder)
     expect_files(2);
 }
 
-/* Four pictures of 5001 pixels: two columns leave (8192 - 2) / 2 - 2 = 4093 a side, so they are halved to
- * 2501, the last of them a box of half the width. */
+/* Four pictures of 5001 pixels: two columns leave (8192 - 2) / 2 - 2 = 4093 per picture, so they are halved
+ * to 2501; the last box has half the width. */
 Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
 {
     enum { SIDE = 5001, SMALL = 2501, WIDTH = 2 * (SMALL + 2) + 2 };
@@ -297,7 +298,7 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
     expect_files(2);
 }
 
-/* One picture that just fits is left alone; one pixel more halves it. */
+/* A picture that just fits is not shrunk; one more pixel halves it. */
 Test(picture, sheet_side_limit, .init = make_folder)
 {
     uint8_t *pixels = calloc(8189, 8189);

@@ -245,8 +245,8 @@ Test(prepare, synth_bytes_do_not_depend_on_variant)
 Test(prepare, synth_refusals)
 {
     expect_refusal(2, "a " SYNTH " --output f16", "--encode png holds u8 images");
-    expect_refusal(2, "a " SYNTH " --png x", "--png shows images of a run");
-    expect_refusal(2, "a " SYNTH " --variant fuse", "no variant of synth");
+    expect_refusal(2, "a " SYNTH " --png x", "--png writes images of a timed run");
+    expect_refusal(2, "a " SYNTH " --variant fuse", "not a variant of synth");
     expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --classes 3",
                    "--classes is an option of --from synth; --prepare DIR --help lists them");

@@ -230,5 +230,5 @@ Test(profile, what_to_install_is_said)
     cr_expect(says("Examples:\n"), "%s", out);
     EXPECT(2, PROFILE "--launches 0 " SYNTH, root);
     EXPECT(2, PROFILE, root);
-    cr_expect(says("name a variant"), "%s", out);
+    cr_expect(says("give a variant"), "%s", out);
 }

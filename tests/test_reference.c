@@ -1,5 +1,5 @@
-/* scripts/reference.sh and scripts/compare_published.sh with stand-ins for fdsl-bench, for the published code
- * and for nvcc. */
+/* Tests scripts/reference.sh and scripts/compare_published.sh with stubs for fdsl-bench, the published code
+ * and nvcc. */
 #include "figures.h"
 
 static void open_reference(void)
@@ -15,7 +15,7 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
 #define PUBLISHED                                                                \
     "scripts/published.py tests/data/published $D/results/published.csv --nvcc " \
     "tests/data/published/nvcc.sh --images 4 "
-/* Variant, side, vertices, batch, microseconds of a batch, device and verified of each row. */
+/* Prints variant, resolution, vertices, batch, microseconds per batch, device and verified of each row. */
 #define SHOW                                                                                               \
     "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } { print $at[\"variant\"], "           \
     "$at[\"res\"], "                                                                                       \
@@ -51,18 +51,17 @@ Test(reference, published_code_in_part_or_not_at_all)
           "$D/clone/cpu/datagen.py; "
           "scripts/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
           "$D/p.csv | sort -u");
-    cr_expect(status == 0 && says("the published Python is left out: ") &&
+    cr_expect(status == 0 && says("the published Python code is skipped: ") &&
                   says("install noise (it needs pillow, noise, numpy)"),
               "%s", out);
     cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
     shell("scripts/published.py $D/clone $D/q.csv --nvcc nowhere");
-    cr_expect(status == 4 && says("there is no nowhere") &&
-                  says("nothing of the published code can run here"),
+    cr_expect(status == 4 && says("nowhere not found") && says("nothing of the published code can run here"),
               "%s", out);
     shell("STUB_FAILS=gbase " PUBLISHED "| tail -1");
-    cr_expect(status == 0 && says("the published CUDA code is left out: gbase cannot run here"), "%s", out);
+    cr_expect(status == 0 && says("the published CUDA code is skipped: gbase cannot run here"), "%s", out);
     shell("scripts/published.py $D $D/q.csv");
-    cr_expect(status == 2 && says("has no cpu/datagen.py; name a clone of"), "%s", out);
+    cr_expect(status == 2 && says("has no cpu/datagen.py; give a clone of"), "%s", out);
     shell("sed -i 's/int res =/int side =/' $D/clone/cuda/baseline/profile.cu; "
           "scripts/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
     cr_expect(status == 2 && says("cuda/baseline/profile.cu has 0 constants res, not one"), "%s", out);
@@ -71,7 +70,7 @@ Test(reference, published_code_in_part_or_not_at_all)
     cr_expect(status == 0 && says("published-python"), "without a GPU the clone's Python is all: %s", out);
 }
 
-/* ---- The rows that pages quote ---- */
+/* ---- Reference rows ---- */
 
 Test(reference, default_sections_fit_nine_minutes)
 {
@@ -83,7 +82,7 @@ Test(reference, default_sections_fit_nine_minutes)
     shell("scripts/reference.sh $D/out --mnist $D --dry-run --section "
           "$(scripts/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
     cr_expect(status == 0 && says("compare_pytorch.py"), "%s", out);
-    /* Every file that is measured has a place among the reference. */
+    /* Every file that reference.sh writes exists in results/reference. */
     shell("for name in $(scripts/reference.sh $D/out --list | awk '{ $1 = $2 = $3 = \"\"; print }'); do "
           "ls results/reference/h200_$name.csv; done");
     cr_expect_eq(status, 0, "%s", out);

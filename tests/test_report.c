@@ -1,4 +1,4 @@
-/* scripts/report.py from outside: what the page holds, and that its commands repeat their rows. */
+/* Tests scripts/report.py: the contents of the page, and that its commands repeat their rows. */
 #include "figures.h"
 
 TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
@@ -82,7 +82,7 @@ Test(report, of_loading)
               out);
     cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
               out);
-    /* Columns: ranks, rank, scaling, batch; the last of all ranks is their sum. */
+    /* Columns: ranks, rank, scaling, batch; for rank=all, batch is the sum. */
     shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
           "$17 = "
           "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
@@ -97,7 +97,7 @@ Test(report, of_loading)
     " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
     " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
 
-/* The parameters of all rows, without what differs from run to run. */
+/* The parameters of all rows, without columns that differ between runs. */
 #define PARAMETERS "cut -d, -f 7,11- %s | sed 's/,u8,\\|,f16,/&\\n/' | grep -v '^[^s]*e-'"
 
 Test(report, commands_repeat_their_rows)

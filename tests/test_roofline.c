@@ -1,5 +1,4 @@
-/* The roofline: peaks with known answers, the least work of each workload, and a share that no run can push
- * over 100 %. */
+/* Tests the roofline: known peak rates, the minimum work of each workload, and that no run exceeds 100 %. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -48,7 +47,7 @@ Test(roofline, peaks_of_an_h200)
     expect_near(peaks.bus_bytes_per_s, 63e9, "bus");
 }
 
-/* The peak rates that NVIDIA publishes, in TFLOP/s, at the clock that they are stated for. */
+/* Peak rates published by NVIDIA, in TFLOP/s, with the clock that they refer to. */
 Test(roofline, peaks_are_the_published_ones)
 {
     static const struct {
@@ -169,7 +168,7 @@ Test(roofline, bounds_have_names)
     cr_expect_str_eq(roofline_bound_name(BOUND_BUS), "bus");
 }
 
-/* Two ranks share a GPU, a third has one alone and more to do. */
+/* Two ranks share a GPU; a third has its own GPU and more work. */
 Test(roofline, ranks_add_up_to_the_slowest)
 {
     const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},
@@ -181,9 +180,9 @@ Test(roofline, ranks_add_up_to_the_slowest)
     expect_roofline(&all, &wanted, "together");
 }
 
-/* ---- The least work of a workload ---- */
+/* ---- The minimum work of a workload ---- */
 
-/* What the workload says of these options, for a variant of these traits. */
+/* Returns the work of a workload with these options, for a variant with these traits. */
 static struct work work_of(const char *workload, const char *const *given, const struct variant *variant)
 {
     char words[32][64] = {"fdsl-bench", "--variant"}, *argv[33] = {0};
@@ -206,9 +205,8 @@ static struct work work_of(const char *workload, const char *const *given, const
     return work;
 }
 
-/* Canvases so small that most lines are outside or painted over, and nothing random: a program may skip all
- * of these lines and still be right. So its time is at least that of writing the images, and no share of it
- * may exceed 100 %. */
+/* Canvases so small that most lines are outside or painted over, without randomness: a correct program may
+ * skip all of these lines. Only writing the images is necessary, so no share may exceed 100 % of that. */
 Test(roofline, no_image_needs_more_than_its_pixels)
 {
     static const char *const formulas[] = {"uji", "visualatom"}, *const orbits[] = {"1", "5000"},
@@ -238,7 +236,7 @@ Test(roofline, no_image_needs_more_than_its_pixels)
         cr_expect_eq(work.bytes, bytes);
         cr_expect(work.least.round_bytes == 0 && work.least.bus_bytes == 0);
         const struct roofline roofline = roofline_of(&work.least, &peaks);
-        double writing_s = bytes / peaks.memory_bytes_per_s; /* of a program that only writes them */
+        double writing_s = bytes / peaks.memory_bytes_per_s; /* for a program that only writes them */
         cr_expect_leq(roofline.floor_s, writing_s);
         cr_expect_eq(roofline.bound, side > 100 ? BOUND_MEMORY : BOUND_UNKNOWN);
     }
@@ -291,7 +289,7 @@ Test(roofline, train_graph_is_near_16_percent)
     cr_expect_eq(roofline.bound, BOUND_COMPUTE);
 }
 
-/* Of a variant of `engine`, 500 samples in batches of 64, with this optimizer. */
+/* Returns the work of a variant with `engine`: 500 samples in batches of 64, with this optimizer. */
 static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
                             const char *feed)
 {
@@ -304,7 +302,7 @@ static struct work training(const struct engine *engine, const char *optimizer, 
     return work_of("train", given, &variant);
 }
 
-/* What variants of this build may leave out of their products. */
+/* Products that variants of this build may skip. */
 Test(roofline, variants_that_skip_zeros_say_so)
 {
     static const struct {
@@ -326,7 +324,7 @@ Test(roofline, work_of_an_epoch)
 {
     static const struct {
         const char *optimizer, *momentum;
-        double tensors; /* of parameters and their state */
+        double tensors; /* parameters and optimizer state */
     } cases[] = {{"sgd", "0", 1}, {"sgd", "0.9", 2}, {"adam", NULL, 3}, {"adamw", NULL, 3}};
     const struct engine half = {.unit = UNIT_HALF}, plain = {.unit = UNIT_FP32};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -343,14 +341,14 @@ Test(roofline, work_of_an_epoch)
     cr_expect_eq(constant.least.once_bytes, 0, "samples that are not read again are counted");
 }
 
-/* ---- What the program makes of it ---- */
+/* ---- Output of the program ---- */
 
 static const char *avx2(void)
 {
     return "avx2";
 }
 
-/* A run of 1e9 FLOPs on a CPU of 3 GHz by 8 threads of which 5 have a core. */
+/* A run of 1e9 FLOPs on a CPU with 3 GHz, with 8 threads of which 5 have a core. */
 Test(roofline, of_a_cpu_takes_physical_cores_and_instructions)
 {
     struct settings settings = {.resources.threads = 8};
@@ -374,7 +372,7 @@ Test(roofline, of_a_cpu_takes_physical_cores_and_instructions)
     roofline = runner_roofline(&runner, &work);
     cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0);
     entry.variant = &threaded;
-    runner.env.max_clock_hz = 0; /* no driver tells */
+    runner.env.max_clock_hz = 0; /* no driver reports it */
     roofline = runner_roofline(&runner, &work);
     cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0 && roofline.flops == 1e9);
 }
@@ -392,7 +390,7 @@ Test(roofline, of_a_gpu_takes_its_peaks)
     }
 }
 
-/* The columns of a result with this roofline. */
+/* Returns the columns of a result with this roofline. */
 static void expect_columns(const struct roofline *roofline, const char *const *wanted)
 {
     static const char *const columns[] = {"flops", "bytes",         "peak_flops", "peak_bytes_per_s",
@@ -419,7 +417,7 @@ Test(roofline, a_row_holds_it)
     expect_columns(&unknown, (const char *const[]){"800", "", "", "", "", ""});
 }
 
-/* What the table says of a result with this roofline. */
+/* Returns the table's text for a result with this roofline. */
 static void expect_cell(const struct roofline *roofline, const char *wanted)
 {
     char *argv[] = {"fdsl-bench", "--variant", "naive", NULL}, text[4096] = "", path[] = "/tmp/fdsl-XXXXXX";

@@ -1,7 +1,7 @@
-/* scripts/setup.sh from outside, with a package manager that only writes down its calls. */
+/* Tests scripts/setup.sh with a package manager that only logs its calls. */
 #include "shell.h"
 
-/* PATH holds what the script needs, without the probes of some packages. */
+/* PATH has the tools that the script needs, but not those that some packages provide. */
 #define SETUP "env -i $E PATH=bin MAKE_GOAL=bench bash scripts/setup.sh build"
 
 static void set_up(void)

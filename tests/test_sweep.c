@@ -1,5 +1,5 @@
-/* scripts/sweep.sh and slurm/ from outside: what a table may hold, what is left of a task that ends well,
- * fails or is killed, and what goes to Slurm. A real Slurm has make check-slurm.
+/* Tests scripts/sweep.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or are
+ * killed, and the calls of Slurm. make check-slurm uses a real Slurm.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -25,7 +25,7 @@
 #include "core/portable.h"
 #include "folder.h"
 
-/* Options of a run of microseconds, as columns and as their values. */
+/* Options of a run that takes microseconds: columns and values. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
 #define QUICK         "\t32\t2\t4\t0\t0\t6\t0\t0"
 #define HEADER        "variant\tvertices" QUICK_COLUMNS "\n"
@@ -43,7 +43,7 @@ static void put(const char *path, const char *text)
     cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-/* A whole file, static for one call at a time; empty where there is none. */
+/* Returns the contents of a file in a static buffer; empty if it does not exist. */
 static const char *get(const char *path)
 {
     static char text[TEXT_MAX];
@@ -60,7 +60,7 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* Runs the sweep of t.tsv with its results in ./r. */
+/* Runs the sweep of t.tsv with results in ./r. */
 #define SWEEP "scripts/sweep.sh t.tsv --out r"
 static void sweep(const char *table, const char *options)
 {
@@ -69,8 +69,8 @@ static void sweep(const char *table, const char *options)
     shell(SWEEP " %s", options);
 }
 
-/* The merged file has a header and one whole row for each of these, in this order:
- * the numbers of vertices. */
+/* Expects a merged file with a header and one complete row for each of these numbers of vertices, in this
+ * order. */
 static void expect_rows(const char *vertices)
 {
     shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"vertices\") v = i; width = NF; next }"
@@ -89,7 +89,7 @@ static void expect_no_leftovers(void)
     globfree(&found);
 }
 
-/* A tree of its own for every test, whose results nobody misses. */
+/* Each test has its own temporary tree. */
 static void start(void)
 {
     static const char *const links[] = {"scripts", "slurm", "configs"};
@@ -143,8 +143,8 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' comes twice"},
         {HEADER TASK("1") "naiv\t2" QUICK "\n", "t.tsv:3: unknown variant 'naiv'; did you mean 'naive'?"},
         {HEADER TASK("1") TASK("two"), "t.tsv:3: --vertices: 'two' is not a whole number"},
-        {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: not as many fields as the header (1 and 2)"},
-        {"variant\tbatch\nnaive\t1\t2\n", "t.tsv:2: not as many fields as the header (3 and 2)"},
+        {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: 1 fields, but the header has 2"},
+        {"variant\tbatch\nnaive\t1\t2\n", "t.tsv:2: 3 fields, but the header has 2"},
         {"variant\tbatch\nnaive\t\n", "t.tsv:2: column 'batch' is empty"},
         {"variant\tverify\nnaive\tno\n", "t.tsv:2: --verify takes no value"},
         {"variant\tbatch\nnaive\tyes\n", "t.tsv:2: --batch needs a value"},
@@ -212,7 +212,7 @@ Test(sweep, usage_is_checked)
     expect(0, "Exit status: ");
 }
 
-/* ---- Going on ---- */
+/* ---- Continuing ---- */
 
 Test(sweep, finished_tasks_are_skipped_unless_told_otherwise)
 {
@@ -282,7 +282,7 @@ Test(sweep, rows_with_other_columns_are_not_merged)
     free(before);
 }
 
-/* ---- Tasks that do not end well ---- */
+/* ---- Tasks that fail ---- */
 
 /* A launcher that does this. */
 static void launch_with(const char *commands)
@@ -337,10 +337,10 @@ Test(sweep, what_cannot_run_here_is_skipped)
     sweep(NULL, "");
     cr_assert(setenv("MPIRUN", "./launcher --other -n", 1) == 0);
     sweep(NULL, "");
-    expect(0, "0 finished, 1 finished before, 0 skipped"); /* made elsewhere, say */
+    expect(0, "0 finished, 1 finished before, 0 skipped"); /* for example, rows from another machine */
 }
 
-/* Open MPI's own words are a screen long. */
+/* Open MPI's own message is a screen long. */
 Test(sweep, what_the_launcher_forbids_is_said_before_anything_runs)
 {
     static const char table[] = RANKS_HEADER "naive\t1" QUICK "\nnaive\t4" QUICK "\n";
@@ -430,8 +430,7 @@ Test(sweep, one_process_at_a_time_is_at_a_task)
 
 /* ---- Signals ---- */
 
-/* Starts the sweep of one long task in a process group of its own, and waits until the task
- * has begun to run. */
+/* Starts the sweep of one long task in its own process group, and waits until the task is running. */
 static pid_t start_long(void)
 {
     put("t.tsv", "variant\tmin-time\tmax-time\tres\nnaive\t60\t60\t32\n");
@@ -453,7 +452,7 @@ static pid_t start_long(void)
     return pid;
 }
 
-/* The program is gone when nobody holds the lock that it inherited. */
+/* The program has ended when the lock that it inherited is free. */
 static void expect_all_ended(void)
 {
     int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC), free_now = -1;
@@ -469,7 +468,7 @@ static void expect_ends(int number)
 {
     int ended;
     pid_t pid = start_long();
-    /* To the script alone, as Slurm may: the program must not outlive it. */
+    /* Signals only the script, as Slurm may: the program must not outlive it. */
     cr_assert(kill(pid, number) == 0 && waitpid(pid, &ended, 0) == pid);
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 128 + number, "signal %d: %x", number, ended);
     expect_all_ended();
@@ -502,7 +501,7 @@ Test(sweep, after_sigkill_it_begins_the_task_anew)
 
 /* ---- Slurm ---- */
 
-/* An sbatch that only says how it was called. */
+/* An sbatch that only logs its arguments. */
 static void pretend_sbatch(void)
 {
     char path[PATH_MAX + 4096];
@@ -541,7 +540,7 @@ Test(sweep, a_table_with_a_fault_is_not_submitted)
     cr_expect(!exists("calls"));
 }
 
-/* The tasks of a scaling job for so many ranks, without what all have. */
+/* Returns the tasks of a scaling job for this number of ranks, without their common options. */
 static void scale(const char *table, int most, const char *wanted)
 {
     put("s.tsv", table);

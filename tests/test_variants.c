@@ -1,4 +1,4 @@
-/* Exact variants make the same bits as the reference, and the reference makes the golden images. */
+/* Tests that exact variants are bit-identical to the reference, and the reference to the golden images. */
 #include "support.h"
 
 #include <stdio.h>
@@ -108,7 +108,7 @@ static void compare(const struct opened *opened, const char *line, const char *i
     free(images);
 }
 
-/* Run 0 of this command line by every instruction set that this machine has, with one thread count or, where
+/* Compares run 0 of this command line for every instruction set of this machine, with one thread count or, if
  * it is 0, with all. */
 static void expect_same(const char *line, int threads)
 {
@@ -127,7 +127,7 @@ static void expect_same_sizes(const char *formula)
 {
     static const int vertices[] = {1, 2, 3, 7, 15, 16, 17, 31, 997, 1025}, orbits[] = {1, 2, 3, 201};
     static const int sides[] = {1, 2, 3, 31, 97, 224, 513}, batches[] = {1, 3, 7};
-    int turn = 0; /* thread counts and batches take turns */
+    int turn = 0; /* alternate thread counts and batches */
     for (size_t v = 0; v < COUNT_OF(vertices); v++)
         for (size_t k = 0; k < COUNT_OF(orbits); k++)
             for (size_t r = 0; r < COUNT_OF(sides); r++, turn++) {
@@ -158,7 +158,7 @@ Test(variants, omp_over_threads_and_batches)
     }
 }
 
-/* More threads than vertices: some have nothing to do. */
+/* More threads than vertices: some have no work. */
 Test(variants, omp_with_fewer_vertices_than_threads)
 {
     expect_same("--vertices 1 --orbits 60 --res 100 --batch 1", 0);
@@ -208,20 +208,21 @@ Test(variants, omp_long_lines)
         }
 }
 
-/* Vertices that are outside and come back, by their steps, by their noise or by both, and some that are gone
- * for good: omp moves those no further, and must not mistake one for the other. */
+/* Vertices that leave the image and return, through steps, noise or both, and vertices that never return. omp
+ * culls only the latter and must distinguish the two. */
 Test(variants, omp_vertices_that_come_back)
 {
-    static const char classes[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
-                                  "1,300,200,1,1,5,8,0.5,400,-4\n"
-                                  "2,300,201,1.2,1.8,5,8,-2,300,0\n"
-                                  "3,128,400,1,2,3,4,3,40,-3\n"
-                                  "4,333,150,2,1,1,2,10,20,-10\n"
-                                  "5,77,150,1,1,0,0,-8,25,8\n"
-                                  "6,500,97,1,1,0,7,0,90,-2\n"
-                                  "7,1000,200,1.2,1.8,5,8,2,25,0.002\n"
-                                  "8,5,66000,1,1,0,0,0,40,-0.001\n" /* more than omp gives vertices up for */
-                                  "9,5,66000,1,1,0,0,-0.01,60,0.01\n";
+    static const char classes[] =
+        "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
+        "1,300,200,1,1,5,8,0.5,400,-4\n"
+        "2,300,201,1.2,1.8,5,8,-2,300,0\n"
+        "3,128,400,1,2,3,4,3,40,-3\n"
+        "4,333,150,2,1,1,2,10,20,-10\n"
+        "5,77,150,1,1,0,0,-8,25,8\n"
+        "6,500,97,1,1,0,7,0,90,-2\n"
+        "7,1000,200,1.2,1.8,5,8,2,25,0.002\n"
+        "8,5,66000,1,1,0,0,0,40,-0.001\n" /* more orbits than omp culls vertices for */
+        "9,5,66000,1,1,0,0,-0.01,60,0.01\n";
     char path[] = "/tmp/fdsl-classes-XXXXXX";
     int file = mkstemp(path);
     cr_assert_geq(file, 0);
@@ -239,7 +240,7 @@ Test(variants, omp_vertices_that_come_back)
     unlink(path);
 }
 
-/* Lines about as long as the tables go, which cross the borders on all sides. */
+/* Lines about as long as the tables allow, which cross the borders on all sides. */
 Test(variants, omp_lines_across_the_border)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
@@ -268,7 +269,7 @@ Test(variants, omp_large_images)
     expect_same("--batch 1 --vertices 500 --orbits 30 --res 8191 --formula visualatom", 2);
 }
 
-/* What an earlier run left behind shows in no image, whether images are cut among threads or not. */
+/* No image contains remains of an earlier run, whether images are split among threads or not. */
 Test(variants, runs_of_omp_are_independent)
 {
     static const uint64_t both[] = {1, 0};

@@ -1,5 +1,5 @@
-/* `naive`: one thread, scalar C, image by image, orbit by orbit, line by line. The reference that every other
- * variant is measured against: it says what an image is, and is never optimised. */
+/* `naive`: one thread, scalar C, one image, orbit and line at a time. The baseline for the speed of all other
+ * variants; it is never optimised. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,10 +10,10 @@
 
 struct naive {
     const struct synth *synth;
-    uint8_t *images;           /* the batch, as synth_output_bytes() says */
-    int64_t *labels;           /* of its images */
-    uint8_t *canvas;           /* of the image in work; NULL where canvases are the images */
-    struct atom_point *points; /* where the vertices of the image in work stand */
+    uint8_t *images;           /* the batch, synth_output_bytes() per image */
+    int64_t *labels;           /* one per image */
+    uint8_t *canvas;           /* of the current image; NULL if the output is the canvas */
+    struct atom_point *points; /* positions of the current image's vertices */
 };
 
 static void naive_teardown(void *state)
@@ -49,8 +49,8 @@ static enum status naive_setup(const struct resources *resources, const void *in
     return STATUS_OK;
 }
 
-/* Inlined, so that each clone of its caller speaks one encoding of vector instructions: Intel's CPUs pay for
- * every change between the older and the newer while upper halves of registers are in use. */
+/* Inlined, so that each clone of the caller uses a single vector encoding. Intel CPUs pay a penalty for
+ * mixing SSE and VEX instructions while the upper halves of registers are in use. */
 static inline __attribute__((always_inline)) void draw_line(const struct synth *synth, uint8_t *pixels,
                                                             uint8_t gray, struct atom_point from,
                                                             struct atom_point to)

@@ -1,13 +1,13 @@
-/* `omp`: OpenMP over images, SIMD over vertices and pixels. As fast as the CPU goes, and the same bits as
- * `naive`. docs/omp.md says what the time goes to.
+/* `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md breaks down
+ * the time.
  *
- * A batch smaller than the number of threads is cut further: each image's polygon into runs of consecutive
- * vertices ("arcs"), as vertices do not depend on each other. A part is two opposite arcs, because an image
- * off centre sees more of one side. Every part paints the numbers of its orbits on a canvas of its own; the
- * highest number at a pixel says its gray.
+ * If the batch has fewer images than there are threads, each image is split into parts. Vertices are
+ * independent of each other, so a polygon is cut into runs of consecutive vertices ("arcs"). A part is two
+ * opposite arcs, because one side of a polygon that is off centre may be mostly outside the image. Each part
+ * paints orbit numbers on its own canvas; the highest number at a pixel determines its gray.
  *
- * A canvas has rows an odd number of cache lines apart: then pixels below each other fall into different sets
- * of the first-level cache, which saves a tenth of the time. */
+ * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
+ * different sets of the L1 cache. This saves a tenth of the time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,15 +19,15 @@
 #include "omp_kernel.h"
 #include "synth/input.h"
 
-#define ALIGNMENT 64 /* a cache line */
+#define ALIGNMENT 64 /* cache line */
 #define ARCS_MAX  2
 
-/* The room of one thread. */
+/* Buffers of one thread. */
 struct worker {
-    struct omp_arc arcs[ARCS_MAX]; /* of the part in work: one for a whole image, else ARCS_MAX */
-    void *arrays, *room;           /* of the arcs */
-    uint8_t *canvas;               /* gray, pitch pixels a row; for whole images */
-    uint8_t *grays;                /* of the orbits, one more in front for "none"; for cut ones */
+    struct omp_arc arcs[ARCS_MAX]; /* of the current part: one for a whole image, else ARCS_MAX */
+    void *arrays, *room;           /* memory of the arcs */
+    uint8_t *canvas;               /* grays, pitch pixels per row; for whole images */
+    uint8_t *grays;                /* gray of orbit k at k + 1, and 0 ("none") at 0; for split images */
     double geometry_s, painting_s;
 };
 
@@ -36,22 +36,22 @@ struct omp {
     const struct omp_kernel *kernel;
     struct omp_tables tables;
     int threads;
-    uint32_t parts;     /* an image is cut into; 1 for none */
-    uint32_t pitch;     /* pixels from row to row of a canvas */
-    bool timed;         /* stage by stage */
-    uint64_t latest;    /* the number of the latest run */
-    uint8_t *images;    /* the batch, as synth_output_bytes() says */
-    int64_t *labels;    /* of its images */
-    uint8_t *merged;    /* batch canvases; where images are cut and then converted, else NULL */
-    uint16_t *canvases; /* orbits, batch * parts canvases; where images are cut, else NULL */
-    uint32_t *heaviest; /* the classes by falling work */
-    uint64_t *order;    /* the images of a batch by falling work */
+    uint32_t parts;     /* parts per image; 1: images are not split */
+    uint32_t pitch;     /* pixels from one canvas row to the next */
+    bool timed;         /* time the stages separately */
+    uint64_t latest;    /* number of the latest run */
+    uint8_t *images;    /* the batch, synth_output_bytes() per image */
+    int64_t *labels;    /* one per image */
+    uint8_t *merged;    /* `batch` canvases if images are split and then converted, else NULL */
+    uint16_t *canvases; /* orbit numbers, batch * parts canvases if images are split, else NULL */
+    uint32_t *heaviest; /* classes in order of decreasing work */
+    uint64_t *order;    /* images of a batch in order of decreasing work */
     struct worker *workers;
 };
 
 /* ---- Kernels ---- */
 
-/* The best first. */
+/* Fastest first. */
 static const struct omp_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &omp_kernel_avx512, &omp_kernel_avx2,
@@ -63,7 +63,7 @@ static const struct omp_kernel *forced_kernel;
 static const struct omp_kernel *best_kernel(void)
 {
     size_t i = 0;
-    while (!kernels[i]->supported()) /* the last always is */
+    while (!kernels[i]->supported()) /* the last one is always supported */
         i++;
     return kernels[i];
 }
@@ -101,12 +101,12 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
     }
 }
 
-/* Noise lies between the least and the greatest at PLACES places of every cell, and a little beyond: its
- * slope is at most 2 (1 + 15/8) = 5.75 times the steepest gradient. 6 leaves room for roundings. */
+/* Bounds the noise by its extremes at PLACES positions per cell, plus a margin: the slope is at most 2 (1 +
+ * 15/8) = 5.75 times the steepest gradient. The factor 6 covers rounding. */
 static void fill_noise_bounds(struct omp_tables *tables)
 {
     enum { PLACES = 512 };
-    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* over half a place */
+    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* slope times half the distance of positions */
     for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
         for (uint32_t place = 0; place < PLACES; place++) {
             float noise = noise_at(tables->gradients, cell, (float)place / PLACES);
@@ -161,14 +161,14 @@ static void omp_teardown(void *state)
     free(omp);
 }
 
-/* What is beyond one side of the image is before the other, a row on: so rows need room on one side only, and
- * the whole canvas at both its ends. */
+/* Pixels beyond the right border are before the left border of the next row. Rows therefore need a margin on
+ * one side only; the canvas as a whole needs one at both ends. */
 static size_t canvas_pixels(const struct omp *omp)
 {
     return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
 }
 
-/* Where row y of the image begins on a canvas. */
+/* Returns the offset of row y of the image in a canvas. */
 static size_t canvas_row(const struct omp *omp, size_t y)
 {
     return (y + OMP_GUARD) * omp->pitch + OMP_GUARD;
@@ -179,7 +179,7 @@ static int arcs_of_part(const struct omp *omp)
     return omp->parts > 1 ? ARCS_MAX : 1;
 }
 
-/* Lays the arrays of an arc out, `length` elements each, ARC_WORDS of 4 bytes a vertex. */
+/* Lays out the arrays of an arc: `length` elements each, ARC_WORDS * 4 bytes per vertex in total. */
 enum { ARC_WORDS = 15 };
 
 static void arc_make(const struct omp *omp, size_t length, void *arrays, struct omp_arc *arc)
@@ -205,7 +205,7 @@ static void arc_make(const struct omp *omp, size_t length, void *arrays, struct 
     };
 }
 
-/* Room for every vertex, the first once more, and vectors that go beyond the last. */
+/* Allocates space for every vertex, a copy of the first one, and padding to whole vectors. */
 static bool worker_make(const struct omp *omp, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
@@ -266,8 +266,8 @@ static bool fill_state(struct omp *omp)
     return true;
 }
 
-/* As many parts as leave no thread idle, where the numbers of the orbits fit the canvases and those fit in
- * memory. */
+/* Returns the number of parts per image that keeps all threads busy. Returns 1 if the orbit numbers do not
+ * fit a canvas pixel or the canvases do not fit in memory. */
 static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
@@ -287,7 +287,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = aligned_alloc(ALIGNMENT, sizeof *omp); /* a whole number of lines, as its tables are */
+    struct omp *omp = aligned_alloc(ALIGNMENT, sizeof *omp); /* sizeof is a multiple of it */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};
@@ -307,7 +307,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 
 /* ---- Drawing ---- */
 
-/* The pixels' addresses come from a list, so that nothing but the stores bounds this loop. */
+/* Pixel addresses come from a list, so this loop is bound by its stores alone. */
 static void paint_gray(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
     uint8_t *origin = pen->origin, gray = (uint8_t)pen->value;
@@ -324,7 +324,7 @@ static void paint_orbit(const struct omp_pen *pen, const int32_t *pixels, size_t
         origin[pixels[i]] = orbit;
 }
 
-/* Puts the arc's vertices on the oval around the centre. */
+/* Places the vertices of an arc on the oval around the centre. */
 static void place_arc(const struct omp *omp, struct synth_image image, struct philox_key key, uint32_t first,
                       uint32_t count, struct omp_arc *arc)
 {
@@ -356,7 +356,8 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     omp->kernel->begin(arc);
 }
 
-/* Around a stage of the run that is timed stage by stage. Other runs see no clock and no range in between. */
+/* Begins a stage if stages are timed separately. Other runs have no clock reads and no NVTX ranges between
+ * stages. */
 static double begin_stage(const struct omp *omp, const char *name)
 {
     if (!omp->timed)
@@ -373,7 +374,7 @@ static void end_stage(const struct omp *omp, double begin_s, double *total_s)
     range_pop();
 }
 
-/* Draws the orbits of the arcs that place_arc() placed: in their grays, or in their numbers plus one. */
+/* Draws the orbits of the arcs that place_arc() has prepared, as grays or as orbit numbers plus one. */
 static void draw_orbits(const struct omp *omp, uint32_t orbits, struct philox_key key, struct omp_pen *pen,
                         struct worker *worker)
 {
@@ -396,7 +397,7 @@ static struct philox_key image_key(const struct synth *synth, struct synth_image
     return atom_image_key(synth->seed, synth->classes[image.class_index].id, image.instance);
 }
 
-/* Draws a part of an image, or all of it, over black. */
+/* Clears the canvas, then draws a part of an image, or the whole image. */
 static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, char *canvas,
                       struct worker *worker)
 {
@@ -420,7 +421,7 @@ static void draw_part(const struct omp *omp, struct synth_image image, uint32_t 
     draw_orbits(omp, class_->orbits, key, &pen, worker);
 }
 
-/* Makes image j of a worker's canvas. */
+/* Converts a worker's canvas to image j. */
 static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
@@ -435,7 +436,8 @@ static void finish_image(const struct omp *omp, struct synth_image image, uint64
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Makes some rows of image j of the canvases of its parts; the first of these receives the maximum. */
+/* Merges the part canvases of image j into rows begin_y .. end_y - 1 of its grays. Overwrites the first
+ * canvas with the maximum. */
 static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, size_t begin_y, size_t end_y)
 {
     size_t res = omp->synth->res, stride = canvas_pixels(omp);
@@ -455,13 +457,13 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 
 /* ---- Batches ---- */
 
-/* The images of a run by falling work, so that the last ones that threads take are short. Image j shows class
- * (first + j) mod class_count, where `first` is the number of the run's first image. */
+/* Orders the images of a run by decreasing work, so that threads take the short ones last. Image j shows
+ * class (first + j) mod class_count, where `first` is the number of the run's first image. */
 static void order_images(struct omp *omp, uint64_t first)
 {
     const struct synth *synth = omp->synth;
     uint64_t classes = synth->class_count, count = 0;
-    if (synth->list) { /* of any classes: as they come */
+    if (synth->list) { /* any mix of classes: keep the order */
         for (uint64_t j = 0; j < synth->list->count; j++)
             omp->order[j] = j;
         return;
@@ -489,7 +491,7 @@ static void draw_whole_images(struct omp *omp, uint64_t number)
     }
 }
 
-/* Share number `part` of the rows of image j. */
+/* Merges share number `part` of the rows of image j. */
 static void merge_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
                         struct worker *worker)
 {
@@ -504,7 +506,7 @@ static void merge_share(const struct omp *omp, struct synth_image image, uint64_
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* The same share of the rows of its output, once all of its canvas is there. */
+/* Converts share number `part` of the output rows of image j. Call it when the whole canvas is merged. */
 static void finish_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
                          struct worker *worker)
 {
@@ -569,8 +571,8 @@ static enum status omp_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
-/* The latest run again. Noise and vertices are one loop, so their time is in one column; both times are
- * averages over the threads. */
+/* Repeats the latest run. Noise and vertices are computed in one loop, so one column has the time of both.
+ * Times are averages over the threads. */
 static enum status omp_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct omp *omp = state;

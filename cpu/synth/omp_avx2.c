@@ -39,7 +39,7 @@ typedef __m256 vreal;
 #define v_signs(a)            ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
 #define v_greater(a, b)       ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b))))
 
-/* The lanes with x and y in 0 .. last. */
+/* Mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) (0xFF & ~v_signs(v_or(v_or3(x, y, v_sub(last, x)), v_sub(last, y))))
 
 #define v_real_load(p)       _mm256_loadu_ps(p)
@@ -60,37 +60,39 @@ typedef __m256 vreal;
 /* 0, 1, 2, ... */
 #define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
 
-/* The high halves of 64-bit lanes, moved down; what is above them is of no account. */
+/* Moves the high halves of 64-bit lanes down; callers ignore the upper halves. */
 #define v_high(a) _mm256_shuffle_epi32(a, 0xF5)
 
-/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating
- * from `even` and `odd`. */
+/* Interleaves the low (or high) halves of the 64-bit lanes of `even` and `odd`. */
 #define v_lows(even, odd)  _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xA0), 0xAA)
 #define v_highs(even, odd) _mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xF5), 0x55)
 
-/* Writes the lanes in `mask` one after the other, and whatever after them: LANES in all. */
+/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the last set lane are
+ * undefined. */
 static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t mask, vint a)
 {
     __m128i lanes = _mm_loadl_epi64((const __m128i *)&tables->compress[mask]);
     v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
 }
 
-/* Writes at + the numbers of the lanes in `mask`, a byte each, and whatever after them: LANES in all. */
+/* Stores at + lane number, one byte each, for the lanes in `mask`. Writes LANES bytes; those after the last
+ * set lane are undefined. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
     uint64_t lanes = tables->compress[mask] + at * 0x0101010101010101u;
     memcpy(p, &lanes, sizeof lanes);
 }
 
-/* Element `index` (0 .. 7) of a table of eight. */
+/* Looks up `index` (0 .. 7) in a table of eight. */
 #define v_octant(table, index) _mm256_permutevar8x32_epi32(v_load(table), index)
 
-/* a where bit `bit` of `selector` is clear, b where it is set. */
+/* Selects b where bit `bit` of `selector` is set, else a. */
 #define SELECT(a, b, selector, bit) \
     _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32(selector, 31 - (bit))))
 
-/* The scaled gradients on both sides of the cells. A hash is looked up in registers, in a table of 32 words
- * of which an instruction sees 8, and then its gradient: gathers take five times as long. */
+/* Returns the scaled gradients on both sides of each cell. Looks up first the hash, then its gradient, in
+ * registers. The hash table has 32 words and one instruction indexes 8, so four lookups are combined. Gathers
+ * take five times as long. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));
@@ -109,7 +111,7 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
     }
 }
 
-/* Eight numbers, whatever LANES is: AVX2, which both have. */
+/* Vectors of eight integers, independent of LANES (AVX2). */
 #define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
 #define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
 #define v8_set(n)             _mm256_set1_epi32((int32_t)(n))

@@ -39,7 +39,7 @@ typedef __m512 vreal;
 #define v_signs(a)            ((uint32_t)_mm512_movepi32_mask(a))
 #define v_greater(a, b)       ((uint32_t)_mm512_cmpgt_epi32_mask(a, b))
 
-/* The lanes with x and y in 0 .. last. */
+/* Mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) \
     ((uint32_t)_mm512_mask_cmple_epu32_mask(_mm512_cmple_epu32_mask(x, last), y, last))
 
@@ -61,19 +61,18 @@ typedef __m512 vreal;
 /* 0, 1, 2, ... */
 #define v_count() _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 
-/* The high halves of 64-bit lanes, moved down; what is above them is of no account. */
+/* Moves the high halves of 64-bit lanes down; callers ignore the upper halves. */
 #define v_high(a) _mm512_shuffle_epi32(a, (_MM_PERM_ENUM)0xF5)
 
-/* From two vectors of 64-bit lanes: the low halves, and the high halves, alternating
- * from `even` and `odd`. */
+/* Interleaves the low (or high) halves of the 64-bit lanes of `even` and `odd`. */
 #define v_lows(even, odd)  _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, (_MM_PERM_ENUM)0xA0)
 #define v_highs(even, odd) _mm512_mask_shuffle_epi32(odd, 0x5555, even, (_MM_PERM_ENUM)0xF5)
 
-/* Writes the lanes in `mask` one after the other, and whatever after them: LANES in all. */
+/* Stores the lanes in `mask` contiguously. Writes at most LANES elements. */
 #define v_compress(tables, p, mask, a) \
     ((void)(tables), _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)(mask), a)))
 
-/* Writes at + the numbers of the lanes in `mask`, a byte each, and whatever after them: LANES in all. */
+/* Stores at + lane number, one byte each, for the lanes in `mask`. Writes at most LANES bytes. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
     (void)tables;
@@ -81,12 +80,12 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(lanes));
 }
 
-/* Element `index` (0 .. 7) of a table of eight. */
+/* Looks up `index` (0 .. 7) in a table of eight. */
 #define v_octant(table, index) \
     _mm512_permutexvar_epi32(index, _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(table))))
 
-/* The scaled gradients on both sides of the cells. Looking a hash up in registers, and its gradient by it,
- * takes a third of the time of a gather. */
+/* Returns the scaled gradients on both sides of each cell. Looks up the hash and then its gradient in
+ * registers, which takes a third of the time of a gather. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));
@@ -100,7 +99,7 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
     *right = _mm512_permutexvar_ps(words[1], gradients);
 }
 
-/* Eight numbers, whatever LANES is: AVX2, which both have. */
+/* Vectors of eight integers, independent of LANES (AVX2). */
 #define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
 #define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
 #define v8_set(n)             _mm256_set1_epi32((int32_t)(n))

@@ -1,9 +1,8 @@
-/* Inside `omp`: what the parts of the variant that are written per instruction set share.
+/* Internals of `omp`, shared by its kernels for different instruction sets.
  *
- * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, as one Philox block
- * serves two, and then turns the lines of each orbit into a list of pixels. Within an orbit the order of
- * pixels is irrelevant, as all get the same gray: that is what lets lines be
- * walked side by side. */
+ * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
+ * block has draws for two, and then converts the lines of each orbit to a list of pixels. All pixels of an
+ * orbit have the same gray, so their order is irrelevant and vector lanes can walk different lines. */
 #ifndef FDSL_CPU_SYNTH_OMP_KERNEL_H
 #define FDSL_CPU_SYNTH_OMP_KERNEL_H
 
@@ -16,60 +15,61 @@
 
 #define OMP_LANES_MAX 16
 
-/* Lines of up to this many pixels are walked in vectors; omp_simd.h gives the reason. */
+/* Maximum length in pixels of lines that are walked in vectors; omp_simd.h gives the reason. */
 #define OMP_MAJOR_MAX 1024
 
-/* Those of up to this many come from a table. */
+/* Lines of up to OMP_SHORT = 2^OMP_SHORT_BITS pixels come from a table. */
 #define OMP_SHORT_BITS 5
 #define OMP_SHORT      (1 << OMP_SHORT_BITS)
 
-/* A canvas goes on beyond the image by so many pixels on every side. A line up to so long of which anything
- * can be seen lies on it, so that its pixels need no test. */
+/* A canvas extends beyond the image by this many pixels on every side. A visible line of at most this length
+ * lies within the canvas, so its pixels need no bounds test. */
 #define OMP_GUARD 32
 
-/* The octant of a line: which way it goes along x and y, and whether y is its major axis. */
+/* The octant of a line: its directions along x and y, and whether y is the major axis. */
 enum { OCTANT_LEFT = 1, OCTANT_UP = 2, OCTANT_STEEP = 4, OCTANT_COUNT = 8 };
 
-/* Constant tables, one set a run of the program. */
+/* Constant tables, computed once per state. */
 struct omp_tables {
-    float gradients[NOISE_TABLE_COUNT]; /* those of noise.h */
+    float gradients[NOISE_TABLE_COUNT]; /* from noise_gradients() */
     uint32_t hashes[2][32];           /* hash & 15 of cell c, and of c + 1, at nibble c >> 5 of word c & 31 */
     float hash_gradients[16];         /* the gradient of a hash, times 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
-    int32_t step_pixel[OCTANT_COUNT]; /* omp_pack_step() in pixels of the canvas */
+    int32_t step_pixel[OCTANT_COUNT]; /* omp_pack_step() in canvas pixels */
 
-    /* s | m << 16 for steps s = 0, 1, ... of the line with `major` and `minor`, m that it has made along its
-     * minor axis: at OMP_SHORT major + minor. */
+    /* patterns[OMP_SHORT * major + minor][s] is s | m << 16, where m is the number of minor steps after s
+     * major steps. */
     _Alignas(64) int32_t patterns[OMP_SHORT * (OMP_SHORT + 1) + 1][OMP_SHORT];
-    uint64_t compress[256]; /* for every mask of 8 lanes, the lanes set, a byte each */
+    uint64_t compress[256]; /* for every mask of 8 lanes: the numbers of the set lanes, one byte each */
 };
 
-/* A run of consecutive vertices of one image, with the first vertex beyond it, where the last line ends. All
- * vertices count: then that is vertex 0 once more. Arrays are padded to whole vectors. */
+/* A run of consecutive vertices of one image, followed by the end of its last line: the next vertex. If the
+ * arc is the whole polygon, that is vertex 0 again. Arrays are padded to whole vectors. */
 struct omp_arc {
     const struct omp_tables *tables;
     enum formula formula;
-    uint32_t res, pitch;   /* pixels from row to row of the canvas */
+    uint32_t res, pitch;   /* pixels from one canvas row to the next */
     uint32_t vertices;     /* of the polygon */
-    uint32_t first, count; /* vertices first .. first + count - 1, and as many lines */
+    uint32_t first, count; /* vertices first .. first + count - 1, and `count` lines */
     float p;               /* the noise coefficient */
-    float noise_bounds[2]; /* of p times the noise, in either order */
+    float noise_bounds[2]; /* of p * noise, unordered */
     uint32_t orbits;       /* of the image */
     struct philox_key keys[PHILOX_ROUNDS];
 
     float *cosine, *sine, *advance; /* of these vertices */
-    float *x, *y;                   /* where they stand */
-    uint64_t *stir[2];           /* the kernel's own: what Philox has made of the vertices' numbers alone */
-    int32_t *column[2], *row[2]; /* their pixels after the even and the odd orbit of a pair */
+    float *x, *y;                   /* current positions */
+    uint64_t *stir[2]; /* private to the kernel: Philox intermediates that depend on the vertex only */
+    int32_t *column[2], *row[2]; /* pixel coordinates after the even and the odd orbit of a pair */
 
-    /* The kernel's own: the first vertices of the vectors to move, and of those whose lines may be seen */
+    /* Private to the kernel: first vertices of the vectors to move, and of those with possibly visible
+     * lines */
     uint32_t *moved, *traced;
     uint32_t moved_count, traced_count;
-    void *room; /* kernel->room_bytes for trace(), which the arcs of a worker share: stacks of threads may be
-                   small */
+    void *room; /* scratch of trace(), kernel->room_bytes, shared by a worker's arcs; too large for some
+                   thread stacks */
 };
 
-/* Where pixels go: to y pitch + x. */
+/* The destination of pixels, addressed as y * pitch + x. */
 struct omp_pen {
     void (*paint)(const struct omp_pen *pen, const int32_t *pixels, size_t count);
     void *origin; /* pixel (0, 0) of the image, on its canvas */
@@ -80,9 +80,10 @@ struct omp_kernel {
     const char *name;
     bool (*supported)(void);
     size_t room_bytes;
-    void (*begin)(struct omp_arc *arc);                  /* x and y are the start; prepares the rest */
+    void (*begin)(struct omp_arc *arc);                  /* x and y hold the start; prepares the rest */
     void (*advance)(struct omp_arc *arc, uint32_t pair); /* orbits 2 pair and 2 pair + 1 */
-    void (*trace)(const struct omp_arc *arc, int parity, const struct omp_pen *pen); /* draws one of them */
+    void (*trace)(const struct omp_arc *arc, int parity,
+                  const struct omp_pen *pen); /* draws one orbit of the pair */
 };
 
 extern const struct omp_kernel omp_kernel_scalar;
@@ -90,23 +91,23 @@ extern const struct omp_kernel omp_kernel_scalar;
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
 #endif
 
-/* For tests: makes every later set-up use the kernel of this name, or the best one again where it is NULL.
- * False where there is none, or this machine cannot run it. */
+/* For tests: makes later calls of setup() use the kernel of this name; NULL restores the default. Returns
+ * false if the kernel is unknown or this machine cannot run it. */
 bool omp_force_isa(const char *name);
 
-/* The vertex's number in the polygon. */
+/* Returns the number in the polygon of vertex i of the arc. */
 static inline uint32_t omp_vertex(const struct omp_arc *arc, uint32_t i)
 {
     return arc->first + i < arc->vertices ? arc->first + i : arc->first + i - arc->vertices;
 }
 
-/* A step along a line's major axis, and one along its minor axis, for a multiply-add of 16-bit numbers. */
+/* Packs the address steps along the major and the minor axis for a 16-bit multiply-add. */
 static inline int32_t omp_pack_step(int32_t major, int32_t minor)
 {
     return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
-/* Walks one line by the reference's own steps: for what is too long for vectors, or where there are none. */
+/* Walks one line with line_step(): for lines that are too long for vectors, and for machines without SIMD. */
 void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen);
 
 #endif

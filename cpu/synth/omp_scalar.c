@@ -1,4 +1,4 @@
-/* `omp` without vectors: any machine. Still one Philox block for two orbits. */
+/* The scalar kernel of `omp`, for any machine. It still uses each Philox block for two orbits. */
 #include "omp_kernel.h"
 
 #include "synth/line.h"

@@ -1,8 +1,8 @@
-/* The kernel of `omp` in vectors: a file an instruction set defines LANES, vint, vreal and the operations
- * v_...(), and includes this. Vectors are read and written where they lie, aligned or not.
+/* The vector kernel of `omp`. One source file per instruction set defines LANES, vint, vreal and the
+ * operations v_...(), and includes this file. Loads and stores may be unaligned.
  *
- * The arithmetic is that of noise.h and atom.h, operation by operation, so that the bits are the same. Only
- * scaling by powers of two is moved about, which is exact.
+ * The arithmetic repeats that of noise.h and atom.h operation by operation, so results are bit-identical.
+ * Only scaling by powers of two, which is exact, happens at different places.
  */
 #include <string.h>
 
@@ -10,17 +10,17 @@
 
 enum {
     BORDERS = 4,
-    ORBITS_SURE = 1 << 16 /* with more to come no vertex is given up */
+    ORBITS_SURE = 1 << 16 /* if more orbits remain, no vertex is culled */
 };
 
 /* ---- Vertices ---- */
 
-/* Philox works in 64-bit lanes, a counter word in the low half of each, as that is where the multiplication
- * looks; what is above is of no account. A vector holds LANES / 2 vertices, so LANES of them take two: `half`
- * 0 holds the even ones and 1 the odd.
+/* Philox works in 64-bit lanes with one counter word in the low half of each, because the widening
+ * multiplication reads only that half. A vector holds LANES / 2 vertices, so LANES vertices take two vectors:
+ * `half` 0 has the even vertices, 1 the odd ones.
  *
- * Of the counter (vertex, pair, 0, 0) only the second word changes from pair to pair, so half of what the
- * first three rounds do depends on the vertex alone. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
+ * In the counter (vertex, pair, 0, 0) only the second word depends on the pair. Half of the work of the first
+ * three rounds therefore depends on the vertex alone. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
  *
  *     round 1 makes  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
  *     round 2        (high(n) ^ k0,  low(n),  high(M0 (pair ^ k0)) ^ low(m) ^ k1,  low(M0 (pair ^ k0)))
@@ -45,8 +45,8 @@ static void begin(struct omp_arc *arc)
     }
 }
 
-/* The four words of LANES / 2 vertices from what begin() stored. `high` and `low` are the halves of
- * M0 (pair ^ k0 of round 1), the keys of the second and third round mixed in. */
+/* Completes the four words of LANES / 2 vertices from what begin() stored. `high` and `low` are the halves of
+ * M0 (pair ^ k0 of round 1), already combined with the keys of rounds 2 and 3. */
 static inline void philox_words(const struct philox_key *keys, vint stirred, vint product, vint high,
                                 vint low, vint word[4])
 {
@@ -66,8 +66,8 @@ static inline void philox_words(const struct philox_key *keys, vint stirred, vin
     }
 }
 
-/* noise_of_draw() for draws in the low halves of 64-bit lanes. T is 2^24 t, the gradients come with a factor
- * of 2^-24, and the fade curve's polynomial with 2^-72. */
+/* noise_of_draw() for draws in the low halves of 64-bit lanes. T is 2^24 t; the gradients are scaled by 2^-24
+ * and the polynomial of the fade curve by 2^-72. */
 static inline vreal noise_of_draws(const struct omp_tables *tables, vint even, vint odd)
 {
     const vint range = v_set64(NOISE_RANGE);
@@ -83,7 +83,7 @@ static inline vreal noise_of_draws(const struct omp_tables *tables, vint even, v
     return v_fma(fade, rise, from_left);
 }
 
-/* Moves LANES vertices from number i on by two orbits, given their words. */
+/* Moves vertices i .. i + LANES - 1 by two orbits, given their random words. */
 static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
 {
     const struct omp_tables *tables = arc->tables;
@@ -103,8 +103,8 @@ static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
     v_real_store(arc->y + i, y);
 }
 
-/* Which of LANES vertices from number i on are beyond a border for good, a mask a border: no noise of
- * `orbits_left` orbits can bring them back. The hundredths cover the roundings of ORBITS_SURE steps. */
+/* Computes one mask per border: which of vertices i .. i + LANES - 1 are beyond it and cannot return within
+ * `orbits_left` orbits, whatever the noise. The hundredths cover the rounding of ORBITS_SURE steps. */
 static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_left, uint32_t masks[BORDERS])
 {
     const float res = (float)arc->res;
@@ -122,12 +122,12 @@ static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_l
     }
 }
 
-/* Lists the vectors of lines that may still be seen, and those of vertices that have to be moved for them. A
- * vector of lines is left out where the vertices at all its ends are beyond the same border for good. */
+/* Lists the vectors of lines that may still become visible, and the vectors of vertices that must be moved
+ * for them. A vector of lines is culled if all its ends are permanently beyond the same border. */
 static void cull(struct omp_arc *arc, uint32_t orbits_left)
 {
     const uint32_t all = (1u << LANES) - 1;
-    uint32_t next[BORDERS] = {1, 1, 1, 1}, masks[BORDERS]; /* the vector after this one */
+    uint32_t next[BORDERS] = {1, 1, 1, 1}, masks[BORDERS]; /* of the next vector */
     bool next_traced = false;
     arc->traced_count = arc->moved_count = 0;
     for (uint32_t left = arc->count / LANES + 1; left > 0; left--) {
@@ -148,8 +148,8 @@ static void cull(struct omp_arc *arc, uint32_t orbits_left)
         arc->moved[arc->moved_count++] = 0;
 }
 
-/* Random words are made for several vectors before they are used: either loop is small enough for a core to
- * have two turns of it in flight, which hides the latency of the multiplications. */
+/* Generates random words for several vectors before using them. Each of the two loops is then small enough
+ * for two iterations to overlap in the core, which hides the latency of the multiplications. */
 static void advance(struct omp_arc *arc, uint32_t pair)
 {
     enum { GROUP = 4, CULL_PAIRS = 8 };
@@ -174,37 +174,38 @@ static void advance(struct omp_arc *arc, uint32_t pair)
 
 /* ---- Lines ---- */
 
-/* After s steps along its major axis a line has made m = floor((2 minor s + major) / (2 major)) along the
- * other. In 16.16 fixed point m is the upper half of slope s + bias, with slope = 2^16 minor / major and
- * bias = 2^16 (1/2 + 1 / (4 major)), in float32 and cut to an integer.
+/* After s steps along the major axis, a line has made m = floor((2 minor s + major) / (2 major)) steps along
+ * the minor axis. In 16.16 fixed point, m is the upper half of slope s + bias, with slope = 2^16 minor /
+ * major and bias = 2^16 (1/2 + 1 / (4 major)), computed in float32 and truncated to an integer.
  *
- * That is exact for major <= OMP_MAJOR_MAX: before the floor the true value is a multiple of 1 / (2 major),
- * and the bias puts ours 1 / (4 major) above it. Rounding of the reciprocal, the slope, the bias and the sum
- * amounts to less than (3 major + 2) 2^-24, which is less than 1 / (4 major) up to major = 1181. */
+ * This is exact for major <= OMP_MAJOR_MAX. Before the floor, the true value is a multiple of 1 / (2 major),
+ * and the bias places the computed value 1 / (4 major) above it. The rounding errors of the reciprocal, the
+ * slope, the bias and the sum add up to less than (3 major + 2) 2^-24, which is less than 1 / (4 major) up to
+ * major = 1181. */
 
-#define BLOCK 256 /* lines at a time: the lists below stay in the first-level cache */
+#define BLOCK 256 /* lines processed at a time: the lists below stay in the L1 cache */
 
-/* The lines of a block, and the numbers of those to be walked. */
+/* The lines of a block, and lists of those to walk. */
 struct lines {
-    int32_t pixel[BLOCK];            /* where they begin: y pitch + x */
+    int32_t pixel[BLOCK];            /* first pixel: y * pitch + x */
     int32_t step[BLOCK];             /* omp_pack_step() in pixels */
     int32_t length[BLOCK];           /* pixels */
-    int32_t shape[BLOCK];            /* OMP_SHORT major + minor: a row of the patterns, for short ones */
-    float slope[BLOCK], bias[BLOCK]; /* of longer ones */
+    int32_t shape[BLOCK];            /* short lines: row of the patterns, OMP_SHORT * major + minor */
+    float slope[BLOCK], bias[BLOCK]; /* longer lines */
 
-    /* Lines that need no test of their pixels, by length: up to 8, 16, OMP_SHORT, more; and those that do. */
+    /* Lines without bounds tests, by length: up to 8, 16, OMP_SHORT, more. Last, lines with bounds tests. */
     uint8_t up_to_8[BLOCK + LANES], up_to_16[BLOCK + LANES], up_to_32[BLOCK + LANES], longer[BLOCK + LANES],
         crossing[BLOCK + LANES];
     uint32_t up_to_8_count, up_to_16_count, up_to_32_count, longer_count, crossing_count;
 };
 
-/* Pixels to paint. Long lists cost cache, short ones a mispredicted branch each. */
+/* A list of pixels to paint. Long lists use up cache; short lists cost one mispredicted branch each. */
 struct pixels {
     int32_t list[BLOCK * OMP_SHORT + OMP_SHORT];
     size_t count;
 };
 
-/* Working memory of trace(): too large for some stacks. */
+/* Scratch memory of trace(): too large for some thread stacks. */
 struct room {
     struct lines lines;
     struct pixels pixels;
@@ -216,7 +217,7 @@ static void flush(struct pixels *pixels, const struct omp_pen *pen)
     pixels->count = 0;
 }
 
-/* Makes room for `count` pixels, and for a line's worth that is written beyond them. */
+/* Reserves space for `count` pixels, plus one line that may be written beyond them. */
 static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct omp_pen *pen)
 {
     if (pixels->count + count + OMP_SHORT > COUNT_OF(pixels->list))
@@ -224,8 +225,8 @@ static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct
     return pixels->list + pixels->count;
 }
 
-/* The lanes that hold a line which may be seen: `uji` drops a line whose two ends are outside, and any line
- * draws nothing whose ends are beyond the same border. */
+/* Returns the mask of possibly visible lines. `uji` drops lines with both ends outside; for both formulas, a
+ * line with both ends beyond the same border is invisible. */
 static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, vint y1, vint last)
 {
     if (formula == FORMULA_UJI)
@@ -234,7 +235,7 @@ static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, 
                          v_and(v_sub(last, y0), v_sub(last, y1))));
 }
 
-/* Appends at + the numbers of the lanes in `mask`, and whatever after them: LANES in all. */
+/* Appends at + lane number for the lanes in `mask`; returns their count. May write up to LANES bytes. */
 static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, uint32_t mask, uint32_t at)
 {
     v_compress_lanes(tables, list, mask, at);
@@ -244,9 +245,9 @@ static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, ui
 _Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
                "lines of up to 32 pixels are walked without a test");
 
-/* Sets the lines up that begin at the `vectors` vectors of vertices `traced`, and enters those that may be
- * seen into the lists. A line of which anything is seen begins and ends within its own length of the image,
- * so that short ones lie on the guard at worst. Not inlined, because the registers just suffice. */
+/* Sets up the lines that begin at the vertices of the `vectors` vectors in `traced`, and adds the possibly
+ * visible ones to the lists. The ends of a visible line are within its length of the image, so short lines
+ * stay within the guard. Not inlined, because the registers just suffice. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
                                              const int32_t *row, const uint32_t *traced, uint32_t vectors,
                                              struct lines *lines)
@@ -254,7 +255,7 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
     const struct omp_tables *tables = arc->tables;
     const enum formula formula = arc->formula;
     const uint32_t count = arc->count;
-    const int32_t ends = formula == FORMULA_VISUALATOM; /* pixels at the end of a line */
+    const int32_t ends = formula == FORMULA_VISUALATOM; /* 1 if the end point is painted */
     const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
     uint32_t n8 = 0, n16 = 0, n32 = 0, longer = 0, crossings = 0;
     for (uint32_t g = 0; g < vectors; g++) {
@@ -267,7 +268,7 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
             continue;
         vint dx = v_sub(x1, x0), dy = v_sub(y1, y0), width = v_abs(dx), height = v_abs(dy);
         vint major = v_max(width, height), minor = v_min(width, height);
-        vint steep = v_sub(v_sub(width, height), v_set(1)); /* negative where height >= width */
+        vint steep = v_sub(v_sub(width, height), v_set(1)); /* negative if height >= width */
         vint octant = v_or3(v_right(dx, 31), v_and(v_right(dy, 30), v_set(OCTANT_UP)),
                             v_and(v_right(steep, 29), v_set(OCTANT_STEEP)));
         v_store(lines->pixel + at, v_add(v_multiply(y0, pitch), x0));
@@ -294,8 +295,8 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
     lines->crossing_count = crossings;
 }
 
-/* Lines of at most `most` pixels (8, 16 or OMP_SHORT), whose steps come from a table. What is written beyond
- * a line's end the next line overwrites. */
+/* Walks lines of at most `most` pixels (8, 16 or OMP_SHORT) by table. Each line overwrites what the previous
+ * one wrote beyond its end. */
 static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
                               const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)
@@ -316,7 +317,7 @@ static inline void walk_short(const struct omp_tables *tables, const struct line
     pixels->count = (size_t)(list - pixels->list);
 }
 
-/* The slope and bias of a line. */
+/* Computes the slope and bias of a line. */
 static inline void incline(int32_t major, int32_t minor, float *slope, float *bias)
 {
     float reciprocal = 0x1p16f / (float)(major > 0 ? major : 1);
@@ -324,15 +325,14 @@ static inline void incline(int32_t major, int32_t minor, float *slope, float *bi
     *bias = 0.25f * reciprocal + 0x1p15f;
 }
 
-/* Steps s of a line, LANES of them: s | m << 16. */
+/* Returns s | m << 16 for LANES steps s of a line. */
 static inline vint steps_of(float slope, float bias, vint s, vreal s_real)
 {
     vint fixed = v_truncate(v_fma(s_real, v_real_set(slope), v_real_set(bias)));
     return v_or(v_and(fixed, v_set(0xFFFF0000u)), s);
 }
 
-/* Longer lines, in no table: LANES pixels of each in a first pass, as many of those that go on in a second,
- * and so on. */
+/* Walks longer lines in passes: each pass takes the next LANES pixels of every unfinished line. */
 static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, uint32_t count,
                                struct pixels *pixels, const struct omp_pen *pen)
 {
@@ -348,7 +348,7 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
         int32_t *list = reserve(pixels, (size_t)count * LANES, pen);
         for (uint32_t j = 0; j < count; j++) {
             uint32_t i = lines->longer[j];
-            int32_t more = lines->length[i] - begin_s - LANES; /* pixels after this pass, if positive */
+            int32_t more = lines->length[i] - begin_s - LANES; /* pixels left after this pass, if positive */
             vint walked = steps_of(lines->slope[i], lines->bias[i], s, s_real);
             v_store(list, v_add(v_multiply_add(walked, v_set(lines->step[i])), v_set(lines->pixel[i])));
             list += LANES + (more < 0 ? more : 0);
@@ -360,8 +360,8 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* The line from vertex i, which is longer than the guard is wide and crosses the border: every pixel is
- * tested. */
+/* Walks the line from vertex i with a bounds test per pixel: it crosses the border and is longer than the
+ * guard is wide. */
 static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {

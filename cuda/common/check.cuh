@@ -1,4 +1,4 @@
-/* CUDA calls are all checked: a failing one returns STATUS_FAILED with its text, file and line. */
+/* Error checking of CUDA calls: a failing call returns STATUS_FAILED with its text, file and line. */
 #ifndef FDSL_CUDA_COMMON_CHECK_CUH
 #define FDSL_CUDA_COMMON_CHECK_CUH
 
@@ -10,14 +10,14 @@ static inline enum status cuda_status(cudaError_t error, const char *call, const
 {
     if (error == cudaSuccess)
         return STATUS_OK;
-    (void)cudaGetLastError(); /* the next call must not see this one's error again */
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
     return status_set(STATUS_FAILED, "%s failed: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
 }
 
 /* Returns from the calling function unless the CUDA call succeeds. */
 #define CUDA_TRY(call) TRY(cuda_status((call), #call, __FILE__, __LINE__))
 
-/* The same for a kernel launch that has just been made. */
+/* Returns from the calling function if the preceding kernel launch failed. */
 #define CUDA_TRY_LAUNCH(kernel) TRY(cuda_status(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__))
 
 #endif

@@ -1,5 +1,5 @@
-/* The accelerator at work: batches on their way to a training step, a matrix product of a calibrated length
- * or the trainer's own, and the events around each step that tell what it waited for. */
+/* The consumer on a GPU: passes batches to a training step, and times how long each step waits for its batch.
+ * A step is a matrix product of calibrated duration, or the trainer's own step. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,19 +9,19 @@
 #include "common/consumer_parts.cuh"
 #include "machine/device.h"
 
-/* A step of the trainer's is dozens of launches, of which a device takes some thousand: who made more would
- * wait within one, and every other call with it. */
-#define LESSONS_AHEAD 8
+/* Maximum training steps in flight. A step is dozens of launches, and the device queues about a thousand.
+ * Beyond that, a launch would block, and with it every other CUDA call. */
+#define TRAINING_STEPS_AHEAD 8
 
 static struct cuda_consumer *self_of(struct consumer *consumer)
 {
     return reinterpret_cast<struct cuda_consumer *>(consumer);
 }
 
-/* ---- Steps, and what they waited for ---- */
+/* ---- Steps and their waiting times ---- */
 
-/* Waits for the oldest step that was not counted yet, and counts it. Its end stands in last_end until the
- * next one is counted, which asks for it; the event that was there takes its place in the ring. */
+/* Waits for the oldest uncounted step and counts it. Its end event moves to last_end, because the next step
+ * needs it; the event from last_end takes its place in the ring. */
 static enum status count_step(struct cuda_consumer *self)
 {
     uint64_t at = self->counted % CONSUMER_STEPS_AHEAD;
@@ -52,7 +52,7 @@ static enum status count_all(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-/* A step on a batch on the device, behind `ready` (NULL: at once). */
+/* Enqueues a step on a batch in device memory. The step waits for the event `ready` unless it is NULL. */
 static enum status enqueue(struct cuda_consumer *self, const struct batch *batch, cudaEvent_t ready,
                            cudaEvent_t *done)
 {
@@ -159,7 +159,7 @@ static enum status grow_slot(struct slot *slot, size_t bytes)
     return STATUS_OK;
 }
 
-/* The next slot of the ring, once the batch before in it has been handed over. */
+/* Returns the next slot of the ring. Waits until the slot's previous batch has been enqueued. */
 static struct slot *take_slot(struct cuda_consumer *self)
 {
     pthread_mutex_lock(&self->lock);
@@ -171,7 +171,7 @@ static struct slot *take_slot(struct cuda_consumer *self)
     return slot;
 }
 
-/* The next in turn may have it, also after a failure: nobody waits for good. */
+/* Releases a slot. Every path calls this, even after a failure, so that no waiter deadlocks. */
 static void leave_slot(struct cuda_consumer *self, struct slot *slot)
 {
     pthread_mutex_lock(&self->lock);
@@ -180,11 +180,11 @@ static void leave_slot(struct cuda_consumer *self, struct slot *slot)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Values in a slot end, and labels begin, at a multiple of this. */
+/* Alignment of the labels in a slot, in bytes. */
 #define SLOT_ALIGNMENT ((size_t)16)
 
-/* Copies the batch into the slot's pinned memory: values, and labels behind them. `*there` is the batch as it
- * will be on the device, `*bytes` what of the slot is to be copied. */
+/* Copies the batch to the slot's pinned memory: values, followed by labels. `*there` describes the batch on
+ * the device; `*bytes` is the size of the copy to the device. */
 static enum status fill_slot(struct slot *slot, const struct batch *batch, struct batch *there, size_t *bytes)
 {
     size_t labels_at = (batch->bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
@@ -192,7 +192,7 @@ static enum status fill_slot(struct slot *slot, const struct batch *batch, struc
     *bytes = labels_bytes ? labels_at + labels_bytes : batch->bytes;
     if (grow_slot(slot, *bytes) != STATUS_OK)
         return status_prefix(STATUS_FAILED,
-                             "--compute: no memory for %d batches of %.1f MB on their way to the GPU", RING,
+                             "--compute: out of memory for %d batches of %.1f MB in flight to the GPU", RING,
                              1e-6 * (double)*bytes);
     if (batch->bytes)
         memcpy(slot->pinned, batch->values, batch->bytes);
@@ -205,12 +205,12 @@ static enum status fill_slot(struct slot *slot, const struct batch *batch, struc
     return STATUS_OK;
 }
 
-/* Copies the batch and enqueues its step. The slot is this thread's alone. */
+/* Copies the batch to the device and enqueues its step. The calling thread owns the slot. */
 static enum status pass_through(struct cuda_consumer *self, struct slot *slot, const struct batch *batch)
 {
     struct batch there;
     size_t bytes;
-    if (slot->done) /* the ring is full */
+    if (slot->done) /* the step on the slot's previous batch may still be running */
         CUDA_TRY(cudaEventSynchronize(slot->done));
     slot->done = nullptr;
     TRY(fill_slot(slot, batch, &there, &bytes));
@@ -245,7 +245,7 @@ static void destroy(cudaEvent_t event)
         (void)cudaEventDestroy(event);
 }
 
-/* Nothing can be done about an error here, and nothing depends on it. */
+/* Errors are ignored: nothing depends on them. */
 static void cuda_close(struct consumer *consumer)
 {
     struct cuda_consumer *self = self_of(consumer);
@@ -273,7 +273,7 @@ static void cuda_close(struct consumer *consumer)
     free(self);
 }
 
-/* Steps give way to whoever makes the next batch; copies do not wait for kernels anyway. */
+/* Steps have the lowest priority, so that they do not delay kernels that produce the next batch. */
 static enum status make_streams(struct cuda_consumer *self)
 {
     int lowest, highest;
@@ -285,7 +285,7 @@ static enum status make_streams(struct cuda_consumer *self)
     CUDA_TRY(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking));
     for (int i = 0; i < CONSUMER_STEPS_AHEAD; i++) {
         CUDA_TRY(cudaEventCreate(&self->begins[i]));
-        /* Threads that wait leave their core to those that load. */
+        /* Blocking waits free the core for threads that load data. */
         CUDA_TRY(cudaEventCreateWithFlags(&self->ends[i], cudaEventBlockingSync));
     }
     CUDA_TRY(cudaEventCreateWithFlags(&self->last_end, cudaEventBlockingSync));
@@ -299,7 +299,7 @@ static enum status make(struct cuda_consumer *self, double step_s, const struct 
 {
     TRY(device_probe(self->device));
     CUDA_TRY(cudaSetDevice(self->device));
-    self->ahead = task ? LESSONS_AHEAD : CONSUMER_STEPS_AHEAD;
+    self->ahead = task ? TRAINING_STEPS_AHEAD : CONSUMER_STEPS_AHEAD;
     self->share = task ? task->share : 0;
     if (task)
         TRY(step_backend_open(self->device, task, &self->backend));

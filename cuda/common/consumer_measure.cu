@@ -1,4 +1,5 @@
-/* What a training step takes with nothing beside it, and what it and the bus take from each other. */
+/* Measures the duration of a training step alone, and how steps and host-to-device copies slow each other
+ * down. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,11 +7,11 @@
 #include "common/check.cuh"
 #include "common/consumer_parts.cuh"
 
-/* ---- Alone ---- */
+/* ---- A step alone ---- */
 
 #define UNITS_MAX     (1u << 26)
-#define WARM_S        0.3  /* clocks rise under load, and fall as it heats up */
-#define ROUND_S       0.05 /* of a measurement, at least */
+#define WARM_S        0.3  /* warm-up: clocks rise under load, and fall as the GPU heats up */
+#define ROUND_S       0.05 /* minimum duration of a measurement */
 #define REPEATS_MIN   5
 #define REPEATS_MAX   64
 #define ROUNDS_MAX    12
@@ -24,7 +25,7 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The median time of `repeats` steps that follow each other. */
+/* Measures the median time of `repeats` consecutive steps. */
 static enum status measure(struct cuda_consumer *self, const struct batch *batch, int repeats, double *step_s)
 {
     static_assert(REPEATS_MAX < CONSUMER_STEPS_AHEAD, "calibration borrows the events of steps");
@@ -52,7 +53,7 @@ static int repeats_of(double seconds, double step_s)
     return repeats < REPEATS_MIN ? REPEATS_MIN : repeats > REPEATS_MAX ? REPEATS_MAX : (int)repeats;
 }
 
-/* Changes the product's units until a step takes wanted_s. */
+/* Adjusts the units of the product until a step takes wanted_s. */
 static enum status calibrate(struct cuda_consumer *self, double wanted_s)
 {
     struct product *product = &self->product;
@@ -65,29 +66,29 @@ static enum status calibrate(struct cuda_consumer *self, double wanted_s)
             return STATUS_OK;
         double units = round(product->units * (wanted_s / *alone_s));
         if (units < 1 || units > UNITS_MAX)
-            return status_set(STATUS_FAILED, "no step of %g ms can be made on this GPU", 1e3 * wanted_s);
+            return status_set(STATUS_FAILED, "this GPU cannot run a step of %g ms", 1e3 * wanted_s);
         if (turn + 1 < ROUNDS_MAX || warmed_s < WARM_S)
             product->units = (unsigned)units;
     }
     double error = fabs(*alone_s / wanted_s - 1);
     if (error > ERROR_SILENT && error < ERROR_ALLOWED)
-        status_warn(
-            "--compute: a step of %g ms takes %.4g ms, as the GPU's clocks change or something else is "
-            "using it; quiet it, or take a longer step",
-            1e3 * wanted_s, 1e3 * *alone_s);
+        status_warn("--compute: a step of %g ms takes %.4g ms: GPU clocks vary, or another process is using "
+                    "the GPU; stop other processes, or use a longer step",
+                    1e3 * wanted_s, 1e3 * *alone_s);
     if (error < ERROR_ALLOWED)
         return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "a step of %g ms took %.4g ms after %d rounds of calibration: the GPU's clocks change "
-                      "or something else is using it; quiet it, or take a longer step",
-                      1e3 * wanted_s, 1e3 * *alone_s, ROUNDS_MAX);
+    return status_set(
+        STATUS_FAILED,
+        "a step of %g ms took %.4g ms after %d rounds of calibration: GPU clocks vary, or another "
+        "process is using the GPU; stop other processes, or use a longer step",
+        1e3 * wanted_s, 1e3 * *alone_s, ROUNDS_MAX);
 }
 
-/* The same of the trainer's own, which takes as long as it takes. */
+/* Measures the duration of the trainer's own step, which is not adjustable. */
 static enum status measure_alone(struct cuda_consumer *self, const struct batch *batch)
 {
     double *alone_s = &self->consumer.facts.alone_s;
-    TRY(measure(self, batch, REPEATS_MIN, alone_s)); /* the first ones load kernels */
+    TRY(measure(self, batch, REPEATS_MIN, alone_s)); /* warm-up: the first steps load kernels */
     for (double warmed_s = 0; warmed_s < WARM_S;) {
         int repeats = repeats_of(ROUND_S, *alone_s);
         TRY(measure(self, batch, repeats, alone_s));
@@ -98,20 +99,19 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 
 /* ---- The bus ---- */
 
-/* Steps and pinned copies to the device, each in groups that follow each other without a gap. Copies are
- * there for about twice as long as steps, and of both only groups count beside which the other was at work
- * from begin to end. */
-#define BUS_BYTES  ((size_t)64 << 20) /* of a copy */
+/* Runs steps and pinned copies to the device concurrently, each in back-to-back groups. Copies run about
+ * twice as long as steps. A group counts only if the other kind was active during all of it. */
+#define BUS_BYTES  ((size_t)64 << 20) /* per copy */
 #define BUS_GROUPS 32
-#define BUS_TIME_S 0.15 /* of steps, at least */
-#define BUS_STEPS  3    /* groups of them, at least */
+#define BUS_TIME_S 0.15 /* minimum duration of all steps */
+#define BUS_STEPS  3    /* minimum number of steps */
 
 struct bus {
     void *pinned, *device;
     cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
-    int steps, groups;                                              /* of a group; groups of steps */
-    int copies;                                                     /* of a group; there are BUS_GROUPS */
-    double copies_s, steps_s;                                       /* a group of each alone */
+    int steps, groups;                                              /* steps per group; groups of steps */
+    int copies;               /* copies per group; there are BUS_GROUPS groups */
+    double copies_s, steps_s; /* duration of a group of copies, or of steps, alone */
 };
 
 static enum status make_copies(struct cuda_consumer *self, const struct bus *bus, int group)
@@ -133,7 +133,8 @@ static enum status make_steps(struct cuda_consumer *self, const struct batch *ba
     return STATUS_OK;
 }
 
-/* The mean time of those groups that began after `after` and ended before `before`; NaN where there is none.
+/* Returns the mean time of the groups that began after `after` and ended before `before`; NaN if there are
+ * none.
  */
 static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *ends, int groups,
                                 cudaEvent_t after, cudaEvent_t before, double *mean_s)
@@ -154,7 +155,7 @@ static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *en
     return STATUS_OK;
 }
 
-/* Copies alone; then how many make a group. */
+/* Measures copies alone, then chooses the number of copies per group. */
 static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, double steps_s)
 {
     bus->copies = 1;
@@ -168,8 +169,8 @@ static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, doubl
     return STATUS_OK;
 }
 
-/* Steps alone, in the groups that they will run in beside copies: what a group costs, and clocks that have
- * fallen since a step was measured, are in both. */
+/* Measures steps alone, in the groups that later run concurrently with copies. The overhead of groups and any
+ * drop in clocks since calibration then affect both measurements. */
 static enum status step_alone(struct cuda_consumer *self, const struct batch *batch, struct bus *bus)
 {
     for (int group = 0; group < bus->groups; group++)
@@ -187,7 +188,8 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     bus->steps = (int)ceil(wanted_s / (bus->groups * facts->alone_s));
     TRY(copy_alone(self, bus, bus->groups * bus->steps * facts->alone_s));
     TRY(step_alone(self, batch, bus));
-    for (int group = 0; group < BUS_GROUPS; group++) { /* in turns, as a full queue would hold up the other */
+    for (int group = 0; group < BUS_GROUPS;
+         group++) { /* interleaved: a full launch queue would block the other stream */
         if (group < bus->groups)
             TRY(make_steps(self, batch, bus, group));
         TRY(make_copies(self, bus, group));
@@ -203,10 +205,10 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     return STATUS_OK;
 }
 
-/* What a step and pinned copies take from each other, before any loader is there. */
+/* Measures how a step and pinned copies slow each other down. Runs before any loader starts. */
 static enum status measure_bus(struct cuda_consumer *self, const struct batch *batch)
 {
-    static_assert(2 * BUS_GROUPS <= CONSUMER_STEPS_AHEAD, "it borrows the events of steps");
+    static_assert(2 * BUS_GROUPS <= CONSUMER_STEPS_AHEAD, "the measurement borrows the events of steps");
     struct bus bus = {};
     bus.step_begins = self->begins;
     bus.step_ends = self->begins + BUS_GROUPS;
@@ -225,11 +227,12 @@ static enum status measure_bus(struct cuda_consumer *self, const struct batch *b
     return status;
 }
 
-/* ---- All of it ---- */
+/* ---- Both measurements ---- */
 
 #define FILL_BLOCK 256
 
-/* Each gray about as often: the top bits of a hash of the number, by the last mixing of MurmurHash3. */
+/* Fills with uniformly distributed grays: the top bits of a hash of the index, by the finaliser of
+ * MurmurHash3. */
 static __global__ void fill_kernel(uint8_t *pixels, size_t count)
 {
     size_t i = (size_t)blockIdx.x * FILL_BLOCK + threadIdx.x;
@@ -248,8 +251,8 @@ static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t strea
     return STATUS_OK;
 }
 
-/* Random pixels, before there are others: what of a step's length depends on them is little. They are bytes;
- * wider types take longer on their way into the step. */
+/* Measures with random u8 pixels, because there are no batches yet. The duration of a step hardly depends on
+ * the values; wider types take longer to convert. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task)
 {
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;
@@ -257,7 +260,7 @@ enum status measure_task(struct cuda_consumer *self, const struct task *task)
     uint8_t *pixels;
     if (cudaMalloc(&pixels, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
-        return status_set(STATUS_USAGE, "no memory is left on GPU %d for a batch of %.1f MB; lower --batch",
+        return status_set(STATUS_USAGE, "GPU %d has no memory left for a batch of %.1f MB; lower --batch",
                           self->device, 1e-6 * (double)bytes);
     }
     struct batch batch = {};
@@ -271,7 +274,7 @@ enum status measure_task(struct cuda_consumer *self, const struct task *task)
     if (status == STATUS_OK)
         status = measure_bus(self, &batch);
     self->consumer.facts.length_s = self->consumer.facts.alone_s;
-    (void)cudaStreamSynchronize(self->steps); /* also after a failure: steps may read the pixels */
+    (void)cudaStreamSynchronize(self->steps); /* even after a failure: steps may still read the pixels */
     (void)cudaFree(pixels);
     return status;
 }

@@ -1,4 +1,4 @@
-/* A build without CUDA: no accelerator that could consume a batch. */
+/* Stub of the consumer for builds without CUDA. */
 #include "core/consumer.h"
 #include "machine/device.h"
 

@@ -1,5 +1,5 @@
-/* What consumer.cu (batches, and what steps on them waited for) and consumer_measure.cu (what a step takes
- * alone, and beside copies) share. Nothing else includes this. */
+/* Shared by consumer.cu (passes batches to steps) and consumer_measure.cu (measures steps alone and next to
+ * copies). No other file includes this. */
 #ifndef FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 #define FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 
@@ -10,48 +10,48 @@
 #include "core/consumer.h"
 #include "core/step_backend.h"
 
-#define RING 4 /* host batches under way */
+#define RING 4 /* host batches in flight */
 
 struct slot {
     void *pinned, *device;
     size_t bytes;
-    uint64_t turn;      /* batches that have been through it */
-    cudaEvent_t copied; /* the batch is on the device */
-    cudaEvent_t done;   /* behind the step on it; NULL before the first */
+    uint64_t turn;      /* batches that this slot has passed on */
+    cudaEvent_t copied; /* recorded when the batch is on the device */
+    cudaEvent_t done;   /* end of the step on the batch; NULL before the first */
 };
 
 struct cuda_consumer {
     struct consumer consumer; /* first */
     int device;
-    pthread_mutex_t lock;   /* over all below, but for what a slot's own thread fills */
-    pthread_cond_t changed; /* a slot's turn */
+    pthread_mutex_t lock;   /* protects everything below, except a slot's buffers while a thread owns it */
+    pthread_cond_t changed; /* signals that a slot's turn has changed */
     struct product product;
-    struct step_backend *backend; /* makes the steps; NULL: `product` does */
-    unsigned ahead;               /* steps under way, at most */
-    uint32_t share;               /* samples of a whole batch; 0: a step takes as long on any */
+    struct step_backend *backend; /* runs the steps; NULL: `product` does */
+    unsigned ahead;               /* maximum steps in flight */
+    uint32_t share; /* samples of a full batch; 0: the duration of a step does not depend on the batch */
     cudaStream_t steps, copies;
-    cudaEvent_t origin; /* where the span begins */
+    cudaEvent_t origin; /* begin of the span */
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
-    bool whole[CONSUMER_STEPS_AHEAD]; /* the step between these events is on a whole batch */
-    cudaEvent_t last_end;             /* of the latest step that was counted */
-    uint64_t enqueued, counted;       /* steps since the opening */
-    uint64_t span_first;              /* the first step of the span */
-    struct consumer_times span;       /* of its steps that were counted; without span_s and loss */
-    uint64_t tickets;                 /* host batches so far */
+    bool whole[CONSUMER_STEPS_AHEAD]; /* whether the step between these events has a full batch */
+    cudaEvent_t last_end;             /* end of the latest counted step */
+    uint64_t enqueued, counted;       /* steps since consumer_open() */
+    uint64_t span_first;              /* first step of the span */
+    struct consumer_times span; /* sums over the counted steps of the span; span_s and loss are unused */
+    uint64_t tickets;           /* host batches so far */
     struct slot ring[RING];
 };
 
-/* One step, enqueued: on `batch`, which a product does not look at. */
+/* Enqueues one step on `batch`; the product ignores the batch. */
 static inline enum status make_step(struct cuda_consumer *self, const struct batch *batch)
 {
     return self->backend ? step_backend_step(self->backend, batch)
                          : product_launch(&self->product, self->steps);
 }
 
-/* Makes the step: a product that takes `step_s`. Fills the consumer's facts. */
+/* Opens a product and calibrates it to take `step_s`. Fills the consumer's facts. */
 enum status measure_product(struct cuda_consumer *self, double step_s);
 
-/* The same of the learner's step on a task. */
+/* Measures the step of the step backend on a training task. Fills the consumer's facts. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task);
 
 #endif

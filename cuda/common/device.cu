@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "machine/nvml.h"
 
-/* A kernel that says whether this build holds code for a device at all. */
+/* Its attributes tell whether this build has code for a device. */
 static __global__ void probe_kernel(void)
 {
 }
@@ -36,11 +36,11 @@ enum status device_probe(int device)
                               ? "no driver, or one older than CUDA's runtime needs"
                               : "the driver sees no GPU");
     if (error != cudaSuccess)
-        return status_set(STATUS_UNAVAILABLE, "CUDA does not start: %s", cudaGetErrorString(error));
+        return status_set(STATUS_UNAVAILABLE, "cannot initialise CUDA: %s", cudaGetErrorString(error));
     if (device >= count)
         return status_set(STATUS_UNAVAILABLE, "no CUDA device %d: there %s %d, numbered from 0; see --device",
                           device, count == 1 ? "is" : "are", count);
-    /* A build for other architectures only would fail at the first launch; say so here. */
+    /* Without this check, a build for other architectures would fail at the first launch. */
     cudaFuncAttributes attributes;
     error = cudaSetDevice(device);
     if (error == cudaSuccess)
@@ -57,14 +57,15 @@ enum status device_code(int device, int *architecture, bool *at_load)
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
-    /* nvcc gives code both versions alike. The driver's code is for the device, from PTX of an older version.
+    /* nvcc sets both versions to the same value. Code compiled by the driver is for the device itself, from
+     * PTX of an older version.
      */
     *architecture = attributes.ptxVersion;
     *at_load = attributes.ptxVersion < attributes.binaryVersion;
     return STATUS_OK;
 }
 
-/* CUDA's clock is the rated boost, which many devices exceed up to NVML's highest. */
+/* CUDA reports the rated boost clock. Many devices exceed it, up to NVML's maximum clock. */
 static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
 {
     struct gpu_state state;
@@ -73,7 +74,7 @@ static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
     return known && 1e6 * state.sm_clock_max_mhz > rated_hz ? 1e6 * state.sm_clock_max_mhz : rated_hz;
 }
 
-/* The peak rate of PCIe; 0 where a faster link leads to the host, which keeps caches coherent. */
+/* Returns the peak rate of PCIe; 0 if a faster, cache-coherent link leads to the host. */
 static enum status bus_peak(int device, const char *pci_bus_id, double *bytes_per_s)
 {
     int coherent = 0;

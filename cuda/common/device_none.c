@@ -1,4 +1,4 @@
-/* A build without CUDA: no device, and the reason. */
+/* Stub of the device functions for builds without CUDA: no device, with the reason. */
 #include "machine/device.h"
 
 int device_count(void)

@@ -4,21 +4,21 @@
 
 #include "common/check.cuh"
 
-/* Products of float32 matrices, A and B of SIDE x SIDE values: a block multiplies a strip of A by a strip of
- * B, of a part of their depth, into a tile of C. Strips are short, so that a block takes some tens of
- * microseconds and blocks of other kernels get in between, as they do between the kernels of a network. The
- * length of a step is a number of units, each a wave of blocks going DEPTH deeper. */
+/* Products of float32 matrices of SIDE x SIDE values. A block multiplies a strip of A by a strip of B, over a
+ * part of the k dimension, into a tile of C. Strips are short, so a block takes some tens of microseconds and
+ * blocks of other kernels can run in between, as between the kernels of a network. The duration of a step is
+ * a number of units; in one unit, a wave of blocks advances by DEPTH along k. */
 #define SIDE       PRODUCT_SIDE
 #define TILE       PRODUCT_TILE
 #define DEPTH      PRODUCT_DEPTH
 #define BLOCK      256 /* threads: 16 x 16, each 4 x 4 values of the tile */
-#define WAVE_UNITS 24  /* of a block, about */
+#define WAVE_UNITS 24  /* units per block, approximately */
 #define TILES      (SIDE / TILE * (SIDE / TILE))
 
 static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count) /* in [-1, 1), with bits that switch as those of weights do: zeros would draw less power */
+    if (i < count) /* in [-1, 1), with bit patterns like those of weights: zeros would draw less power */
         values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
 }
 
@@ -29,14 +29,14 @@ static enum status fill_noise(float *values, size_t count, cudaStream_t stream)
     return STATUS_OK;
 }
 
-/* The first `deep` blocks are a unit deeper than `units`. */
+/* Each block computes `units` units; the first `deep` blocks compute one more. */
 static __global__ void __launch_bounds__(BLOCK)
     product_kernel(const float *a, const float *b, float *c, unsigned units, unsigned deep)
 {
     __shared__ float rows[DEPTH][TILE + 4], columns[DEPTH][TILE];
     unsigned tile = blockIdx.x % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
     unsigned row = tile / (SIDE / TILE) * TILE, column = tile % (SIDE / TILE) * TILE;
-    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each time round another part of the depth */
+    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each pass over the tiles uses another part of k */
     float sums[4][4] = {};
     if (blockIdx.x < deep)
         units++;
@@ -77,11 +77,11 @@ enum status product_open(int device, cudaStream_t stream, struct product *produc
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
     product->wave = (unsigned)(multiprocessors * blocks);
     if (cudaMalloc(&product->matrices, values * sizeof(float)) != cudaSuccess) {
-        (void)cudaGetLastError(); /* the next call must not see it again */
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
         return status_set(
             STATUS_FAILED,
-            "GPU %d has no %.0f MB of memory left for the step's matrices; free some, or take another "
-            "GPU with --device",
+            "GPU %d does not have %.0f MB of free memory for the matrices of the step; free some, or choose "
+            "another GPU with --device",
             device, 1e-6 * (double)(values * sizeof(float)));
     }
     product->units = WAVE_UNITS;

@@ -1,4 +1,4 @@
-/* A kernel of any length that fills the device as training does: the step of --compute MS. */
+/* A kernel of adjustable duration that loads the device like training: the step of --compute MS. */
 #ifndef FDSL_CUDA_COMMON_PRODUCT_CUH
 #define FDSL_CUDA_COMMON_PRODUCT_CUH
 
@@ -7,8 +7,8 @@
 
 #include "core/status.h"
 
-/* Matrices are square. Block i makes tile i of C, in rows of tiles, and from the first tile on again behind
- * the last; in a unit it goes so many columns of A and rows of B on, those of the first round from the first.
+/* Matrices are square. Block i computes tile i mod (number of tiles) of C, row by row. In each unit it
+ * advances by PRODUCT_DEPTH columns of A and rows of B; blocks of the first pass over the tiles begin at 0.
  */
 #define PRODUCT_SIDE  2048
 #define PRODUCT_TILE  64
@@ -16,16 +16,16 @@
 
 struct product {
     float *matrices; /* A, B, C */
-    unsigned wave;   /* blocks that the device runs at a time */
-    unsigned units;  /* of a step; the length in time is proportional to it */
+    unsigned wave;   /* blocks that the device runs concurrently */
+    unsigned units;  /* units per step; the duration is proportional to it */
 };
 
-/* Makes the matrices, enqueued on `stream`, for a product of one wave of blocks. STATUS_FAILED where memory
- * runs out. The caller closes it, also after a failure; a zeroed one may be closed. */
+/* Allocates the matrices and fills them on `stream`; the initial product is one wave of blocks. STATUS_FAILED
+ * if memory runs out. The caller calls product_close(), even after a failure; it accepts a zeroed struct. */
 enum status product_open(int device, cudaStream_t stream, struct product *product);
 void product_close(struct product *product);
 
-/* Enqueues one. */
+/* Enqueues one product. */
 enum status product_launch(const struct product *product, cudaStream_t stream);
 
 #endif

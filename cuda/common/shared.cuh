@@ -1,14 +1,15 @@
-/* Shared memory by its 32-bit addresses.
+/* Access to shared memory through 32-bit addresses.
  *
- * Through a pointer, the compiler makes the address of a kernel's dynamic shared memory again at every use,
- * from registers that are slow to read. In inner loops an address in a register costs a third of that.
+ * With a pointer, the compiler recomputes the address of dynamic shared memory at every use, from special
+ * registers that are slow to read. In inner loops, an address in a register costs a third of that.
  */
 #ifndef FDSL_CUDA_COMMON_SHARED_CUH
 #define FDSL_CUDA_COMMON_SHARED_CUH
 
 #include <stdint.h>
 
-/* The same value, but the compiler no longer knows how to make it again: it stays in a register. */
+/* Returns `value`, but hides its origin from the compiler, which then keeps it in a register instead of
+ * recomputing it. */
 static __device__ __forceinline__ uint32_t keep(uint32_t value)
 {
     asm volatile("" : "+r"(value));
@@ -78,7 +79,7 @@ static __device__ __forceinline__ uint4 shared_load4(uint32_t address)
     return value;
 }
 
-/* An atomic maximum whose old value nobody wants. */
+/* Atomic maximum that does not return the old value. */
 static __device__ __forceinline__ void shared_max(uint32_t address, uint32_t value)
 {
     asm volatile("red.shared.max.u32 [%0], %1;" : : "r"(address), "r"(value) : "memory");

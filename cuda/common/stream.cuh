@@ -1,12 +1,12 @@
-/* Streams of those who make batches. */
+/* Streams for producers of batches. */
 #ifndef FDSL_CUDA_COMMON_STREAM_CUH
 #define FDSL_CUDA_COMMON_STREAM_CUH
 
 #include "common/check.cuh"
 
-/* Makes a stream on the present device whose kernels go before those of others wherever both wait for a
- * multiprocessor: before a training step above all (common/consumer.cu), which would else hold up the batch
- * that the next one waits for. The caller destroys it. */
+/* Creates a stream with the highest priority on the current device. Its kernels run before those of a
+ * training step (common/consumer.cu), which would otherwise delay the batch that the next step needs. The
+ * caller destroys it. */
 static inline enum status stream_open(cudaStream_t *stream)
 {
     int lowest, highest;

@@ -1,4 +1,5 @@
-/* `bat`: the paper's BAT. rng's stages, launched by the device itself: the host launches once a batch. */
+/* `bat`: the paper's BAT. The stages of rng, launched by the device; the host launches one kernel per
+ * batch. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK)
@@ -12,7 +13,7 @@ static __global__ void __launch_bounds__(NOISE_BLOCK)
 struct bat {
     static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest)
     {
-        bat_noise_kernel<<<work.orbits() * blocks_an_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
+        bat_noise_kernel<<<work.orbits() * blocks_per_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
                            cudaStreamFireAndForget>>>(work, rest);
     }
 };

@@ -1,12 +1,12 @@
-/* One launch a batch: the device launches the kernels of each image itself (dynamic parallelism).
+/* One launch per batch: the device launches the kernels of each image (dynamic parallelism).
  *
- * A parent grid, one block an image, fires off each image's noise kernel and forgets it; that kernel's grid
- * then has the vertex kernel and the painting kernel follow it as tail launches, in this order. Images run
- * beside each other as far as the device has room.
+ * A parent grid with one block per image launches each image's noise kernel as a fire-and-forget launch. That
+ * kernel then launches the vertex kernel and the painting kernel as tail launches, in this order. Images run
+ * concurrently as far as device resources allow.
  *
- * A device-side launch that finds the pool of pending launches full is lost, and with it the image. So the
- * pool is made large enough, a batch beyond that (or beyond the memory for scratch) is split, and every
- * launch is checked on the device: an error reaches the host through `failure`.
+ * A device-side launch is lost if the pool of pending launches is full, and the image with it. Therefore the
+ * pool is enlarged, larger batches (or batches whose scratch does not fit in memory) are split, and the
+ * device checks every launch and reports errors to the host through `failure`.
  */
 #ifndef FDSL_CUDA_SYNTH_BAT_CUH
 #define FDSL_CUDA_SYNTH_BAT_CUH
@@ -18,24 +18,24 @@
 #include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 
-#define BAT_SPLIT_MAX         1024 /* images a launch: more gain nothing, and their scratch grows without end */
-#define BAT_LAUNCHES_AN_IMAGE 3
-#define BAT_LAUNCHES_SPARE    64
-#define BAT_SCRATCH_SHARE     0.8 /* of the memory that is free beside the images, at most */
+#define BAT_SPLIT_MAX          1024 /* images per launch; more use more scratch memory and are no faster */
+#define BAT_LAUNCHES_PER_IMAGE 3
+#define BAT_LAUNCHES_SPARE     64
+#define BAT_SCRATCH_SHARE      0.8 /* maximum share of the memory that is free after allocating the images */
 
-/* Scratch for the images of one launch; each has a slot. */
+/* Scratch memory of one launch, one slot per image. */
 struct bat_scratch {
     char *base;
-    size_t slot_bytes, points_offset, grays_offset; /* a slot holds noise, points, grays */
+    size_t slot_bytes, points_offset, grays_offset; /* a slot has noise, points, grays */
     int *failure;                                   /* see device_launch.cuh */
 };
 
-/* What a launch makes. `paint_blocks`: at most so many blocks paint an image, one a multiprocessor, so that
- * the device paints several images at once. Orbits of one image write the same 32-byte sectors again and
- * again; painted all at once they queue at the L2 cache for each other (docs/ladder.md has the measurements).
+/* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`.
  *
- * The launch makes images first .. first + gridDim.x - 1 of run `run`: `stages` of them, all but where stages
- * are timed one by one. */
+ * `stages`: all stages, unless they are timed separately. `paint_blocks`: the maximum number of blocks that
+ * paint one image, one per multiprocessor, so that the device paints several images at once. Orbits of one
+ * image write the same 32-byte sectors repeatedly; if all are painted at once, they contend in the L2 cache
+ * (docs/ladder.md has measurements). */
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;
@@ -43,7 +43,7 @@ struct bat_launch {
     unsigned stages, paint_blocks;
 };
 
-/* The stages that the noise kernel of an image launches after itself. */
+/* The stages that an image's noise kernel launches next. */
 struct bat_rest {
     unsigned stages, paint_blocks; /* as in bat_launch */
     int *failure;
@@ -62,7 +62,7 @@ static __device__ __forceinline__ image_work<noise_half2> bat_work(const struct 
     return work;
 }
 
-/* Launches those of the two stages after the noise that are wanted. One thread of the grid calls it. */
+/* Launches the requested stages that follow the noise. One thread of the grid must call it. */
 static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> &work, const bat_rest &rest,
                                                   cudaStream_t stream)
 {
@@ -77,10 +77,10 @@ static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> 
     }
 }
 
-/* `Step` says how the parent launches an image's noise:
+/* The parent kernel. `Step` defines how it launches an image's noise kernel:
  *     static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest);
- * The first block of that kernel calls bat_follow() with cudaStreamTailLaunch. A launch without the noise has
- * at most one stage. */
+ * The first block of the noise kernel calls bat_follow() with cudaStreamTailLaunch. A launch without the
+ * noise stage has at most one stage. */
 template <class Step> static __global__ void bat_parent_kernel(struct bat_launch launch)
 {
     const bat_rest rest = {launch.stages, launch.paint_blocks, launch.scratch.failure};
@@ -94,7 +94,7 @@ template <class Step> static __global__ void bat_parent_kernel(struct bat_launch
 template <class Step> struct bat_batch {
     struct device_batch batch;
     struct bat_scratch scratch;
-    uint64_t split; /* images a launch */
+    uint64_t split; /* images per launch */
     int multiprocessors;
 
     static const uint8_t *images(const void *state)
@@ -119,7 +119,7 @@ template <class Step> struct bat_batch {
         scratch.slot_bytes = (scratch.grays_offset + synth->orbits_max + align - 1) / align * align;
     }
 
-    /* As many images a launch as scratch has room for, in launches of equal size. */
+    /* Sets `split`: as many images per launch as scratch memory allows, in launches of equal size. */
     enum status choose_split(const struct synth *synth)
     {
         size_t free_bytes;
@@ -131,10 +131,10 @@ template <class Step> struct bat_batch {
         return STATUS_OK;
     }
 
-    /* The pool of pending launches belongs to the device's context, so it only ever grows. */
+    /* The pool of pending launches belongs to the device context, so it is never made smaller. */
     enum status grow_pending_launches() const
     {
-        size_t needed = BAT_LAUNCHES_AN_IMAGE * split + BAT_LAUNCHES_SPARE, limit;
+        size_t needed = BAT_LAUNCHES_PER_IMAGE * split + BAT_LAUNCHES_SPARE, limit;
         CUDA_TRY(cudaDeviceGetLimit(&limit, cudaLimitDevRuntimePendingLaunchCount));
         if (limit < needed)
             CUDA_TRY(cudaDeviceSetLimit(cudaLimitDevRuntimePendingLaunchCount, needed));
@@ -157,7 +157,7 @@ template <class Step> struct bat_batch {
         return device_batch_setup<bat_batch>(resources, input, state);
     }
 
-    /* Enqueues stages of images first .. first + split - 1, or as many as the batch has. */
+    /* Enqueues stages of images first .. first + split - 1, up to the end of the batch. */
     enum status launch(uint64_t first, unsigned stages) const
     {
         uint64_t left = batch.synth->batch - first, count = left < split ? left : split;
@@ -185,7 +185,7 @@ template <class Step> struct bat_batch {
         return device_clock_add(&batch.clock, total_s, [&] { return launch(first, stage); });
     }
 
-    /* The latest run again: each stage for all images of a launch, then the next stage. */
+    /* Repeats the latest run: each stage for all images of a launch, then the next stage. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
         bat_batch *self = static_cast<bat_batch *>(state);

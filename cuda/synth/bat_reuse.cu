@@ -1,5 +1,5 @@
-/* `bat-reuse`: an alternative that the paper studied. bat with rng-reuse's noise kernel: a batch hides what
- * one image lacks in parallelism. */
+/* `bat-reuse`: an alternative from the paper: bat with the noise kernel of rng-reuse. A batch has enough
+ * parallelism to make up for that kernel's lack of it. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(STREAM_BLOCK)

@@ -21,7 +21,7 @@ enum status device_free_bytes(int device, size_t *bytes)
     return STATUS_OK;
 }
 
-/* Where each table begins in the one allocation that holds them all. */
+/* Offsets of the tables in their common allocation. */
 struct layout {
     size_t classes, offsets, spokes, gradients, bytes;
 };
@@ -56,13 +56,14 @@ enum status device_check_memory(int device, const struct synth *synth, size_t by
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "a batch of %llu images needs %.2f GB of device memory and %.2f GB are free; lower --batch or --res",
+        "a batch of %llu images needs %.2f GB of device memory, but %.2f GB are free; lower --batch or --res",
         (unsigned long long)synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
 }
 
 /* ---- Tables ---- */
 
-/* On a stream of its own: a copy from pageable memory on the default one may return before it has arrived. */
+/* Uses its own stream and synchronises it: a copy from pageable memory on the default stream may return
+ * before it is complete. */
 static enum status copy_tables(const struct synth *synth, char *base, const struct layout *layout,
                                cudaStream_t stream)
 {
@@ -122,7 +123,7 @@ enum status device_clock_open(struct device_clock *clock)
 
 void device_clock_close(struct device_clock *clock)
 {
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Errors are ignored: nothing depends on them. */
     if (clock->end)
         (void)cudaEventDestroy(clock->end);
     if (clock->begin)

@@ -1,4 +1,4 @@
-/* A batch of images on the device: what every CUDA variant of `synth` needs, whatever its kernels. */
+/* A batch of images on the device: state and functions that all CUDA variants of `synth` share. */
 #ifndef FDSL_CUDA_SYNTH_BATCH_CUH
 #define FDSL_CUDA_SYNTH_BATCH_CUH
 
@@ -9,19 +9,19 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* The workload's input, in device memory. */
+/* The input of the workload; pointers are to device memory. */
 struct device_input {
     enum formula formula;
     uint32_t res, class_count;
-    uint64_t stride, seed, first; /* as struct synth's */
+    uint64_t stride, seed, first; /* as in struct synth */
     const struct atom_class *classes;
-    const uint64_t *spoke_offset; /* class_count + 1 */
-    const float *spoke_tables;    /* as struct synth's */
+    const uint64_t *spoke_offset; /* class_count + 1 entries */
+    const float *spoke_tables;    /* as in struct synth */
     const float *gradients;       /* NOISE_TABLE_COUNT */
-    uint8_t *pixels;              /* res * res an image: those of the latest run */
+    uint8_t *pixels;              /* images of the latest run, res * res bytes each */
 };
 
-/* One image: all that its kernels need to know. */
+/* The parameters of one image, for its kernels. */
 struct image_input {
     struct philox_key key;
     struct atom_class class_;
@@ -32,8 +32,8 @@ struct image_input {
     uint32_t res;
 };
 
-/* Image j of run `run`. `input` is as on the device, or the host's twin of it for `classes` and
- * `spoke_offset`. */
+/* Returns image j of run `run`. `classes` and `spoke_offset` must be readable by the caller: device memory in
+ * a kernel, host memory on the host. */
 FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct atom_class *classes,
                                           const uint64_t *spoke_offset, uint64_t run, uint64_t j)
 {
@@ -51,29 +51,29 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
-/* Fills `input`, but for `pixels`, with tables in device memory: `*tables` is the one allocation that holds
- * them, the caller's to free. Waits until they are there. */
+/* Copies the tables to device memory and fills `input`, except `pixels`. `*tables` is their only allocation;
+ * the caller frees it. Waits for the copies. */
 enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
                               void **tables);
 
-/* Bytes of those tables. */
+/* Returns the bytes of the tables of device_input_open(). */
 size_t device_input_bytes(const struct synth *synth);
 
-/* A stream, and the time of what is done on it. */
+/* A stream with events that time its work. */
 struct device_clock {
     cudaStream_t stream;
     cudaEvent_t begin, end;
 };
 
 enum status device_clock_open(struct device_clock *clock);
-/* Safe on a zeroed or half-made one. */
+/* Destroys the stream and events. Accepts a zeroed or partially initialised clock. */
 void device_clock_close(struct device_clock *clock);
 enum status device_clock_begin(struct device_clock *clock);
-/* Waits for the stream and gives the device's time since begin. */
+/* Waits for the stream and returns the device time since device_clock_begin(). */
 enum status device_clock_end(struct device_clock *clock, struct run_time *time);
 
-/* Adds the device's time of what `enqueue()`, which returns a status, enqueues on the clock's stream. Waits
- * for it. */
+/* Calls `enqueue()`, which returns a status, waits for the clock's stream, and adds the device time of the
+ * enqueued work. */
 template <class Enqueue>
 enum status device_clock_add(const struct device_clock *clock, double *total_s, Enqueue enqueue)
 {
@@ -86,41 +86,41 @@ enum status device_clock_add(const struct device_clock *clock, double *total_s, 
     return STATUS_OK;
 }
 
-/* What the host keeps of a batch on the device. */
+/* Host-side state of a batch on the device. */
 struct device_batch {
     const struct synth *synth;
     int device;
     struct device_input input;
     void *tables;
     struct device_clock clock;
-    uint64_t run; /* the latest run's number */
+    uint64_t run; /* number of the latest run */
 };
 
-/* Checks that `scratch_bytes` fit beside the images (STATUS_USAGE says how much is needed and there is), and
- * makes the batch. */
+/* Allocates the batch. STATUS_USAGE if the images and `scratch_bytes` do not fit in device memory; the
+ * message gives both sizes. */
 enum status device_batch_open(struct device_batch *batch, const struct resources *resources,
                               const struct synth *synth, size_t scratch_bytes);
-/* Frees it; safe on a zeroed or half-made one. */
+/* Frees a batch. Accepts a zeroed or partially initialised one. */
 void device_batch_close(struct device_batch *batch);
 
-/* Brackets the work of a run on batch->clock.stream. Begin clears the images, which is part of the work; end
- * waits for the stream and gives the device's time. */
+/* Begin and end of a run on batch->clock.stream. Begin clears the images, which is part of the timed work.
+ * End waits for the stream and returns the device time. */
 enum status device_batch_begin(struct device_batch *batch, uint64_t run);
 enum status device_batch_end(struct device_batch *batch, struct run_time *time);
 
-/* Copies one image out, as fetch() of a synth variant must. */
+/* Copies one image to the host: fetch() of a synth variant. */
 enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *fetch);
 
-/* Free device memory in bytes. */
+/* Returns the free device memory in bytes. */
 enum status device_free_bytes(int device, size_t *bytes);
 
-/* STATUS_USAGE where `bytes` for a batch do not fit the device's free memory: says both. */
+/* Returns STATUS_USAGE if `bytes` for a batch exceed the free device memory; the message gives both sizes. */
 enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
 
 /* probe() of the CUDA variants. */
 enum status device_batch_probe(const struct resources *resources);
 
-/* setup() of those whose state is a `self`: zeroed, made by its make(), torn down where that fails. */
+/* setup() of variants with state type `self`: zeroes it, calls its make(), and tears it down on failure. */
 template <class self>
 enum status device_batch_setup(const struct resources *resources, const void *input, void **state)
 {

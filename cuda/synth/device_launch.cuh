@@ -1,11 +1,12 @@
-/* Kernels that launch kernels: an error of a launch on the device reaches the host through a word of pinned
- * memory, a cudaError_t. Only for files that are compiled with -rdc=true. */
+/* Error reporting for kernels that launch kernels: the device stores the cudaError_t of a failed launch in a
+ * word of pinned host memory. Only for files that are compiled with -rdc=true. */
 #ifndef FDSL_CUDA_SYNTH_DEVICE_LAUNCH_CUH
 #define FDSL_CUDA_SYNTH_DEVICE_LAUNCH_CUH
 
 #include "common/check.cuh"
 
-/* Makes the word, which says cudaSuccess. The caller closes it; a null pointer may be closed. */
+/* Allocates the word and sets it to cudaSuccess. The caller frees it with device_launch_close(), which
+ * accepts NULL. */
 static inline enum status device_launch_open(int **failure)
 {
     CUDA_TRY(cudaMallocHost(failure, sizeof **failure));
@@ -15,7 +16,7 @@ static inline enum status device_launch_open(int **failure)
 
 static inline void device_launch_close(int *failure)
 {
-    (void)cudaFreeHost(failure); /* nothing depends on an error here */
+    (void)cudaFreeHost(failure); /* errors are ignored: nothing depends on them */
 }
 
 /* Records the error of the calling thread's last launch, if there is one. */
@@ -26,7 +27,7 @@ static __device__ __forceinline__ void device_launch_check(int *failure)
         atomicExch_system(failure, (int)error);
 }
 
-/* STATUS_FAILED if a launch failed on the device. Call it when the launching kernels have ended. */
+/* Returns STATUS_FAILED if a launch failed on the device. Call it after the launching kernels have ended. */
 static inline enum status device_launch_status(const int *failure)
 {
     return cuda_status((cudaError_t) * (const volatile int *)failure, "a launch on the device", __FILE__,

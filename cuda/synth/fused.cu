@@ -1,4 +1,4 @@
-/* The plan of `fused`: which kernels, which memory, and their launches. docs/fused.md explains the algorithm.
+/* The plan of `fused`: selects kernels, allocates memory and launches. docs/fused.md explains the algorithm.
  */
 #include "synth/fused.h"
 
@@ -13,23 +13,23 @@
 #include "synth/fused_vertices.cuh"
 
 #define SLICE_MAX   ORDER_BLOCK
-#define SLICE_BYTES ((size_t)1 << 31) /* device memory that the slices in work may take */
+#define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
-#define SPLIT_BELOW 6                   /* groups a multiprocessor */
-#define UNITS_MAX   ((uint64_t)1 << 25) /* of an image: what an entry of a queue can name */
-#define OUT_MOST    512                 /* side of a tile's output */
-#define TILE_WORTH  96 /* two blocks a multiprocessor are only worth it with tiles of this size */
+#define SPLIT_BELOW 6                   /* groups per multiprocessor */
+#define UNITS_MAX   ((uint64_t)1 << 25) /* per image: limited by the unit field of a queue entry */
+#define OUT_MOST    512                 /* maximum side of a tile's output */
+#define TILE_WORTH  96 /* minimum tile side that makes two blocks per multiprocessor worthwhile */
 #define TILE_LEAST  32
 
-/* Scratch memory of a slice in work, and the stream that its kernels go to. */
+/* Scratch memory of a slice in flight, and the stream of its kernels. */
 struct fused_lane {
     uint2 *boxes;
     uint4 *values;
     void *ends;
     struct fused_card *cards;
     uint32_t *order;
-    uint8_t *canvases; /* where the reduction is a kernel apart */
-    /* The first lane's are the caller's, so not for it: */
+    uint8_t *canvases; /* only if a separate kernel reduces them */
+    /* Unused in the first lane, which uses the caller's stream: */
     cudaStream_t stream;
     cudaEvent_t done;
 };
@@ -37,23 +37,25 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
-    struct fused_job job; /* all but which images, begin, count, images, labels, and a lane's memory */
+    struct fused_job
+        job; /* common fields: all but the image numbers, begin, count, images, labels, and a lane's memory */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
     uint32_t lane_count;
-    cudaEvent_t forked; /* with several lanes: the caller's stream has come to this run */
-    uint32_t slice;     /* images at a time in a lane */
-    uint32_t side;      /* of a tile's canvas, at most */
-    bool wide;          /* ends are too far out to be packed */
-    bool split;         /* a block a group, not a warp */
+    cudaEvent_t forked; /* with several lanes: the caller's stream has reached this run */
+    uint32_t slice;     /* images per slice */
+    uint32_t side;      /* maximum side of a tile's canvas */
+    bool wide;          /* coordinates do not fit packed words */
+    bool split;         /* one block per group, not one warp */
     size_t paint_bytes;
 };
 
-/* ---- Which kernels ---- */
+/* ---- Selection of kernels ---- */
 
-/* Packed coordinates must lie within FUSED_NEAR of every tile. A vertex reaches class_reach() from the
- * centre, the orbits that a last unit may have too many go further still, and positions are rounded: below
- * 2^14 by at most 2^-11 an orbit, of which class_reach() has at least 1. */
+/* Returns whether coordinates may be too large for packed words: they must lie within FUSED_NEAR of every
+ * tile. A vertex gets up to class_reach() away from the centre, and further in the surplus orbits of the last
+ * unit. Rounding of positions adds at most 2^-11 per orbit below 2^14; class_reach() allows at least 1 per
+ * orbit. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
@@ -71,23 +73,24 @@ static uint32_t round_up(uint32_t value, uint32_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Words from row to row of a canvas: whole vectors that begin in different banks. */
+/* Returns the words from one canvas row to the next: a whole number of vectors, such that rows begin in
+ * different banks. */
 static uint32_t pitch_of(uint32_t width)
 {
     return round_up(width, 8) + 4;
 }
 
-/* The tiles of `output` with canvases of at most `side` pixels; false where even one
+/* Computes the tiling of `output` with canvases of at most `side` pixels per side. Returns false if a single
  * output pixel needs more. */
 static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
                       struct fused_tiling *tiling)
 {
     uint64_t most = side;
-    if (output->fit == OUTPUT_RESIZE) /* n pixels span less than n * res / out_res + 2 */
+    if (output->fit == OUTPUT_RESIZE) /* n output pixels span less than n * res / out_res + 2 canvas pixels */
         most = (uint64_t)(side - 2) * output->res / res;
     if (most == 0)
         return false;
-    most = most < OUT_MOST ? most : OUT_MOST; /* magnified, a tile could be a whole image */
+    most = most < OUT_MOST ? most : OUT_MOST; /* when enlarging, a tile could be a whole image */
     uint32_t count = (uint32_t)((output->res + most - 1) / most);
     uint32_t out_side = (output->res + count - 1) / count;
     if (round_up(out_side, 4) <= most)
@@ -100,7 +103,7 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
     return true;
 }
 
-/* Shared memory of a block whose canvas has this size. An idle lane needs a word of it. */
+/* Returns the shared memory of a block with a canvas of this size. Each idle lane needs one word of it. */
 static size_t paint_bytes(uint32_t width, uint32_t height)
 {
     size_t words = (size_t)pitch_of(width) * height;
@@ -115,8 +118,8 @@ static uint32_t side_within(size_t bytes)
     return side;
 }
 
-/* The largest side of a canvas: with two blocks a multiprocessor, or where these had to
- * be small, with one. */
+/* Sets the maximum side of a canvas: for two blocks per multiprocessor, or for one if two would make tiles
+ * too small. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;
@@ -129,8 +132,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Tiles as large as they may be, or smaller where there would be too few to keep most multiprocessors busy:
- * small ones meet more units twice. */
+/* Chooses the largest tiles, because small tiles process more units twice. Chooses smaller tiles if there
+ * would be too few to keep most multiprocessors busy. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
@@ -151,28 +154,29 @@ static size_t end_bytes(const struct fused_plan *plan)
     return plan->wide ? sizeof(fused_end<true>) : sizeof(fused_end<false>);
 }
 
-/* Scratch bytes of an image. */
+/* Returns the scratch bytes per image. */
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
     return plan->job.units * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
            sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
-/* With fewer warps than this a multiprocessor waits for them, and a block a group pays. */
+/* Returns whether there are too few warps to occupy the multiprocessors, so that one block per group is
+ * faster. */
 static bool splits(const struct fused_plan *plan, uint64_t images)
 {
     return images * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
 }
 
-/* How many images at a time: as many as the budget allows, in slices of one size, and at least one a lane.
- * There are two lanes where half the batch still keeps the device busy, so that one's painting begins while
- * the other's last vertices are made. */
+/* Chooses the number of lanes and the images per slice: as many as the memory budget allows, in slices of
+ * equal size, at least one per lane. There are two lanes if half the batch keeps the device busy; painting in
+ * one lane then overlaps with the last vertices of the other. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce)
 {
     const struct synth *synth = plan->synth;
     size_t free_bytes, bytes = image_bytes(plan, reduce);
     TRY(device_free_bytes(plan->device, &free_bytes));
-    free_bytes -= free_bytes / 32; /* allocations come in whole pages */
+    free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     if (plan->job.units > UNITS_MAX)
         return status_set(STATUS_USAGE,
                           "fused draws images of up to %.2g lines, not %.2g; lower --vertices or --orbits",
@@ -181,7 +185,7 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     if (bytes > free_bytes)
         return status_set(
             STATUS_USAGE,
-            "fused needs %.2f GB of device memory for the lines of an image and %.2f GB are free beside "
+            "fused needs %.2f GB of device memory for the lines of one image, but %.2f GB are free after "
             "the batch; lower --batch, --vertices or --orbits",
             1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
@@ -196,7 +200,7 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     return STATUS_OK;
 }
 
-/* The most groups, and the most units, of a class. */
+/* Computes the maximum number of groups and of units over the classes. */
 static void measure_classes(const struct synth *synth, struct fused_job *job)
 {
     for (uint32_t c = 0; c < synth->class_count; c++) {
@@ -227,7 +231,7 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
 
 static void close_lane(struct fused_lane *lane)
 {
-    /* Nothing can be done about an error here, and nothing depends on it. */
+    /* Errors are ignored: nothing depends on them. */
     if (lane->done)
         (void)cudaEventDestroy(lane->done);
     if (lane->stream)
@@ -265,7 +269,7 @@ static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
     return plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
 }
 
-/* Code is loaded at its first use, which must not be within a capture. */
+/* Loads the kernels now: CUDA loads code lazily, and it must not do so during a capture. */
 static enum status load_kernels(const struct fused_plan *plan)
 {
     cudaFuncAttributes attributes;
@@ -275,7 +279,8 @@ static enum status load_kernels(const struct fused_plan *plan)
     CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_reduce_kernel));
     CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan->paint_bytes));
-    /* Painting can only move in beside the last vertices where a multiprocessor's memory is divided alike. */
+    /* Painting blocks can run next to the last vertex blocks only if both kernels use the same shared-memory
+     * carveout. */
     CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
@@ -297,7 +302,7 @@ static enum status make_plan(struct fused_plan *plan)
     struct fused_tiling tiling;
     TRY(choose_side(plan));
     bool reduce = !tile_with(&synth->output, synth->res, plan->side, &tiling);
-    if (reduce) /* painting writes canvases */
+    if (reduce) /* painting then writes canvases */
         plan->job.output = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
@@ -337,14 +342,16 @@ void fused_close(struct fused_plan *plan)
 
 /* ---- A run ---- */
 
-/* A slice of a run: its job, with the memory of a lane. */
+/* A slice of a run: a job that uses the memory of a lane. */
 struct fused_slice {
     struct fused_job job;
     const struct fused_lane *lane;
-    uint8_t *images; /* where the output goes: job.images, but where the reduction is a kernel apart */
+    uint8_t *images; /* destination of the output; differs from job.images if a separate kernel reduces the
+                        canvases */
 };
 
-/* The slice that begins at image `begin` of `count`; `from` says which images, and to where. */
+/* Returns the slice that begins at image `begin` of `count`. `from` gives the image numbers and the
+ * destination. */
 static struct fused_slice slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                    const struct fused_job *from, uint64_t begin, uint64_t count)
 {
@@ -402,7 +409,7 @@ static enum status enqueue_painting(const struct fused_plan *plan, const struct 
     return STATUS_OK;
 }
 
-/* The other lanes begin once the caller's stream has come here, */
+/* Makes the other lanes wait for the caller's stream. */
 static enum status fork_lanes(const struct fused_plan *plan, cudaStream_t stream)
 {
     if (plan->lane_count == 1)
@@ -413,7 +420,7 @@ static enum status fork_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* and it goes on once they are done. */
+/* Makes the caller's stream wait for the other lanes. */
 static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream)
 {
     for (uint32_t i = 1; i < plan->lane_count; i++) {
@@ -423,7 +430,7 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* `count` images, slice by slice; `from` says which, and to where. */
+/* Enqueues `count` images, slice by slice. `from` gives the image numbers and the destination. */
 static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
                                cudaStream_t stream)
 {

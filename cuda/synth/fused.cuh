@@ -1,12 +1,12 @@
-/* `fused`: what its kernels share. docs/fused.md tells why it is made as it is.
+/* Types and functions that the kernels of `fused` share. docs/fused.md explains the design.
  *
- *   vertices  a warp takes 31 neighbouring lines outwards over the orbits and stores where their ends stand,
- *             four orbits at a time: a unit, with the box that its ends span
+ *   vertices  a warp computes the ends of 31 adjacent lines, orbit by orbit, and stores them in units of four
+ *             orbits, each with the bounding box of its ends
  *   painting  a block takes a tile of an image, finds the units whose boxes touch it, and draws their lines
  *             on a canvas in shared memory
  *
- * A canvas pixel is a word, (orbit + 1) << 8 | gray, and drawing is an atomic maximum: the latest orbit wins
- * whatever the order, so nothing ever waits for an orbit to be complete.
+ * A canvas pixel is a word, (orbit + 1) << 8 | gray, and drawing is an atomic maximum. The latest orbit wins
+ * in any order of execution, so there is no synchronisation between orbits.
  */
 #ifndef FDSL_CUDA_SYNTH_FUSED_CUH
 #define FDSL_CUDA_SYNTH_FUSED_CUH
@@ -18,60 +18,59 @@
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
-#define FUSED_LINES  31u         /* lines of a unit and orbit: one less than ends */
-#define FUSED_ORBITS 4u          /* orbits of a unit: two Philox blocks a vertex */
+#define FUSED_LINES  31u         /* lines per unit and orbit: one less than ends */
+#define FUSED_ORBITS 4u          /* orbits per unit: two Philox blocks per vertex */
 
-#define TILE_MOST    136 /* side of a tile's canvas: two blocks fit an H100's multiprocessor */
+#define TILE_MOST    136 /* maximum side of a tile's canvas: two blocks fit on a multiprocessor of an H100 */
 
-/* A corner (x, y) of a box, or an end of a line, in one word: y * 65536 + x. As both may be negative, its
- * fields are only good once a bias has made them so. */
+/* Packs a corner of a box, or an end of a line, into one word: y * 65536 + x. x and y may be negative, so the
+ * 16-bit fields are valid only after adding a bias that makes both non-negative. */
 #define FUSED_PACK(x, y) ((uint32_t)((y)*65536 + (x)))
 
-/* Packed coordinates must lie within +-FUSED_NEAR of any tile: 14 bits and a sign. */
+/* Packed coordinates must lie within +-FUSED_NEAR of every tile: 14 bits and a sign. */
 #define FUSED_NEAR 0x4000
 #define FUSED_BIAS (FUSED_NEAR * 65537u)
 
 /* Both corners of a box that touches no tile. */
 #define FUSED_NOWHERE FUSED_PACK(-1, -1)
 
-/* Where one of the 32 ends of a unit stands after each of its orbits: packed, or where that is too narrow as
- * (x, y). */
+/* The positions of one of the 32 ends of a unit, one per orbit: packed, or (x, y) if Wide. */
 template <bool Wide> struct alignas(16) fused_end {
     std::conditional_t<Wide, int2, uint32_t> at[FUSED_ORBITS];
 };
 
-/* What painting must know of an image. */
+/* The parameters of an image that painting needs. */
 struct alignas(16) fused_card {
     uint32_t units;
     uint32_t class_id;
-    struct output_corner corner; /* of the crop; 0 where there is none */
+    struct output_corner corner; /* of the crop; 0 without a crop */
 };
 
-/* How images are cut into tiles; all lengths in pixels. */
+/* The division of images into tiles; lengths in pixels. */
 struct fused_tiling {
-    uint32_t columns, rows;         /* tiles of an image */
-    uint32_t out_width, out_height; /* of a tile in the output, but for the last ones */
-    uint32_t width, height, pitch;  /* the most that a tile needs of the canvas; words from row to row */
+    uint32_t columns, rows;         /* tiles per image */
+    uint32_t out_width, out_height; /* size of a tile's output; the last ones may be smaller */
+    uint32_t width, height, pitch;  /* maximum canvas of a tile; words from one row to the next */
 };
 
-/* A slice of a batch: the images that are in work at a time in a lane, which lends it scratch memory. */
+/* A slice of a batch: the images that a lane processes at a time, in the lane's scratch memory. */
 struct fused_job {
     struct device_input input;
-    struct synth_output output; /* what painting writes */
-    uint8_t *images;            /* where: count of them */
-    int64_t *labels;            /* count of them */
-    uint64_t number;            /* of the run, */
-    const uint64_t *counter;    /* to which this word of device memory is added, if not NULL */
-    const uint64_t *listed;     /* numbers of all images, counted from input.first; NULL: the run's */
+    struct synth_output output; /* output format that painting writes */
+    uint8_t *images;            /* destination, `count` images */
+    int64_t *labels;            /* `count` labels */
+    uint64_t number;            /* run number */
+    const uint64_t *counter;    /* word of device memory that is added to `number`, or NULL */
+    const uint64_t *listed;     /* numbers of all images, relative to input.first; NULL: the run's images */
     uint64_t begin;             /* first image of the slice */
-    uint32_t count;             /* its images */
-    uint32_t *order;            /* count of them, by falling work: places in the slice; NULL: as they come */
-    uint32_t groups;            /* most over the classes: warps of 31 lines */
-    size_t units;               /* most over the classes: room for an image's */
-    uint2 *boxes;               /* low and high corner of a unit; count * units */
-    uint4 *values;              /* what its orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
-    void *ends;                 /* FUSED_WARP fused_end of a unit */
-    struct fused_card *cards;   /* count */
+    uint32_t count;             /* images in the slice */
+    uint32_t *order;            /* slice indexes by decreasing work, `count` entries; NULL: natural order */
+    uint32_t groups;            /* maximum over the classes: groups of 31 lines */
+    size_t units;               /* maximum over the classes: units allocated per image */
+    uint2 *boxes;               /* low and high corner per unit; count * units */
+    uint4 *values; /* value painted per orbit of a unit: (orbit + 1) << 8 | gray; 0: no such orbit */
+    void *ends;    /* FUSED_WARP entries of fused_end per unit */
+    struct fused_card *cards; /* `count` entries */
     struct fused_tiling tiling;
 };
 
@@ -82,8 +81,7 @@ static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
     return job.number + (job.counter ? *job.counter : 0);
 }
 
-/* The run and the image of it that stand at a place of the slice, as synth_image_at() has them: listed images
- * are all of run 0. */
+/* The run and image numbers of a slice index, for synth_image_at(). Listed images belong to run 0. */
 struct fused_number {
     uint64_t run, j;
 };
@@ -94,13 +92,13 @@ static __device__ __forceinline__ fused_number fused_number_at(const fused_job &
     return job.listed ? fused_number{0, job.listed[j]} : fused_number{fused_run(job), j};
 }
 
-/* The place in the slice of the image that is number `rank` in the order of work. */
+/* Returns the slice index of the image with rank `rank` in the order of work. */
 static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uint32_t rank)
 {
     return job.order ? job.order[rank] : rank;
 }
 
-/* Where the units of the image at a place begin. */
+/* Returns the index of the first unit of the image at a slice index. */
 static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
 {
     return place * job.units;

@@ -1,4 +1,4 @@
-/* `fused`: writes the output of a tile from the tile's canvas. */
+/* `fused`: converts a tile's canvas to the output image. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
 #define FDSL_CUDA_SYNTH_FUSED_OUTPUT_CUH
 
@@ -9,22 +9,22 @@
 
 /* A tile of an image. */
 struct tile {
-    int32_t x, y, width, height; /* what it needs of the canvas, in pixels of the image */
+    int32_t x, y, width, height; /* its area of the image, in canvas pixels */
     uint32_t out_x, out_y, out_width, out_height;
-    uint32_t pitch; /* words from row to row of the canvas in shared memory */
+    uint32_t pitch; /* words from one row to the next of the canvas in shared memory */
 };
 
-/* Where an image's output goes, and how. */
+/* Destination and format of an image's output. */
 struct output_sink {
     const struct synth_output &output;
     uint32_t area;
     void *image;
-    bool four; /* runs of four pixels are aligned to four values */
+    bool four; /* runs of four pixels are aligned, so vector stores are possible */
 };
 
 /* ---- Values ---- */
 
-/* output_value_u8(), by 32-bit division where that is enough. */
+/* output_value_u8(), with 32-bit division if that suffices. */
 static __device__ __forceinline__ uint8_t fused_value_u8(uint64_t sum, uint32_t area)
 {
     if (area == 1)
@@ -44,7 +44,7 @@ static __device__ __forceinline__ uint32_t bf16_bits(float value)
     return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-/* Four values in a row, aligned to their size. */
+/* Stores four consecutive values, aligned to their total size. */
 static __device__ __forceinline__ void store_four(const output_sink &sink, size_t i, const float values[4])
 {
     switch (sink.output.type) {
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void store_four_u8(const output_sink &sink, si
         first | second << 8 | third << 16 | fourth << 24;
 }
 
-/* Four pixels (y, x) to (y, x + 3) of an image of one channel, or of planes of channels. */
+/* Stores pixels (y, x) .. (y, x + 3) of an image with one channel or with planar channels. */
 static __device__ __forceinline__ void store_planes(const output_sink &sink, uint32_t y, uint32_t x,
                                                     const uint64_t sums[4])
 {
@@ -91,7 +91,8 @@ static __device__ __forceinline__ void store_planes(const output_sink &sink, uin
     }
 }
 
-/* The same for three channels side by side: twelve values in a row. */
+/* Stores pixels (y, x) .. (y, x + 3) of an image with three interleaved channels: twelve consecutive
+ * values. */
 static __device__ __forceinline__ void store_pixels(const output_sink &sink, uint32_t y, uint32_t x,
                                                     const uint64_t sums[4])
 {
@@ -115,7 +116,7 @@ static __device__ __forceinline__ void store_pixels(const output_sink &sink, uin
     }
 }
 
-/* Up to four pixels, from (y, x) to before (y, end). */
+/* Stores up to four pixels, (y, x) .. (y, end - 1). */
 static __device__ __forceinline__ void store_run(const output_sink &sink, uint32_t y, uint32_t x,
                                                  uint32_t end, const uint64_t sums[4])
 {
@@ -135,8 +136,8 @@ static __device__ __forceinline__ void store_run(const output_sink &sink, uint32
 
 /* ---- Sums ---- */
 
-/* The weighted sum of grays of an output pixel, over rows and columns of the canvas; row_at(y)(x) is a gray.
- * `Sum` holds 255 area. */
+/* Returns the weighted sum of grays of an output pixel; row_at(y)(x) is the gray of a canvas pixel. `Sum` can
+ * represent 255 * area. */
 template <class Sum, class Rows>
 static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct output_span &rows,
                                                const struct output_span &columns, Rows row_at)
@@ -156,14 +157,14 @@ static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct ou
 
 /* ---- From a tile ---- */
 
-/* Four words of the canvas from column x of row y; rows are padded to whole vectors. */
+/* Loads four canvas words from column x of row y; rows are padded to whole vectors. */
 static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, const uint32_t *canvas,
                                                      uint32_t y, uint32_t x)
 {
     return *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
 }
 
-/* Four pixels from column x of row y of a tile that is a part of the canvas. */
+/* Writes four pixels from column x of row y of an unscaled tile. */
 static __device__ __forceinline__ void write_run(const output_sink &sink, const struct tile &tile,
                                                  const uint32_t *canvas, uint32_t y, uint32_t x)
 {
@@ -172,7 +173,8 @@ static __device__ __forceinline__ void write_run(const output_sink &sink, const 
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
 }
 
-/* A resized tile: a lane keeps its four columns over all rows. `Sum` holds 255 area. */
+/* Writes a resized tile; each lane handles the same four columns in all rows. `Sum` can represent 255 *
+ * area. */
 template <class Sum>
 static __device__ __forceinline__ void write_resized(const output_sink &sink, uint32_t res,
                                                      const struct tile &tile, const uint32_t *canvas)
@@ -198,7 +200,7 @@ static __device__ __forceinline__ void write_resized(const output_sink &sink, ui
     }
 }
 
-/* The canvas as it is, four pixels to a word. */
+/* Writes the gray bytes of the canvas, four pixels per word. */
 static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint32_t res)
 {
@@ -211,7 +213,7 @@ static __device__ __forceinline__ void write_grays(const struct tile &tile, cons
         }
 }
 
-/* A warp a row, four pixels a lane. */
+/* Writes an unscaled tile: one warp per row, four pixels per lane. */
 static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
                                                   const struct tile &tile, const uint32_t *canvas)
 {

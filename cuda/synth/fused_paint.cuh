@@ -1,4 +1,5 @@
-/* `fused`, second kernel: the lines of a tile on a canvas in shared memory, and the tile's output. */
+/* Second kernel of `fused`: draws the lines of a tile on a canvas in shared memory, then writes its
+ * output. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
 #define FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
 
@@ -13,34 +14,34 @@
 
 /* ---- Queues ----
  *
- * A warp collects the lines that touch its tile until 32 of a kind are there, so that all lanes have work:
- * lines inside the tile, lines that cross its border, and what is left of long ones. */
+ * A warp queues the lines that touch its tile until it has 32 of one kind, so that all lanes have work. The
+ * kinds are lines inside the tile, lines that cross its border, and unfinished lines ("strokes"). */
 
 #define PAINT_WARPS   16
 #define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
 #define PAINT_HITS    2048 /* units in a block's list */
-#define QUEUE_LINES   96   /* 31 left over, and the 62 of two orbits */
-#define QUEUE_STROKES 64   /* 31 left over, and 32 */
+#define QUEUE_LINES   96   /* 31 left over, plus 62 of two orbits */
+#define QUEUE_STROKES 64   /* 31 left over, plus 32 */
 
-static_assert(PAINT_HITS % PAINT_BLOCK == 0, "find() takes whole rounds");
+static_assert(PAINT_HITS % PAINT_BLOCK == 0, "find() processes whole rounds");
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
 struct queues {
-    uint2 inside[QUEUE_LINES];      /* the ends, a byte a coordinate; the value */
+    uint2 inside[QUEUE_LINES];      /* coordinates of the ends, one byte each; value */
     uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
-    uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit of it << 5 | lane */
+    uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
 
 struct paint_shared {
     struct queues queues[PAINT_WARPS];
     uint32_t counts[QUEUE_KINDS][PAINT_WARPS];
     uint16_t hits[PAINT_HITS];
-    uint32_t found;                          /* hits */
-    alignas(16) uint32_t canvas[FUSED_WARP]; /* and on, row by row */
+    uint32_t found;                          /* number of hits */
+    alignas(16) uint32_t canvas[FUSED_WARP]; /* continues beyond the struct, row by row */
 };
 
-/* Where entry `i` of all warps' queues of one kind stands, these taken one after the other. */
+/* The warp and queue index of entry `i`, counting through the queues of one kind of all warps. */
 struct queue_place {
     uint32_t warp, at;
 };
@@ -60,12 +61,13 @@ template <bool Wide, formula Formula> struct painter {
     struct tile tile;
     int32_t res;
     uint32_t canvas, mine;              /* addresses: the canvas, the warp's queues */
-    uint32_t inside, crossing, strokes; /* entries in these */
-    uint32_t steep, flat;               /* a stroke's `place` */
+    uint32_t inside, crossing, strokes; /* entries in the queues */
+    uint32_t steep, flat;               /* values of stroke.place */
     uint32_t warp, lane, lower;         /* `lower`: the lanes below this one */
-    uint32_t here;                      /* added to packed coordinates: relative to the tile, and biased */
-    uint32_t beyond;    /* added to those: sets a field's upper bit where it is right of or below the tile */
-    const uint2 *boxes; /* of the image's units */
+    uint32_t here; /* added to packed coordinates: makes them relative to the tile and biased */
+    uint32_t
+        beyond; /* added to biased coordinates: sets a field's top bit if it is right of or below the tile */
+    const uint2 *boxes; /* per unit of the image */
     const uint4 *values;
     const fused_end<Wide> *ends;
 
@@ -74,16 +76,16 @@ template <bool Wide, formula Formula> struct painter {
         return __popc(mask & lower);
     }
 
-    /* -- Lines become strokes -- */
+    /* -- From lines to strokes -- */
 
-    /* The slope of a line in fixed point; see above. */
+    /* Returns the slope of a line in fixed point; see fused_stroke.cuh. */
     static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
     {
-        /* Where major is 0 so is minor, and no number becomes 0. */
+        /* If major is 0, so is minor; the conversion turns the NaN into 0. */
         return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
     }
 
-    /* The stroke of a line in coordinates of the tile, whose first pixel may lie outside. */
+    /* Returns the stroke of a line in tile coordinates. Its first pixel may be outside the tile. */
     __device__ __forceinline__ stroke stroke_of(int2 from, int2 to, uint32_t value, int32_t *slope) const
     {
         int32_t dx = to.x - from.x, dy = to.y - from.y;
@@ -101,7 +103,7 @@ template <bool Wide, formula Formula> struct painter {
         return self;
     }
 
-    /* An entry of a queue of lines inside the tile. */
+    /* Converts a queue entry of a line inside the tile. */
     __device__ __forceinline__ stroke stroke_inside(uint2 entry) const
     {
         int32_t slope;
@@ -109,17 +111,18 @@ template <bool Wide, formula Formula> struct painter {
                          make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), entry.y, &slope);
     }
 
-    /* The first step s, at most STROKE_MAJOR_MAX + 1, at which a line has made `count` >= 1 minor steps. */
+    /* Returns the first step s at which a line has made `count` >= 1 minor steps, at most STROKE_MAJOR_MAX +
+     * 1. */
     static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
     {
         int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
-        /* The quotient is off by at most 2^-16 where s counts: so this is s, or s - 1. */
+        /* The quotient has an error of at most 2^-16 for relevant s, so this is s or s - 1. */
         int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
         s += s * slope < way;
         return min(s, STROKE_MAJOR_MAX + 1);
     }
 
-    /* Cuts a stroke to what lies in the tile. */
+    /* Clips a stroke to the tile. */
     __device__ __forceinline__ void clip(stroke &self, int2 from, int2 to, int32_t slope) const
     {
         bool is_steep = self.place == steep;
@@ -130,9 +133,9 @@ template <bool Wide, formula Formula> struct painter {
                 size_minor = is_steep ? tile.width : tile.height;
         int32_t first = major < 0 ? begin_major - (size_major - 1) : -begin_major;
         int32_t end = major < 0 ? begin_major + 1 : size_major - begin_major;
-        int32_t enter =
-            minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor;          /* minor steps to the tile */
-        int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor; /* and to beyond it */
+        int32_t enter = minor < 0 ? begin_minor - (size_minor - 1)
+                                  : -begin_minor; /* minor steps until it enters the tile */
+        int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor; /* and until it leaves */
         if (enter > 0)
             first = max(first, first_step(enter, slope));
         end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
@@ -152,10 +155,11 @@ template <bool Wide, formula Formula> struct painter {
         return point;
     }
 
-    /* Draws one long line, from (x, y) to (z, w), with all lanes, a pixel each: m(s) by whole numbers. */
+    /* Draws one long line from (x, y) to (z, w) with the whole warp, one pixel per lane. Computes m(s) in
+     * integers. */
     __device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
     {
-        /* Packed coordinates lie within 2^15, so that 2 minor s + major < 2^32. */
+        /* 32 bits suffice for packed coordinates: they lie within 2^15, so 2 minor s + major < 2^32. */
         using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
         struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
         bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
@@ -171,7 +175,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* An entry of a queue of lines that cross the tile's border. Long ones are drawn at once. */
+    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines immediately. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
@@ -204,7 +208,8 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- Queues -- */
 
-    /* Each takes the last 32 entries of a queue. */
+    /* take_stroke(), take_inside() and take_crossing() remove the last 32 entries of a queue, one per
+     * lane. */
     __device__ __forceinline__ stroke take_stroke()
     {
         strokes -= FUSED_WARP;
@@ -227,7 +232,7 @@ template <bool Wide, formula Formula> struct painter {
             true);
     }
 
-    /* Walks, and queues what is left. */
+    /* Walks a stroke for STROKE_STEPS pixels and queues the rest. */
     __device__ __forceinline__ void walk(stroke self)
     {
         stroke_walk(self, canvas);
@@ -240,7 +245,7 @@ template <bool Wide, formula Formula> struct painter {
         __syncwarp();
     }
 
-    /* Works until no queue holds a full load. One place that walks keeps the code small. */
+    /* Processes entries until every queue has fewer than 32. A single call of walk() keeps the code small. */
     __device__ __forceinline__ void work()
     {
         for (;;) {
@@ -260,24 +265,24 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- Units -- */
 
-    /* On which sides of the tile an end is: bits 31 below, 30 above, 15 right, 14 left; the others are noise.
-     * The fields of `end` have 15 bits. */
+    /* Classifies an end relative to the tile: bit 31 is set if it is below, 30 above, 15 right, 14 left;
+     * other bits are undefined. The fields of `end` have 15 bits. */
     __device__ __forceinline__ uint32_t sides(uint32_t end) const
     {
-        /* The upper bits from end + beyond, the lower ones from ~end. */
+        /* Bits 31 and 15 come from end + beyond, bits 30 and 14 from ~end. */
         uint32_t result;
         asm("lop3.b32 %0, %1, %2, 0x80008000, 0xb1;" : "=r"(result) : "r"(end + beyond), "r"(end));
         return result;
     }
 
-    /* Whether a line without length is painted: where its end point is. */
+    /* A line of length 0 is painted only if end points are. */
     static __device__ constexpr bool paints_points()
     {
         return Formula == FORMULA_VISUALATOM;
     }
 
-    /* Queues those lines of an orbit that touch the tile, by packed ends. Where there is no such orbit, as
-     * the last unit may have too many, `value` is 0 and what is drawn in vain changes nothing. */
+    /* Queues the lines of an orbit that touch the tile, from packed ends. For surplus orbits of the last unit
+     * `value` is 0, so drawing them changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
         const uint32_t all = 0xC000C000u;
@@ -289,7 +294,7 @@ template <bool Wide, formula Formula> struct painter {
                    __byte_perm(end, next, 0x6420), entry, value);
     }
 
-    /* The same for ends of any size. */
+    /* Queues the lines of an orbit that touch the tile, from unpacked ends. */
     __device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
     {
         end.x -= tile.x;
@@ -310,7 +315,7 @@ template <bool Wide, formula Formula> struct painter {
         return (uint32_t)point.x < (uint32_t)tile.width && (uint32_t)point.y < (uint32_t)tile.height;
     }
 
-    /* `bytes`: the four coordinates, of a line inside the tile. */
+    /* Appends lines to the queues. `bytes`: the four coordinates of a line inside the tile. */
     __device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes,
                                                uint32_t entry, uint32_t value)
     {
@@ -328,11 +333,12 @@ template <bool Wide, formula Formula> struct painter {
         crossing += __popc(crossing_mask);
     }
 
-    /* Lists the units from `begin` to `end` whose boxes touch the tile, PAINT_HITS at most. All threads of
-     * the block. */
+    /* Lists the units in begin .. end - 1 whose boxes touch the tile, at most PAINT_HITS. All threads of the
+     * block must call it. */
     __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
     {
-        /* A box's high corner must not be left of or above the tile, its low one not beyond. */
+        /* A box touches the tile unless its high corner is left of or above the tile, or its low corner right
+         * of or below it. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
         const uint32_t each = PAINT_HITS / PAINT_BLOCK;
         uint2 box[each];
@@ -356,7 +362,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* A unit on its way from memory. */
+    /* A unit that is being loaded from memory. */
     struct load {
         uint32_t unit;
         fused_end<Wide> end;
@@ -375,7 +381,7 @@ template <bool Wide, formula Formula> struct painter {
         return self;
     }
 
-    /* Queues the lines of a unit, and works whenever a queue has a full load. */
+    /* Queues the lines of a unit, and processes queues with 32 or more entries. */
     __device__ __forceinline__ void draw_unit(const load &unit)
     {
 #pragma unroll 1
@@ -390,8 +396,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Draws the lines of the listed units, but for less than a load of each kind. A unit is on its way while
-     * the one before is in work. */
+    /* Draws the lines of the listed units; fewer than 32 of each kind stay queued. Loads the next unit while
+     * it processes the current one. */
     __device__ __forceinline__ void draw(uint32_t begin)
     {
         uint32_t found = shared->found, hits = shared_address(shared->hits);
@@ -406,7 +412,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* -- What is left in the queues at the end, taken together -- */
+    /* -- Remaining entries of all queues, drained by the whole block -- */
 
     __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
     {
@@ -453,7 +459,7 @@ template <bool Wide, formula Formula> struct painter {
         for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
             queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
-            /* A line that is over stays at its last pixel. */
+            /* A finished line stays at its last pixel. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {
                 self = self.left > 0 ? self : stroke_none(lane);
                 stroke_walk(self, canvas);
@@ -523,7 +529,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     self.lane = lane;
     self.lower = keep((1u << lane) - 1);
     self.here = keep(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
-    /* The last lane begins no line: to it every end is beyond. */
+    /* The last lane begins no line, so for it every end counts as outside. */
     self.beyond = keep(lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height) : 0x80008000u);
     self.boxes = keep(job.boxes + first_unit);
     self.values = keep(job.values + first_unit);
@@ -531,7 +537,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
-/* A block a tile: column, row, image by rank. */
+/* One block per tile: the grid is column, row, rank of the image. */
 template <bool Wide, formula Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
@@ -556,8 +562,8 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
         job.labels[place] = card.class_id;
 }
 
-/* The instantiations of this kernel. Each has a source file of its own, because each takes seconds to
- * compile. wide: for images whose coordinates do not fit packed words. */
+/* The instantiations of the kernel, one source file each, because each takes seconds to compile. `wide`: for
+ * images whose coordinates do not fit packed words. */
 extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
 extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 

@@ -1,4 +1,4 @@
-/* `fused`, first kernel: where the ends of all lines stand. */
+/* First kernel of `fused`: computes the ends of all lines. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_VERTICES_CUH
 #define FDSL_CUDA_SYNTH_FUSED_VERTICES_CUH
 
@@ -6,12 +6,12 @@
 
 /* ---- Noise ---- */
 
-/* noise_of_draw(), bit for bit, in fewer instructions; check-gpu compares all 2^32 draws.
+/* Bit-identical to noise_of_draw(), with fewer instructions; check-gpu compares all 2^32 draws.
  *
- * The bits that count are 8 to 39 of draw * 10000 = 16 * (625 draw): the low word of floor(625 draw / 16) =
- * 39 draw + floor(draw / 16). Its upper 8 bits are the cell, the lower 24 are t * 2^24. All that follows
- * keeps t scaled so: powers of two are folded into constants and, as 2^-24, into the gradients, and change no
- * bit, as nothing here comes near the ends of float's range. */
+ * The relevant bits are 8 to 39 of draw * 10000 = 16 * (625 draw): the low word of floor(625 draw / 16) = 39
+ * draw + floor(draw / 16). Its upper 8 bits are the cell, the lower 24 are t * 2^24. The code keeps t scaled
+ * by 2^24. The powers of two are folded into constants and, as 2^-24, into the gradients. This changes no bit
+ * of the result, because no value comes near the limits of float's range. */
 static __device__ __forceinline__ float fused_noise(const float2 *gradients, uint32_t draw)
 {
     uint32_t place = 39 * draw + (draw >> 4);
@@ -25,7 +25,8 @@ static __device__ __forceinline__ float fused_noise(const float2 *gradients, uin
 
 #define FUSED_GRADIENTS NOISE_PERIOD
 
-/* Fills the table above, the gradients on both sides of a cell; all threads of the block. */
+/* Fills the table of fused_noise(): the gradients on both sides of each cell. All threads of the block must
+ * call it. */
 static __device__ __forceinline__ void fused_fill_gradients(const float *gradients, float2 *table)
 {
     for (uint32_t i = threadIdx.x; i < FUSED_GRADIENTS; i += blockDim.x)
@@ -33,18 +34,18 @@ static __device__ __forceinline__ void fused_fill_gradients(const float *gradien
     __syncthreads();
 }
 
-/* ---- A warp's vertices, a lane each ---- */
+/* ---- A group: the vertices of a warp, one per lane ---- */
 
 struct fused_group {
     struct image_input input;
     uint32_t vertex;
     float cosine, sine, advance;
     struct atom_point start;
-    uint32_t quads;    /* units */
-    size_t first_unit; /* of the group */
+    uint32_t quads;    /* number of units */
+    size_t first_unit; /* index of the group's first unit */
 };
 
-/* The steps of a vertex in two orbits, without their direction: what atom_advance() multiplies with it. */
+/* The step lengths of a vertex in two orbits; atom_advance() multiplies them by the direction. */
 struct fused_steps {
     float2 even, odd;
 };
@@ -62,7 +63,7 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
     return steps;
 }
 
-/* What the orbits of a unit paint; 0 past the last one. */
+/* Returns the values that the orbits of a unit paint; 0 past the last orbit. */
 static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t quad)
 {
     struct philox_block block = atom_gray_block(input.key, quad);
@@ -86,9 +87,9 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
     job.cards[place] = card;
 }
 
-/* Group `number` of the image that is `rank` in the order of work; false: it has no such group. Threads
- * `first`, `first` + `step`, ... begin its units, with nothing visible yet. Lanes past the last line's end
- * take vertex 0: their lines have no length. */
+/* Opens group `number` of the image with rank `rank` in the order of work; returns false if the image has no
+ * such group. Threads `first`, `first` + `step`, ... initialise its units as invisible. Lanes past the end of
+ * the last line take vertex 0, so their lines have length 0. */
 static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
                                                         uint32_t first, uint32_t step, fused_group *self)
 {
@@ -113,7 +114,7 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     }
     if (number == 0 && first == 0)
         fused_write_card(job, input, place, groups * self->quads);
-    /* The same in all lanes; so it can live in scalar registers. */
+    /* Equal in all lanes; the reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
     return true;
@@ -137,7 +138,7 @@ struct fused_box {
     int32_t low_x, low_y, high_x, high_y;
 };
 
-/* The box of all lanes' ends. */
+/* Returns the bounding box of all lanes' ends. */
 static __device__ __forceinline__ fused_box fused_box_of(const int2 at[FUSED_ORBITS])
 {
     return {__reduce_min_sync(FUSED_ALL, min(min(at[0].x, at[1].x), min(at[2].x, at[3].x))),
@@ -151,14 +152,14 @@ static __device__ __forceinline__ bool fused_visible(const fused_box &box, int32
     return box.low_x <= last && box.low_y <= last && box.high_x >= 0 && box.high_y >= 0;
 }
 
-/* Stores a unit, a lane an end. `to` and `ends` are the unit's. */
+/* Stores a unit, one end per lane. `to` and `ends` belong to the unit. */
 template <bool Wide>
 static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t last, uint2 *to,
                                                         fused_end<Wide> *ends, const int2 at[FUSED_ORBITS])
 {
     uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_store_end(ends + lane, at);
-    if (Wide) { /* what is beyond the image matters to no tile */
+    if (Wide) { /* clamp: positions far outside the image matter to no tile */
         box.low_x = max(box.low_x, -1);
         box.low_y = max(box.low_y, -1);
         box.high_x = min(box.high_x, last);
@@ -170,20 +171,20 @@ static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t l
 
 /* ---- Lines that never come back ----
  *
- * A vertex moves along x by cosine * (advance - p * noise) an orbit, and the noise is bounded: between cells
- * with gradients g and h it is a mean of g t and h (t - 1), weighted with 1 - fade and fade, so its magnitude
- * is at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. So the farthest that any of a group's
- * vertices can move in an orbit is known, and a group that is farther from the image than all orbits to come
- * can bring it is done. */
+ * Per orbit, a vertex moves along x by cosine * (advance - p * noise), and the noise is bounded. In a cell
+ * with gradients g and h it is a mean of g t and h (t - 1) with weights 1 - fade and fade, so its magnitude
+ * is at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. This bounds how far the vertices of a
+ * group move per orbit. A group is done when it is farther from the image than the remaining orbits can move
+ * it. */
 
 #define FUSED_NOISE_LIMIT (0.5f * NOISE_LIMIT)
 
-/* The farthest that a group's vertices move in an orbit, in pixels. */
+/* Upper bounds on the movement of a group's vertices per orbit, in pixels. */
 struct fused_drift {
     float left, right, up, down;
 };
 
-/* The largest of all lanes' values and 0. Floats that are not negative are in the order of their bits. */
+/* Returns the maximum of 0 and all lanes' values. Non-negative floats order like their bit patterns. */
 static __device__ __forceinline__ float fused_largest(float value)
 {
     return __uint_as_float(__reduce_max_sync(FUSED_ALL, __float_as_uint(fmaxf(value, 0.0f))));
@@ -191,7 +192,7 @@ static __device__ __forceinline__ float fused_largest(float value)
 
 template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_of(const fused_group &group)
 {
-    /* More than a position below 2^14, or 2^23, is rounded by in an orbit. */
+    /* Exceeds the rounding error per orbit of a position below 2^23 (Wide) or 2^14. */
     const float rounding = Wide ? 1.0f : 0x1p-8f;
     float noise = fabsf(group.input.class_.noise) * FUSED_NOISE_LIMIT;
     float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
@@ -200,7 +201,7 @@ template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_o
             fused_largest(either_y + down)};
 }
 
-/* Whether nothing of a group that stands in `box` can be seen in the next `orbits` orbits. */
+/* Returns whether a group whose ends are in `box` stays invisible in the next `orbits` orbits. */
 static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fused_drift &drift,
                                                   int32_t last, uint32_t orbits)
 {
@@ -210,9 +211,9 @@ static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fu
            (float)-box.high_y > down;
 }
 
-/* ---- The kernel for many images: a warp a group ---- */
+/* ---- The kernel for many images: one warp per group ---- */
 
-/* Few warps a block, as they end at different times and room comes free by blocks. */
+/* Few warps per block: they end at different times, and resources are freed per block. */
 #define VERTICES_BLOCK 64
 
 static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
@@ -220,7 +221,7 @@ static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
     return make_int2((int)point.x, (int)point.y);
 }
 
-/* One pair of orbits outwards: the point moves, and its pixels come out. */
+/* Moves a vertex by a pair of orbits and returns its pixel after each. */
 static __device__ __forceinline__ void fused_walk_pair(const fused_group &group, const float2 *gradients,
                                                        uint32_t pair, struct atom_point *point, int2 at[2])
 {
@@ -264,23 +265,25 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
     }
 }
 
-/* ---- The kernel for few images: a block a group, its orbits at once ---- */
+/* ---- The kernel for few images: one block per group, orbits in parallel ---- */
 
 #define SPLIT_BLOCK 512
-#define SPLIT_QUADS 48 /* units in shared memory at a time */
+#define SPLIT_QUADS 48 /* units processed at a time in shared memory */
 
-/* Steps, then positions, of 32 vertices: a row of 32 for every orbit and axis. */
+/* Rows in shared memory, one per orbit and axis: 32 vertices' steps, later replaced by positions. */
 #define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
-/* Adds up the steps of one axis, in place, every other row: only this is serial. Loads go ahead of it. */
+/* Replaces the steps of one axis, in every other row, by their running sum. Only this part is serial; its
+ * loads are issued ahead. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
     const uint32_t stride = 2 * FUSED_WARP;
 #pragma unroll 1
     for (uint32_t quad = 0; quad < quads; quad += 2, row += 2 * FUSED_ORBITS * stride) {
-        float steps[2 * FUSED_ORBITS]; /* of a unit too many where their number is odd: there is room */
+        float steps[2 * FUSED_ORBITS]; /* may read one unit too many if their number is odd: shared memory has
+                                          space for it */
 #pragma unroll
         for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++)
             steps[k] = row[k * stride];
@@ -293,7 +296,7 @@ static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads,
     return position;
 }
 
-/* The steps of unit `quad` into its eight rows. */
+/* Stores the steps of unit `quad` in its eight rows. */
 static __device__ __forceinline__ void fused_fill_rows(const fused_group &group, const float2 *gradients,
                                                        uint32_t quad, float *rows)
 {
@@ -347,12 +350,12 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
     }
 }
 
-/* ---- Which images first ---- */
+/* ---- Order of images ---- */
 
 #define ORDER_BLOCK 1024
 
-/* Puts the images of the slice (at most ORDER_BLOCK) in order of falling work, so that no long one comes
- * last: the place of each is the number of those before it. One block. */
+/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no long one is last. The
+ * rank of an image is the number of images before it. Launch with one block. */
 static __global__ void __launch_bounds__(ORDER_BLOCK)
     fused_order_kernel(const __grid_constant__ fused_job job)
 {

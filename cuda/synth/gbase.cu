@@ -1,4 +1,4 @@
-/* `gbase`: the paper's GBASE. Three kernels per image, launched by the host one after the other. */
+/* `gbase`: the paper's GBASE. Three kernels per image, launched in sequence by the host. */
 #include "synth/gbase.cuh"
 
 struct gbase {

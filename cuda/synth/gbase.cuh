@@ -1,6 +1,6 @@
-/* The noise stage of `gbase` and `gbase-device`: one thread per sample, each of which seeks to its own XORWOW
- * state, with x and y as separate samples. Seeking is what costs: the start of a state is found by
- * multiplying 160 x 160 bit matrices. */
+/* The noise stage of `gbase` and `gbase-device`: one thread per sample, with x and y as separate samples.
+ * Each thread seeks to its own XORWOW state. Seeking dominates the cost, because it multiplies 160 x 160 bit
+ * matrices. */
 #ifndef FDSL_CUDA_SYNTH_GBASE_CUH
 #define FDSL_CUDA_SYNTH_GBASE_CUH
 
@@ -15,7 +15,7 @@ static __global__ void __launch_bounds__(NOISE_BLOCK) gbase_noise_kernel(image_w
         return;
     curandStateXORWOW_t state;
     curand_init(curand_seed(work.input.key), i, 0, &state);
-    /* All of x, then all of y: the array of y follows that of x. */
+    /* One index covers all x, then all y, because the array of y follows that of x. */
     work.noise.x[i] = noise_of_draw(work.input.gradients, curand(&state));
 }
 

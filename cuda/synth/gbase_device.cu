@@ -1,12 +1,12 @@
 /* `gbase-device`: gbase with one launch per image from the host. A parent kernel of one thread launches the
- * three kernels of the image (dynamic parallelism). An image still waits for the one before it, as in gbase.
+ * three kernels of the image (dynamic parallelism). As in gbase, each image waits for the previous one.
  */
 #include "core/phase.h"
 #include "synth/device_launch.cuh"
 #include "synth/gbase.cuh"
 
-/* Launches `stages` of an image. Tail launches run in the order in which they are made, each after the one
- * before it has ended; the parent is complete when all of them are. */
+/* Launches `stages` of an image. Tail launches run in launch order, each after the previous one has ended;
+ * the parent completes when all of them have. */
 static __global__ void gbase_parent_kernel(image_work<noise_apart> work, unsigned stages, int *failure)
 {
     if (stages & STAGE_NOISE) {

@@ -1,6 +1,6 @@
-/* The steps of the ladder that make a batch image after image.
+/* The variants of the paper's ladder that generate a batch one image at a time.
  *
- * A step is a `Step`: how noise is kept, and how the host launches the noise stage.
+ * A variant defines a `Step`: how it stores noise, and how the host launches the noise stage.
  *
  *     struct step {
  *         using noise = noise_half2;
@@ -8,7 +8,7 @@
  *     };
  *     LADDER_VARIANT(variant_name, ladder<step>, traits);
  *
- * ladder_by<Launcher> takes a launcher that is not host_launcher (gbase_device.cu).
+ * ladder_by<Launcher> uses a launcher other than host_launcher (gbase_device.cu).
  */
 #ifndef FDSL_CUDA_SYNTH_LADDER_CUH
 #define FDSL_CUDA_SYNTH_LADDER_CUH
@@ -31,7 +31,7 @@ template <class Step> struct host_launcher {
     {
     }
 
-    /* Enqueues these stages of an image. */
+    /* Enqueues the given stages of an image. */
     enum status launch(const image_work<noise> &work, unsigned stages, cudaStream_t stream) const
     {
         if (stages & STAGE_NOISE) {
@@ -52,7 +52,7 @@ template <class Step> struct host_launcher {
         return STATUS_OK;
     }
 
-    /* Returns the error of what was launched, if there is one; the stream has been waited for. */
+    /* Returns the status of the launched work. Call it after waiting for the stream. */
     enum status finish() const
     {
         return STATUS_OK;
@@ -64,7 +64,7 @@ template <class Launcher> struct ladder_by {
 
     struct device_batch batch;
     Launcher launcher;
-    void *noise_memory; /* scratch for one image: images follow each other on one stream */
+    void *noise_memory; /* scratch for one image, because images run in sequence on one stream */
     int2 *points;
     uint8_t *grays;
 
@@ -133,7 +133,7 @@ template <class Launcher> struct ladder_by {
         return device_batch_fetch(&self->batch, static_cast<struct synth_fetch *>(result));
     }
 
-    /* Makes the noise of an image again, which is a function of its key, and copies it out. */
+    /* Regenerates the noise of an image, a pure function of its key, and copies it to the host. */
     static enum status fetch_noise(void *state, uint64_t run, uint64_t j, float *result)
     {
         ladder_by *self = static_cast<ladder_by *>(state);
@@ -164,7 +164,7 @@ template <class Launcher> struct ladder_by {
         return device_clock_add(&batch.clock, total_s, [&] { return launch(j, stage); });
     }
 
-    /* The latest run again, one stage at a time. The images are not cleared before. */
+    /* Repeats the latest run, one stage at a time. Does not clear the images first. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
         ladder_by *self = static_cast<ladder_by *>(state);
@@ -181,7 +181,7 @@ template <class Launcher> struct ladder_by {
 
 template <class Step> using ladder = ladder_by<host_launcher<Step>>;
 
-/* Defines the variant whose state is a `state`, a ladder_by<>. */
+/* Defines a variant with state type `state`, a ladder_by<>. */
 #define LADDER_VARIANT(symbol, state, traits_)                   \
     extern "C" {                                                 \
     extern const struct variant symbol;                          \

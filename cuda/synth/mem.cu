@@ -1,4 +1,5 @@
-/* `mem`: the paper's MEM. mem-float2 with the noise in half precision: half the bytes between the stages. */
+/* `mem`: the paper's MEM. mem-float2 with noise in half precision, which halves the bytes between the
+ * stages. */
 #include "synth/xorwow.cuh"
 
 using step = xorwow_by_sample<noise_half2>;

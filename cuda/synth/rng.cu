@@ -1,5 +1,5 @@
-/* `rng`: the paper's RNG. Philox instead of XORWOW: a counter needs no seeking, so a sample costs one block
- * of ten rounds. */
+/* `rng`: the paper's RNG. Philox instead of XORWOW: a counter needs no seeking, so a sample costs one Philox
+ * block of ten rounds. */
 #include "synth/ladder.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK) rng_noise_kernel(image_work<noise_half2> work)
@@ -11,7 +11,7 @@ struct rng {
     using noise = noise_half2;
     static void launch(const image_work<noise> &work, cudaStream_t stream)
     {
-        rng_noise_kernel<<<work.orbits() * blocks_an_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
+        rng_noise_kernel<<<work.orbits() * blocks_per_orbit(work.vertices(), NOISE_BLOCK), NOISE_BLOCK, 0,
                            stream>>>(work);
     }
 };

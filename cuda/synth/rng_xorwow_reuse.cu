@@ -1,5 +1,5 @@
-/* `rng-xorwow-reuse`: an alternative that the paper studied. XORWOW with one state an orbit: seeking is paid
- * once an orbit, not once a sample. */
+/* `rng-xorwow-reuse`: an alternative from the paper: XORWOW with one state per orbit, so it seeks once per
+ * orbit instead of once per sample. */
 #include <curand_kernel.h>
 
 #include "synth/ladder.cuh"

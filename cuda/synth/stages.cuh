@@ -1,8 +1,8 @@
-/* The three stages of the paper's ladder, and how each keeps its noise.
+/* The three stages of the paper's ladder, and the storage formats of noise.
  *
- *   noise     one pass over all (orbit, vertex) samples: what the steps of the ladder differ in
- *   vertices  a thread a vertex walks outwards over the orbits and stores where it stands after each
- *   painting  a thread a segment draws its line; all orbits at once, so painting is a race
+ *   noise     one pass over all (orbit, vertex) samples; the variants differ in this stage
+ *   vertices  one thread per vertex computes its position after each orbit
+ *   painting  one thread per segment draws its line; all orbits run concurrently, so painting is a race
  */
 #ifndef FDSL_CUDA_SYNTH_STAGES_CUH
 #define FDSL_CUDA_SYNTH_STAGES_CUH
@@ -21,9 +21,9 @@ enum : unsigned {
     STAGES_ALL = STAGE_NOISE | STAGE_VERTICES | STAGE_PAINTING
 };
 
-/* ---- Where noise is kept ---- */
+/* ---- Storage of noise ---- */
 
-/* x and y in arrays of their own. */
+/* x and y in separate arrays. */
 struct noise_apart {
     static constexpr size_t bytes = 2 * sizeof(float);
     float *x, *y;
@@ -44,7 +44,7 @@ struct noise_apart {
     }
 };
 
-/* x and y together, one 8-byte access. */
+/* x and y interleaved, one 8-byte access. */
 struct noise_float2 {
     static constexpr size_t bytes = sizeof(float2);
     float2 *xy;
@@ -63,7 +63,7 @@ struct noise_float2 {
     }
 };
 
-/* x and y together in half precision, one 4-byte access. */
+/* x and y interleaved in half precision, one 4-byte access. */
 struct noise_half2 {
     static constexpr size_t bytes = sizeof(__half2);
     __half2 *xy;
@@ -82,13 +82,13 @@ struct noise_half2 {
     }
 };
 
-/* ---- An image on its way through the stages ---- */
+/* ---- The data of an image that the stages share ---- */
 
 template <class Noise> struct image_work {
     struct image_input input;
     Noise noise;    /* vertices * orbits samples, vertex fastest */
-    int2 *points;   /* the same number: where a vertex stands after an orbit, in whole pixels */
-    uint8_t *grays; /* one an orbit */
+    int2 *points;   /* vertices * orbits pixel positions: of each vertex after each orbit */
+    uint8_t *grays; /* one per orbit */
 
     __host__ __device__ uint32_t vertices() const
     {
@@ -104,7 +104,7 @@ template <class Noise> struct image_work {
     }
 };
 
-/* The seed of cuRAND's generators for an image: its key, so no two images share a stream. */
+/* Returns the seed of cuRAND's generators for an image: its key, so no two images share a stream. */
 static __device__ __forceinline__ unsigned long long curand_seed(struct philox_key key)
 {
     return (unsigned long long)key.word[1] << 32 | key.word[0];
@@ -117,9 +117,9 @@ static __host__ __device__ __forceinline__ unsigned blocks_for(uint64_t threads,
 
 /* ---- Vertices and painting ---- */
 
-/* Small blocks spread one image's thousand vertices over many multiprocessors. */
+/* Small blocks spread the thousand vertices of an image over many multiprocessors. */
 #define VERTEX_BLOCK 32
-/* Orbits whose noise is loaded at once: the walk outwards is serial, but its loads need not wait for it. */
+/* Orbits whose noise is loaded ahead: the walk over the orbits is serial, but its loads are independent. */
 #define VERTEX_AHEAD 8
 
 template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_kernel(image_work<Noise> work)
@@ -150,16 +150,17 @@ template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_ke
     }
 }
 
-/* Blocks that an orbit's `threads` take: a grid is orbits times that, so that no index overflows 32 bits. */
-static __host__ __device__ __forceinline__ unsigned blocks_an_orbit(uint32_t threads, unsigned block)
+/* Returns the number of blocks for the `threads` of one orbit. The grid is orbits times that, so that no
+ * index overflows 32 bits. */
+static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t threads, unsigned block)
 {
     return (threads + block - 1) / block;
 }
 
 #define PAINT_BLOCK 256
 
-/* Draws the line between two points. A line between two ends inside stays inside, so its pixels need no test
- * each; nearly all visible lines are such. */
+/* Draws the line between two points. If both ends are inside the image, as in nearly all visible lines,
+ * pixels need no bounds test. */
 static __device__ __forceinline__ void paint_line(const struct image_input &image, int2 from, int2 to,
                                                   uint8_t gray)
 {
@@ -174,16 +175,16 @@ static __device__ __forceinline__ void paint_line(const struct image_input &imag
                 image.pixels[line.y * res + line.x] = gray;
 }
 
-/* The painting kernel's grid where every thread draws one line. A smaller grid loops. */
+/* Returns the grid size with which each painting thread draws one line. With a smaller grid, threads loop. */
 static __host__ __device__ __forceinline__ unsigned paint_grid(uint32_t vertices, uint32_t orbits)
 {
-    return orbits * blocks_an_orbit(vertices, PAINT_BLOCK);
+    return orbits * blocks_per_orbit(vertices, PAINT_BLOCK);
 }
 
 template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kernel(image_work<Noise> work)
 {
     const struct image_input &image = work.input;
-    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, PAINT_BLOCK);
+    uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, PAINT_BLOCK);
     for (uint32_t block = blockIdx.x; block < blocks * work.orbits(); block += gridDim.x) {
         uint32_t k = block / blocks, v = (block - k * blocks) * PAINT_BLOCK + threadIdx.x;
         if (v >= q)
@@ -200,10 +201,11 @@ template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kern
 #define NOISE_BLOCK  256
 #define STREAM_BLOCK 32
 
-/* A block of our own Philox stream for every (orbit, vertex), of which this sample takes its half. */
+/* One thread per sample: computes the Philox block of its (vertex, pair of orbits) and uses its half of the
+ * words. */
 template <class Noise> __device__ __forceinline__ void noise_by_sample(const image_work<Noise> &work)
 {
-    uint32_t q = work.vertices(), blocks = blocks_an_orbit(q, NOISE_BLOCK);
+    uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, NOISE_BLOCK);
     uint32_t orbit = blockIdx.x / blocks, vertex = (blockIdx.x - orbit * blocks) * NOISE_BLOCK + threadIdx.x;
     if (vertex >= q)
         return;
@@ -211,8 +213,8 @@ template <class Noise> __device__ __forceinline__ void noise_by_sample(const ima
     work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
 }
 
-/* A thread an orbit, whose counter runs on from vertex to vertex: the same draws, and no parallelism within
- * an orbit. */
+/* One thread per orbit, which loops over the vertices: the draws of noise_by_sample(), without parallelism
+ * within an orbit. */
 template <class Noise> __device__ __forceinline__ void noise_by_orbit(const image_work<Noise> &work)
 {
     uint32_t orbit = blockIdx.x * STREAM_BLOCK + threadIdx.x;

@@ -1,4 +1,4 @@
-/* XORWOW with one state for x and y of a sample: the noise stage of `mem-float2` and `mem`. */
+/* The noise stage of `mem-float2` and `mem`: XORWOW with one state per sample, for both x and y. */
 #ifndef FDSL_CUDA_SYNTH_XORWOW_CUH
 #define FDSL_CUDA_SYNTH_XORWOW_CUH
 

@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-/* sin(n theta) for theta = 2 pi i / q. Whole turns are taken off in integers, so that a high frequency costs
- * no precision. */
+/* Returns sin(n theta) for theta = 2 pi i / q. Full periods are removed in integer arithmetic, so high
+ * frequencies lose no precision. */
 static double wave_sine(uint32_t n, uint32_t i, uint32_t q)
 {
     return sin(2 * M_PI * (double)((uint64_t)i * n % q) / q);

@@ -1,13 +1,14 @@
-/* The VisualAtom image: what every variant draws, one definition for host and device.
+/* The definition of a VisualAtom image, shared by host and device code.
  *
- * An atom is K closed polygons ("orbits") around a centre. Each orbit moves each of q vertices outwards along
- * its own direction by a wave, a line width and noise, and paints over the orbits before it. The formula is
- * that of Takashima et al., "Visual Atoms: pre-training vision transformers with sinusoidal waves", CVPR
- * 2023; docs/visualatom.md gives it in full, with the two ways ("formula") in which released code reads it.
+ * An atom is K closed polygons ("orbits") around a centre. For each orbit, each of the q vertices moves
+ * outwards along its own direction by a wave, a line width and noise. Each orbit paints over earlier orbits.
+ * The formula is that of Takashima et al., "Visual Atoms: pre-training vision transformers with sinusoidal
+ * waves", CVPR 2023; docs/visualatom.md gives it in full, with the two interpretations ("formula") found in
+ * released code.
  *
- * Everything random is a Philox block of a counter, so an image is a pure function of (seed, class, instance)
- * and can be made anywhere, alone, in any order. These streams never change:
- * tests/ holds golden hashes. */
+ * All random numbers are Philox blocks of a counter. An image is therefore a pure function of (seed, class,
+ * instance): it can be generated alone, on any device, in any order. The streams must never change: tests/
+ * has golden hashes of images. */
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 
@@ -17,29 +18,30 @@
 #include "core/portable.h"
 #include "synth/noise.h"
 
-/* A class: what its images have in common. Lengths are pixels; nothing scales with the resolution. */
+/* A class: the parameters that its images share. Lengths are in pixels and do not scale with the
+ * resolution. */
 struct atom_class {
     uint32_t id;               /* the class number; part of every image's key */
     uint32_t vertices, orbits; /* q, K >= 1 */
-    float oval_x, oval_y;      /* stretch of the start circle */
+    float oval_x, oval_y;      /* stretch of the start circle along each axis */
     uint32_t freq1, freq2;     /* the wave's frequencies */
     float noise;               /* p: the noise coefficient, and the mean step outwards */
-    uint32_t radius;           /* of the start circle, which is never drawn */
-    float line_width;          /* a radial offset added at every orbit, not a pen's width */
+    uint32_t radius;           /* of the start circle, which is not drawn */
+    float line_width;          /* radial offset added at each orbit; lines are one pixel wide */
 };
 
-/* What a vertex needs, a table of q entries each: directions, and the step outwards without noise. */
+/* Per-vertex tables of a class, q entries each: the direction, and the outward step without noise. */
 struct atom_spokes {
     const float *cosine, *sine, *advance;
 };
 
-/* A position, in pixels. */
+/* A position in pixels. */
 struct atom_point {
     float x, y;
 };
 
-/* The streams of an image, by the third word of the counter. Streams of STREAM_CURAND and above belong to
- * variants that draw through cuRAND's own states. */
+/* Random streams of an image: the third word of the counter. Streams from STREAM_CURAND on belong to variants
+ * that use cuRAND's generators. */
 enum atom_stream {
     STREAM_NOISE = 0,
     STREAM_GRAY = 1,
@@ -50,13 +52,13 @@ enum atom_stream {
 
 FDSL_C_BEGIN
 
-/* Fills the three tables of `class_`, q = vertices floats each, by double precision rounded once:
- * cosine and sine of 2 pi i / q, and advance = p + line_width + (sin(n1 theta) + sin(n2 theta)) / 2. */
+/* Fills the three tables of `class_`, q = vertices floats each: cosine and sine of theta = 2 pi i / q, and
+ * advance = p + line_width + (sin(n1 theta) + sin(n2 theta)) / 2. Computes in double and rounds once. */
 void atom_spokes_fill(const struct atom_class *class_, float *cosine, float *sine, float *advance);
 
 FDSL_C_END
 
-/* The key of image (class id, instance) under the run's seed. */
+/* Returns the key of image (class id, instance) for the seed of the run. */
 FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint64_t instance)
 {
     struct philox_block block =
@@ -65,14 +67,14 @@ FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint6
     return key;
 }
 
-/* The block that holds a vertex's noise draws for orbits 2 pair and 2 pair + 1: words 0, 1 are x and y of the
- * even one, words 2, 3 of the odd one. */
+/* Returns the noise draws of a vertex for orbits 2 pair and 2 pair + 1. Words 0 and 1 are x and y for the
+ * even orbit, words 2 and 3 for the odd one. */
 FDSL_HD struct philox_block atom_noise_block(struct philox_key key, uint32_t vertex, uint32_t pair)
 {
     return philox(key, vertex, pair, STREAM_NOISE, 0);
 }
 
-/* The two noises (x, y) of a vertex in an orbit. */
+/* Returns the noise (x, y) of a vertex in an orbit. */
 FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradients, uint32_t vertex,
                                      uint32_t orbit)
 {
@@ -82,14 +84,15 @@ FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradien
     return noise;
 }
 
-/* The gray of a draw. `uji`: round(255 U), so 0 and 255 come half as often; `visualatom`: uniform. */
+/* Converts a draw to a gray value. `uji`: round(255 U), so 0 and 255 are half as likely; `visualatom`:
+ * uniform. */
 FDSL_HD uint8_t atom_gray_of_draw(uint32_t draw, enum formula formula)
 {
     return formula == FORMULA_UJI ? (uint8_t)(((uint64_t)draw * 255 + 0x80000000u) >> 32)
                                   : (uint8_t)philox_below(draw, 256);
 }
 
-/* The block that holds the draws for the grays of orbits 4 quad to 4 quad + 3, a word each. */
+/* Returns the draws for the grays of orbits 4 quad to 4 quad + 3, one word per orbit. */
 FDSL_HD struct philox_block atom_gray_block(struct philox_key key, uint32_t quad)
 {
     return philox(key, quad, 0, STREAM_GRAY, 0);
@@ -100,8 +103,8 @@ FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t 
     return atom_gray_of_draw(philox_word(atom_gray_block(key, orbit >> 2), orbit), formula);
 }
 
-/* One coordinate of the centre. `uji`: round(U res); `visualatom`: (res + u) / 2 with u whole in -res .. res,
- * which is half of a draw from 0 .. 2 res. */
+/* Returns one coordinate of the centre. `uji`: round(U res); `visualatom`: (res + u) / 2 with an integer u in
+ * -res .. res, computed as half of a draw from 0 .. 2 res. */
 FDSL_HD float atom_centre_coordinate(uint32_t draw, enum formula formula, uint32_t res)
 {
     return formula == FORMULA_UJI ? (float)(uint32_t)(((uint64_t)draw * res + 0x80000000u) >> 32)
@@ -116,7 +119,7 @@ FDSL_HD struct atom_point atom_centre(struct philox_key key, enum formula formul
     return centre;
 }
 
-/* Where a vertex starts: on the oval around the centre. */
+/* Returns the start position of a vertex, on the oval around the centre. */
 FDSL_HD struct atom_point atom_start(const struct atom_class *class_, struct atom_point centre, float cosine,
                                      float sine)
 {
@@ -125,7 +128,7 @@ FDSL_HD struct atom_point atom_start(const struct atom_class *class_, struct ato
     return point;
 }
 
-/* One orbit further: the vertex moves along its direction by advance - p * noise, each axis with its own. */
+/* Moves a vertex by one orbit: along its direction by advance - p * noise, with separate noise per axis. */
 FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float cosine, float sine,
                                        float advance, struct atom_point noise)
 {

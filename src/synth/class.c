@@ -50,7 +50,7 @@ static enum status number_parse(const struct number *number, const char *text, v
 
 /* ---- One class ---- */
 
-/* The parameters of a class: the columns of a CSV list, in this order, and what each may be. */
+/* The parameters of a class with their limits, in the column order of a CSV list. */
 static const struct number columns[] = {
     {"class", NUMBER_U32, offsetof(struct atom_class, id), 0, UINT32_MAX},
     {"vertices", NUMBER_U32, offsetof(struct atom_class, vertices), 1, CLASS_VERTICES_MAX},
@@ -76,7 +76,7 @@ static double start_reach(const struct atom_class *class_)
     return class_->radius * fmax(class_->oval_x, class_->oval_y);
 }
 
-/* At every orbit each axis moves by at most |p| (1 + |noise|), the wave's 1 and the line width. */
+/* Each orbit moves each axis by at most |p| (1 + |noise|), plus 1 for the wave, plus the line width. */
 double class_reach(const struct atom_class *class_)
 {
     double step =
@@ -88,7 +88,7 @@ static enum status check_limits(const struct atom_class *class_)
 {
     for (size_t i = 0; i < COLUMN_COUNT; i++) {
         double value = column_value(&columns[i], class_);
-        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* NaN, too */
+        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* rejects NaN, too */
             return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", columns[i].name, value,
                               columns[i].minimum, columns[i].maximum);
     }
@@ -109,10 +109,10 @@ enum status class_check(const struct atom_class *class_)
 
 /* ---- Drawing a class from ranges ---- */
 
-/* The words of a class: Philox under the key philox_key(seed), counter (block, 0, CLASS_STREAM, id), block
- * 0, 1, ... and the four words of each in turn. The stream's number is a class number that nobody uses, so
- * that these counters never meet those of image keys, (instance, class, 0), when both seeds are equal.
- * Frozen, with the order of draws in class_draw(): golden hashes depend on both. */
+/* The random words of a class: Philox with key philox_key(seed) and counter (block, 0, CLASS_STREAM, id) for
+ * block 0, 1, ..., four words per block. CLASS_STREAM is not used as a class number, so these counters do not
+ * collide with those of image keys, (instance, class, 0), when both seeds are equal. Do not change this
+ * layout or the order of draws in class_draw(): golden hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {
@@ -135,18 +135,18 @@ static uint32_t draw_count(struct class_words *words, uint32_t minimum, uint32_t
     return minimum + philox_below(next_word(words), maximum - minimum + 1);
 }
 
-/* min + U (max - min) in float32, U a multiple of 2^-24: both ends are rounded to float first, and so is
- * their difference; product and sum are one fused operation. So the result never exceeds the upper end: U is
- * at most 1 - 2^-24, which outweighs the rounding of the difference, and the fused sum is rounded once. */
+/* Returns min + U (max - min) in float32, where U is a multiple of 2^-24. Both ends and their difference are
+ * rounded to float; one fmaf then rounds once. The result never exceeds the upper end, because U is at most 1
+ * - 2^-24, which outweighs the rounding of the difference. */
 static float draw_real(struct class_words *words, double minimum, double maximum)
 {
     float low = (float)minimum, span = (float)maximum - low;
     return fmaf(philox_unit(next_word(words)), span, low);
 }
 
-/* One word each for q, K, ox, oy, p, r0, l, n1, n2 in this order, and further ones where n2 is redrawn. Equal
- * frequencies are redrawn, as they only double the wave; no wave at all (0, 0) stands, and so does the pair
- * when the range holds a single frequency: there is no other. */
+/* Uses one word each for q, K, ox, oy, p, r0, l, n1, n2 in this order, and one more each time n2 is redrawn.
+ * If n2 equals n1, n2 is redrawn, because equal frequencies only double the wave. Two exceptions are kept:
+ * (0, 0), which means no wave, and equal frequencies from a range that contains only one. */
 void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
 {
     struct class_words words = {.key = philox_key(ranges->seed), .id = id};
@@ -168,10 +168,10 @@ void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_clas
 
 #ifdef HAVE_INIH
 
-#define NOISE_SPAN  4  /* of the noise coefficient, above its minimum */
-#define RADIUS_SPAN 50 /* of the start radius, above its own */
+#define NOISE_SPAN  4  /* maximum minus minimum of the noise coefficient */
+#define RADIUS_SPAN 50 /* maximum minus minimum of the start radius */
 
-extern const char classes_cfg[]; /* configs/classes.cfg: classes_cfg.S */
+extern const char classes_cfg[]; /* configs/classes.cfg, included by classes_cfg.S */
 
 static const struct number keys[] = {
     {"nvertex_min", NUMBER_U32, offsetof(struct class_ranges, vertices_min), 1, CLASS_VERTICES_MAX},
@@ -188,19 +188,20 @@ static const struct number keys[] = {
 };
 enum { KEY_COUNT = COUNT_OF(keys), SECTIONS_MAX = 64, SECTION_LENGTH_MAX = 64 };
 
-/* Where the reading of an INI file stands. */
+/* The state of reading an INI file. */
 struct ini_reading {
     FILE *stream;
     const char *preset;
-    int line; /* the latest one read; the faulty one once `status` is no longer STATUS_OK */
+    int line; /* latest line read; after an error, the faulty line */
     enum status status;
-    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* those seen, to suggest one */
+    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* seen so far, for suggestions */
     size_t section_count;
     bool found, seen[KEY_COUNT];
     struct class_ranges ranges;
 };
 
-/* fgets() for inih that counts lines, which inih tells no handler, and ends the file at the first error. */
+/* fgets() for inih. Counts lines, because inih does not pass line numbers to handlers, and reports end of
+ * file after the first error. */
 static char *read_ini_line(char *text, int size, void *context)
 {
     struct ini_reading *reading = context;
@@ -231,7 +232,8 @@ static enum status read_key(struct ini_reading *reading, const char *name, const
                       nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-/* inih's handler: nonzero means that all is well. Other sections than the preset's are only noted. */
+/* Handler for inih; returns nonzero on success. Of other sections than the preset's it only records the
+ * name. */
 static int handle_key(void *context, const char *section, const char *name, const char *value)
 {
     struct ini_reading *reading = context;
@@ -239,7 +241,7 @@ static int handle_key(void *context, const char *section, const char *name, cons
     if (last < SECTIONS_MAX && (last == 0 || strcmp(reading->sections[last - 1], section) != 0))
         snprintf(reading->sections[reading->section_count++], SECTION_LENGTH_MAX, "%s", section);
     if (!*section)
-        reading->status = status_set(STATUS_USAGE, "key '%s' stands before any [section]", name);
+        reading->status = status_set(STATUS_USAGE, "key '%s' appears before any [section]", name);
     else if (strcmp(section, reading->preset) == 0) {
         reading->found = true;
         reading->status = read_key(reading, name, value);
@@ -270,7 +272,7 @@ static enum status check_order(const char *lower, double minimum, const char *up
     return status_set(STATUS_USAGE, "%s %.9g exceeds %s %.9g", lower, minimum, upper, maximum);
 }
 
-/* Checks the section as a whole, and fills in the ends that are not keys. */
+/* Checks that the section is complete and consistent, and computes the maxima that have no key. */
 static enum status complete_ranges(struct ini_reading *reading)
 {
     struct class_ranges *ranges = &reading->ranges;
@@ -300,7 +302,7 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
         return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
     if (faulty < 0)
         return status_set(STATUS_FAILED, "%s: out of memory", source);
-    /* inih reads on after a line that it cannot parse, so such a line may precede the handler's error. */
+    /* inih continues after a line that it cannot parse, so that line may precede the handler's error. */
     if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
         return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);
     if (reading->status != STATUS_OK)
@@ -339,7 +341,8 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
 
 /* ---- Lists of classes as CSV ---- */
 
-/* Cuts `line` at its commas and takes quotes off. More fields than `limit` are only counted. */
+/* Splits `line` at commas and strips quotes. Returns the number of fields; stores the first `limit` of
+ * them. */
 static size_t split_fields(char *line, char *fields[], size_t limit)
 {
     size_t count = 0;
@@ -405,14 +408,14 @@ static enum status list_add(struct class_list *list, const struct atom_class *cl
     return STATUS_OK;
 }
 
-/* Reads one line without its end, "\n" or "\r\n". `*length` is -1 at the end of the file. */
+/* Reads one line and strips "\n" or "\r\n". `*length` is -1 at the end of the file. */
 static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_t *length)
 {
     *length = getline(line, capacity, stream);
     if (*length < 0)
         return feof(stream) && !ferror(stream) ? STATUS_OK : status_set(STATUS_USAGE, "%s", strerror(errno));
     if (strlen(*line) != (size_t)*length)
-        return status_set(STATUS_USAGE, "this is not text: it has a zero byte");
+        return status_set(STATUS_USAGE, "not a text file: it contains a zero byte");
     if (*length > 0 && (*line)[*length - 1] == '\n')
         (*line)[--*length] = '\0';
     if (*length > 0 && (*line)[*length - 1] == '\r')
@@ -420,7 +423,7 @@ static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_
     return STATUS_OK;
 }
 
-/* Line n + 2 holds class n: blank lines may only end the file. */
+/* Class n must be on line n + 2: blank lines are allowed only at the end of the file. */
 static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
 {
     size_t capacity = 0, blank = 0;
@@ -444,7 +447,7 @@ static enum status read_list(FILE *stream, char **line, struct class_list *list,
         TRY(list_add(list, &class_));
     }
     if (list->count == 0)
-        return status_set(STATUS_USAGE, "%s", *number == 1 ? "the file is empty" : "there is no class");
+        return status_set(STATUS_USAGE, "%s", *number == 1 ? "the file is empty" : "the file has no classes");
     return STATUS_OK;
 }
 
@@ -474,8 +477,8 @@ static enum status check_unique(const struct class_list *list, size_t *number)
         if (ids[i].id != ids[i - 1].id)
             continue;
         *number = ids[i].line;
-        status = status_set(STATUS_USAGE, "class %u stands in line %zu already", (unsigned)ids[i].id,
-                            ids[i - 1].line);
+        status =
+            status_set(STATUS_USAGE, "class %u is already on line %zu", (unsigned)ids[i].id, ids[i - 1].line);
     }
     free(ids);
     return status;

@@ -1,9 +1,8 @@
-/* Classes: where their parameters come from.
+/* Class parameters: drawn from ranges, or read from CSV.
  *
  * A preset is a set of ranges: a section of an INI file, or of configs/classes.cfg, which is built into the
- * program. A class drawn from it is a pure function of (ranges, seed, class number), so class c does not
- * depend on how many classes or processes there are. Exact classes can be read from CSV
- * and written to it. */
+ * program. A drawn class is a pure function of (ranges, seed, class number), so class c does not depend on
+ * the number of classes or processes. Exact classes can be read from and written to CSV. */
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
@@ -14,7 +13,7 @@
 #include "core/status.h"
 #include "synth/atom.h"
 
-/* The ranges of a preset; both ends belong to them. */
+/* The ranges of a preset, both ends inclusive. */
 struct class_ranges {
     uint64_t seed;
     uint32_t vertices_min, vertices_max;
@@ -26,39 +25,41 @@ struct class_ranges {
     double line_width_max;           /* drawn from 0 .. line_width_max */
 };
 
-/* Limits on any class, wherever it comes from. The reach keeps every coordinate an exact float32 integer. */
+/* Limits on all classes, drawn or read. The limit on the reach keeps every pixel coordinate exact in
+ * float32. */
 #define CLASS_VERTICES_MAX 1048576u
 #define CLASS_ORBITS_MAX   1048576u
-#define CLASS_FREQ_MAX     1048576u  /* beyond the vertices, frequencies only repeat */
+#define CLASS_FREQ_MAX     1048576u  /* frequencies above the number of vertices alias */
 #define CLASS_REACH_MAX    8388608.0 /* pixels from the centre: 2^23 */
 
 FDSL_C_BEGIN
 
-/* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg where path
- * is NULL. STATUS_USAGE, with file and reason, for a file that cannot be read or parsed, an unknown section
- * (with the nearest one), a missing, unknown or repeated key, a value that is no
- * number, an inverted range. */
+/* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg if path is
+ * NULL. STATUS_USAGE names the file and the reason: an unreadable or malformed file, an unknown section
+ * (suggests the nearest one), a missing, unknown or repeated key, a value that is not a number, or min >
+ * max. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
-/* Class number `id` of these ranges. */
+/* Draws class number `id` from the ranges. */
 void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_);
 
-/* The farthest that any vertex of the class can get from the centre, in pixels. */
+/* Returns an upper bound on the distance of any vertex of the class from the centre, in pixels. */
 double class_reach(const struct atom_class *class_);
 
 /* Checks a class against the limits above. STATUS_USAGE names the class and the parameter. */
 enum status class_check(const struct atom_class *class_);
 
 /* Reads a CSV list with the header class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width.
- * `*classes` (the caller frees it) gets `*count` >= 1 of them, each checked, ids unique. STATUS_USAGE with
- * file, line and column otherwise. */
+ * `*classes` (the caller frees it) receives `*count` >= 1 classes within the limits, with unique ids. On an
+ * error, STATUS_USAGE names file, line and column. */
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count);
 
-/* Checks that class_write_csv() could write `path`, and that what is there is such a list or empty.
- * STATUS_USAGE with the reason and a remedy. */
+/* Checks that class_write_csv() can write `path`, and that an existing file is empty or a list of classes.
+ * STATUS_USAGE gives the reason and a remedy. */
 enum status class_check_csv(const char *path);
 
-/* Writes the same format, atomically; reals in the fewest digits that read back to the same float. */
+/* Writes classes in the format of class_read_csv(), atomically. Reals have the fewest digits that read back
+ * as the same float. */
 enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count);
 
 FDSL_C_END

@@ -1,5 +1,5 @@
-/* configs/classes.cfg as a string of the program, so that the presets have one source. The path is relative
- * to the repository root, where the compiler runs. */
+/* Embeds configs/classes.cfg as a string, so that the presets have one source. The path is relative to the
+ * repository root, where the compiler runs. */
 	.section .rodata
 	.global classes_cfg
 	.type classes_cfg, @object

@@ -13,7 +13,7 @@
 #include "synth/npy.h"
 #include "synth/picture.h"
 
-/* The folder of a file, "" or with its slash, into a buffer of PATH_MAX. */
+/* Stores the folder of a file ("" or ending in a slash) in a buffer of PATH_MAX bytes. */
 static const char *folder_of(const char *file, char *folder)
 {
     const char *slash = strrchr(file, '/');
@@ -21,8 +21,8 @@ static const char *folder_of(const char *file, char *folder)
     return folder;
 }
 
-/* The index.tsv that pictures in `folder` get, into a buffer of PATH_MAX. One that something else wrote is
- * not overwritten. */
+/* Stores the path of index.tsv in `folder` in a buffer of PATH_MAX bytes. Fails if a different kind of file
+ * has that name. */
 static enum status check_index(const char *folder, char *path)
 {
     static const char header[] = "file\tclass\tinstance\tseed";
@@ -31,11 +31,11 @@ static enum status check_index(const char *folder, char *path)
     if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
         return status_set(STATUS_USAGE, "the name of folder '%s' is too long", folder);
     return access(path, F_OK) != 0 ? STATUS_OK
-                                   : file_check_kind(path, &index); /* the folder may not be there */
+                                   : file_check_kind(path, &index); /* the folder may not exist yet */
 }
 
-/* Whether `path` and the file beside it, which come in pairs, may be written: where one is there without the
- * other, something else wrote it. */
+/* Checks that `path` and its companion file `beside` may be written. They are always written as a pair; if
+ * only one exists, another program wrote it and it must not be overwritten. */
 static enum status check_pair(const char *path, const struct file_kind *kind, const char *beside)
 {
     struct stat info;
@@ -43,8 +43,8 @@ static enum status check_pair(const char *path, const struct file_kind *kind, co
     if (stat(path, &info) != 0 || info.st_size == 0 || stat(beside, &info) == 0)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
-                      "%s exists without %s, so something else wrote it; name another, or remove it", path,
-                      beside);
+                      "%s exists without %s, so another program wrote it; choose another name, or remove it",
+                      path, beside);
 }
 
 static enum status check_sheet(const char *path, char *index)
@@ -52,12 +52,13 @@ static enum status check_sheet(const char *path, char *index)
     static const struct file_kind png = {"PNG picture", 0, "\x89PNG\r\n\x1a\n", 8};
     char folder[PATH_MAX];
     if (strpbrk(path, "\t\r\n"))
-        return status_set(STATUS_USAGE, "--sheet '%s': index.tsv cannot hold this name; name another", path);
+        return status_set(STATUS_USAGE, "--sheet '%s': index.tsv cannot store this name; choose another",
+                          path);
     TRY(check_index(folder_of(path, folder), index));
     return check_pair(path, &png, index);
 }
 
-/* `labels` becomes the name of the second file. */
+/* Stores the name of the labels' file in `labels`. */
 static enum status check_npy(const char *path, char *labels)
 {
     static const struct file_kind npy = {"NumPy file", 0, "\x93NUMPY", 6};
@@ -66,7 +67,7 @@ static enum status check_npy(const char *path, char *labels)
     return check_pair(path, &npy, labels);
 }
 
-/* Whether the labels of --npy go to a file that another option names. */
+/* Checks that no other option names the labels' file of --npy. */
 static enum status check_labels(const struct options *given, const char *labels)
 {
     for (size_t t = 0; t < given->table_count; t++)
@@ -76,7 +77,7 @@ static enum status check_labels(const struct options *given, const char *labels)
             if (spec->kind == OPTION_OUTPUT)
                 other = *(const char **)((char *)given->tables[t].values + spec->offset);
             if (other && file_same(other, labels))
-                return status_set(STATUS_USAGE, "--npy and --%s would both write %s; name another file",
+                return status_set(STATUS_USAGE, "--npy and --%s would both write %s; choose another file",
                                   spec->name, labels);
         }
     return STATUS_OK;
@@ -94,7 +95,7 @@ enum status deliver_check(const struct options *given, const struct deliver_file
         TRY(check_index(files->png, png_index));
     }
     if (files->png && files->sheet && file_same(sheet_index, png_index))
-        return status_set(STATUS_USAGE, "--sheet and --png would both write %s; name another folder",
+        return status_set(STATUS_USAGE, "--sheet and --png would both write %s; choose another folder",
                           png_index);
     if (files->npy) {
         TRY(check_npy(files->npy, labels));
@@ -103,7 +104,8 @@ enum status deliver_check(const struct options *given, const struct deliver_file
     return files->write_classes ? class_check_csv(files->write_classes) : STATUS_OK;
 }
 
-/* `path` with the variant's name in it where several variants write: DIR/name, and DIR/name/FILE. */
+/* Builds the path of one variant's output. If several variants write, the path contains the variant's name:
+ * DIR/name or DIR/name/FILE. */
 static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
 {
     char parent[PATH_MAX];
@@ -116,16 +118,16 @@ static void picture_path(char *result, size_t size, const char *path, const char
         snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
 }
 
-/* Makes the folder that a variant's file goes into. */
+/* Creates the folder of a variant's file. */
 static enum status make_parent(const char *file)
 {
     char folder[PATH_MAX];
     if (mkdir(folder_of(file, folder), 0777) == 0 || errno == EEXIST)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "cannot make folder '%s': %s", folder, strerror(errno));
+    return status_set(STATUS_FAILED, "cannot create folder '%s': %s", folder, strerror(errno));
 }
 
-/* Each path is looked at once more: with a variant's name in it, it is another than deliver_check() saw. */
+/* Checks each path again: if it contains a variant's name, deliver_check() has not seen it. */
 static enum status write_pictures(const struct synth *synth, const struct deliver_files *files,
                                   const char *name, const struct picture *pictures)
 {
@@ -145,7 +147,7 @@ static enum status write_pictures(const struct synth *synth, const struct delive
     return STATUS_OK;
 }
 
-/* The images as pictures: all of them in memory, as threads write them. */
+/* Writes the images as pictures. All images are in memory at once, because several threads write them. */
 static enum status deliver_pictures(const struct synth *synth, const struct deliver_files *files,
                                     const char *name, const struct variant *variant, void *state)
 {

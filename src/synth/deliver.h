@@ -1,5 +1,4 @@
-/* The files that a user asked for of a batch: whether they can be written, found out before anything is made,
- * and their writing. */
+/* Output files of a batch (--png, --sheet, --npy, --write-classes): checks before generation, and writing. */
 #ifndef FDSL_SYNTH_DELIVER_H
 #define FDSL_SYNTH_DELIVER_H
 
@@ -8,17 +7,17 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* Paths as given; NULL where nobody asked. */
+/* Paths from the command line; NULL if the option was not given. */
 struct deliver_files {
     const char *write_classes, *png, *sheet, *npy;
 };
 
-/* STATUS_USAGE or STATUS_UNAVAILABLE with the reason where one of them cannot be written, or two would be
- * one. `given`: all options, for the names of those that write files. */
+/* Checks that each file can be written and that no two options name the same file. Otherwise STATUS_USAGE or
+ * STATUS_UNAVAILABLE gives the reason. `given`: all options, to find the others that write files. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 
-/* Writes pictures and arrays of run 0 of the variant, which `state` holds; `name` is in their paths where it
- * is not NULL. */
+/* Writes pictures and arrays of the variant's run 0, which must be the latest run of `state`. If `name` is
+ * not NULL, it becomes part of the paths. */
 enum status deliver_write(const struct synth *synth, const struct deliver_files *files, const char *name,
                           const struct variant *variant, void *state);
 

@@ -5,7 +5,7 @@
 
 #include "core/variant.h"
 
-/* On the host: a variant, and the list that its runs take. */
+/* A generator on the host: a variant, and the list of images for its next run. */
 struct host_generator {
     struct generator generator; /* first */
     struct synth synth;
@@ -27,7 +27,7 @@ static enum status host_make(struct generator *generator, const uint64_t *number
     return STATUS_OK;
 }
 
-/* Its images; canvases and tables are little beside them. */
+/* Counts only the images; canvases and tables are small by comparison. */
 static uint64_t host_memory_bytes(const struct generator *generator)
 {
     const struct host_generator *self = (const struct host_generator *)generator;

@@ -5,9 +5,9 @@
 #include "core/generator.h"
 #include "synth/input.h"
 
-/* Makes a generator of the finished images of `synth`, whose tables outlive it: number n is image first + n.
- * On the host by `omp`, or `naive` where that is not built; on a device by `fused`, STATUS_UNAVAILABLE where
- * that is not. The caller closes it. */
+/* Creates a generator of finished images of `synth`; number n is image first + n. The tables of `synth` must
+ * outlive the generator; the caller closes it. On the host it uses `omp`, or `naive` if omp is not built; on
+ * a device it uses `fused`, and returns STATUS_UNAVAILABLE if fused is not built. */
 enum status synth_generator_open(const struct synth *synth, const struct generator_request *request,
                                  struct generator **generator);
 

@@ -1,8 +1,8 @@
-/* A line between two integer points: Bresenham's, one definition for host and device.
+/* Bresenham's line between two integer points, shared by host and device code.
  *
  * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
- * This is the reference: it walks pixel by pixel. Fast kernels may use a closed form, and are checked
- * against it.
+ * This is the reference: it walks pixel by pixel. Fast kernels may use a closed form; tests compare them with
+ * this.
  */
 #ifndef FDSL_SYNTH_LINE_H
 #define FDSL_SYNTH_LINE_H
@@ -13,28 +13,28 @@
 #include "core/portable.h"
 #include "synth/noise.h"
 
-/* A walk over a line's pixels:  for (line = line_begin(...); line.left > 0; line_step(&line)) plot. */
+/* Iterates over the pixels of a line: for (line = line_begin(...); line.left > 0; line_step(&line)) plot. */
 struct line {
     int32_t x, y; /* the pixel to plot */
-    int32_t left; /* pixels still to plot, this one included */
+    int32_t left; /* pixels still to plot, including this one */
     int32_t major, minor, error;
     int32_t major_x, major_y, minor_x, minor_y; /* unit steps along the two axes */
 };
 
-/* Whether pixel (x, y) lies in an image of side `res`. */
+/* Returns whether pixel (x, y) is inside an image of side `res`. */
 FDSL_HD bool line_inside(int32_t x, int32_t y, int32_t res)
 {
     return (uint32_t)x < (uint32_t)res && (uint32_t)y < (uint32_t)res;
 }
 
-/* Whether a line is drawn at all: `uji` drops a line whose two ends are both outside the image. */
+/* Returns whether a line is drawn: `uji` drops lines with both ends outside the image. */
 FDSL_HD bool line_drawn(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, int32_t res)
 {
     return formula == FORMULA_VISUALATOM || line_inside(x0, y0, res) || line_inside(x1, y1, res);
 }
 
-/* The line from (x0, y0) to (x1, y1): max(|dx|, |dy|) pixels without the end point, which `visualatom` paints
- * too. Steps along y where |dx| = |dy|. Coordinates must lie within +-2^24. */
+/* Begins the line from (x0, y0) to (x1, y1): max(|dx|, |dy|) pixels without the end point. `visualatom`
+ * paints the end point, too. If |dx| = |dy|, y is the major axis. Coordinates must be within +-2^24. */
 FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
 {
     int32_t dx = x1 > x0 ? x1 - x0 : x0 - x1, dy = y1 > y0 ? y1 - y0 : y0 - y1;
@@ -54,7 +54,7 @@ FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int
     return line;
 }
 
-/* On to the next pixel. */
+/* Advances to the next pixel. */
 FDSL_HD void line_step(struct line *line)
 {
     if (line->error >= 0) {

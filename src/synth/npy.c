@@ -17,7 +17,7 @@ enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
 
-/* Begins a file of an array of this type and shape ("2, 3"). */
+/* Begins a file for an array of this type and shape, such as "2, 3". */
 static enum status begin_array(struct file_writer *writer, const char *path, const char *type,
                                const char *shape)
 {
@@ -26,7 +26,7 @@ static enum status begin_array(struct file_writer *writer, const char *path, con
     return file_add(writer, header, npy_header_make(header, type, shape));
 }
 
-/* The shape of the images, "256, 3, 224, 224". */
+/* Writes the shape of the batch, such as "256, 3, 224, 224". */
 static void shape_of(const struct synth *synth, char shape[NPY_SHAPE_MAX])
 {
     const struct synth_output *output = &synth->output;
@@ -45,7 +45,8 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
     return begin_array(writer, path, dtype_npy(synth->output.type), shape);
 }
 
-/* Copies the batch out. A variant that makes no labels leaves the one that the definition gives. */
+/* Copies the batch to the file, and its labels to `labels`. Variants without labels keep the label that is
+ * preset here. */
 static enum status add_images(struct file_writer *writer, const struct synth *synth,
                               const struct variant *variant, void *state, void *pixels, int64_t *labels)
 {
@@ -59,7 +60,7 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
     return STATUS_OK;
 }
 
-/* The complete file of the images, which waits under its temporary name. */
+/* Writes the file of the images completely, but leaves it under its temporary name. */
 static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
@@ -73,7 +74,7 @@ static enum status complete_images(struct file_writer *writer, const char *path,
     return status == STATUS_OK ? file_complete(writer) : status;
 }
 
-/* And that of the labels. */
+/* Writes the file of the labels completely, but leaves it under its temporary name. */
 static enum status complete_labels(struct file_writer *writer, const char *path, const int64_t *labels,
                                    uint64_t count)
 {
@@ -85,8 +86,9 @@ static enum status complete_labels(struct file_writer *writer, const char *path,
     return file_complete(writer);
 }
 
-/* What was written, for who looks on. The bits of bfloat16 need a word that scripts' logs should hold too. */
-static void tell(const char *path, const struct synth *synth)
+/* Reports the files. The hint on bfloat16 is printed even if stderr is not a terminal, so that logs have
+ * it. */
+static void report_written(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
@@ -119,6 +121,6 @@ enum status npy_write_batch(const char *path, const struct synth *synth, const s
     file_abandon(&image_file);
     file_abandon(&label_file);
     if (status == STATUS_OK)
-        tell(path, synth);
+        report_written(path, synth);
     return status;
 }

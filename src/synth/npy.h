@@ -1,4 +1,4 @@
-/* The batch as NumPy files: images in one, labels in another beside it. */
+/* Writes a batch as two NumPy files: images and labels. */
 #ifndef FDSL_SYNTH_NPY_H
 #define FDSL_SYNTH_NPY_H
 
@@ -8,13 +8,14 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* The labels' file: "a/b.labels.npy" for "a/b.npy", and for any other name with that added. */
+/* Stores the name of the labels' file: "a/b.labels.npy" for "a/b.npy"; other names get ".labels.npy"
+ * appended. STATUS_USAGE if it is too long. */
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX]);
 
-/* Fetches the images of the latest run, which must be run 0, and writes them to `path`: C order, (N, C, H, W)
- * or (N, H, W, C) by the layout, of type |u1, <f2, <f4, or <u2 for the bits of bfloat16, which NumPy lacks.
- * Their labels go to the labels' file, int64, (N). Image by image: memory for one is enough. Both files
- * are complete before either takes its name, the images last: a failure leaves what was there. */
+/* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
+ * H, W) or (N, H, W, C), in C order; the type is |u1, <f2, <f4, or <u2 for the bits of bfloat16, which NumPy
+ * lacks. The labels, int64 of shape (N), go to the labels' file. Needs memory for one image only. Both files
+ * are complete before either is renamed, the images last, so a failure leaves existing files unchanged. */
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                             void *state);
 

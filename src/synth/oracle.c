@@ -10,8 +10,8 @@
 #include "core/variant.h"
 #include "synth/line.h"
 
-/* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence an orbit.
- * Each call yields four uniform floats, which serve x and y of two vertices. cuRAND's documented layout: the
+/* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence per
+ * orbit. Each call returns four uniform floats: x and y of two vertices. In cuRAND's documented layout, the
  * counter is (call, 0, subsequence, 0), and a word becomes word * 2^-32 + 2^-33, rounded to float32. */
 static void uniform4_noise(const struct synth *synth, struct philox_key key, uint32_t orbit,
                            uint32_t vertices, float *noise)
@@ -49,7 +49,7 @@ void oracle_noise(const struct synth *synth, const struct synth_traits *traits, 
     }
 }
 
-/* What happens at each pixel that a line covers. */
+/* Called for each pixel that a line covers. */
 typedef void visitor(void *context, size_t pixel, uint8_t gray);
 
 static inline void walk_line(const struct synth *synth, uint8_t gray, struct atom_point from,
@@ -100,7 +100,7 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
     walk_image(synth, image, noise, points, paint, pixels);
 }
 
-/* Marks of the membership check: is the pixel covered at all, and by an orbit of the gray that it holds? */
+/* Marks of the membership check: some orbit covers the pixel; an orbit with the pixel's gray covers it. */
 enum { COVERED = 1, EXPLAINED = 2 };
 
 struct membership {
@@ -127,17 +127,17 @@ bool oracle_member(const struct synth *synth, struct synth_image image, const fl
     return true;
 }
 
-/* Room to check one image. */
+/* Buffers to check one image. */
 struct slot {
-    uint8_t *pixels; /* what is to be checked */
+    uint8_t *pixels; /* the image to check */
     int64_t label;
-    uint8_t *canvas, *output; /* what is expected; output is NULL where it is the canvas */
+    uint8_t *canvas, *output; /* the reference; output is NULL if it equals the canvas */
     float *noise;
     struct atom_point *points;
 };
 
-static bool image_right(const struct synth *synth, const struct synth_traits *traits,
-                        struct synth_image image, struct slot *slot)
+static bool image_correct(const struct synth *synth, const struct synth_traits *traits,
+                          struct synth_image image, struct slot *slot)
 {
     if (!traits->fetch_noise)
         oracle_noise(synth, traits, image, slot->noise);
@@ -191,17 +191,17 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
     return status_set(STATUS_FAILED, "--verify: out of memory; lower --vertices, --orbits or --res");
 }
 
-/* ---- Noise that cannot be replayed: its distribution, and its streams ---- */
+/* ---- Noise that cannot be replayed: distribution and streams ---- */
 
-#define NOISE_IMAGES  8      /* images whose noise enters the distribution test */
-#define NOISE_SAMPLES 524288 /* draws of each that do, spread over all of its orbits */
-#define NOISE_ALPHA   1e-6   /* its significance: a sound generator fails once in a million tests */
-#define STREAM_PREFIX 12     /* draws that tell two streams apart: 2^-100 or less for an accident */
+#define NOISE_IMAGES  8      /* images whose noise the distribution test samples */
+#define NOISE_SAMPLES 524288 /* draws per image, spread over all orbits */
+#define NOISE_ALPHA   1e-6   /* significance level: a correct generator fails once in a million tests */
+#define STREAM_PREFIX 12     /* draws compared per stream: equal by chance with probability 2^-100 or less */
 
 struct noise_check {
-    float *fetched, *expected; /* draws of the first images, from the variant and from the reference */
+    float *fetched, *expected; /* draws of the first images: the variant's and the reference's */
     size_t fetched_count, expected_count;
-    float (*streams)[STREAM_PREFIX]; /* the draws of an axis from the start of each orbit of each image on */
+    float (*streams)[STREAM_PREFIX]; /* the first draws of each (image, orbit, axis) */
     size_t stream_count;
 };
 
@@ -233,10 +233,10 @@ static enum status noise_check_make(const struct synth *synth, struct noise_chec
     if (check->fetched && check->expected && check->streams)
         return STATUS_OK;
     noise_check_free(check);
-    return status_set(STATUS_FAILED, "--verify: out of memory for the noise's streams; lower --batch");
+    return status_set(STATUS_FAILED, "--verify: out of memory for the noise streams; lower --batch");
 }
 
-/* Takes the noise of one image in. `scratch` receives the reference's noise of the same image. */
+/* Adds the noise of one image. `scratch` receives the reference's noise of that image. */
 static void noise_check_add(struct noise_check *check, const struct synth *synth,
                             const struct synth_traits *traits, struct synth_image image, const float *noise,
                             float *scratch, bool sample)
@@ -251,7 +251,7 @@ static void noise_check_add(struct noise_check *check, const struct synth *synth
         return;
     const struct synth_traits reference = {.noise = SYNTH_NOISE_COUNTER, .half = traits->half};
     oracle_noise(synth, &reference, image, scratch);
-    /* An odd step, so that both axes are taken in turn. */
+    /* An odd step samples both axes alternately. */
     size_t step = (draws + NOISE_SAMPLES - 1) / NOISE_SAMPLES | 1;
     for (size_t i = 0; i < draws; i += step) {
         check->fetched[check->fetched_count++] = noise[i];
@@ -259,7 +259,7 @@ static void noise_check_add(struct noise_check *check, const struct synth *synth
     }
 }
 
-/* Whether the noise passes; warns with the reason where it does not. */
+/* Returns whether the noise passes both tests; if not, warns with the reason. */
 static bool noise_check_passes(struct noise_check *check)
 {
     size_t n = check->fetched_count, m = check->expected_count;
@@ -269,7 +269,7 @@ static bool noise_check_passes(struct noise_check *check)
     double critical = stats_ks_critical(n, m, NOISE_ALPHA);
     if (distance > critical) {
         status_warn_own(
-            "the noise is not distributed as the reference's: Kolmogorov-Smirnov D = %.5f > %.5f over "
+            "the noise does not have the reference's distribution: Kolmogorov-Smirnov D = %.5f > %.5f over "
             "%zu draws",
             distance, critical, n);
         return false;
@@ -277,7 +277,7 @@ static bool noise_check_passes(struct noise_check *check)
     qsort(check->streams, check->stream_count, sizeof *check->streams, compare_streams);
     for (size_t i = 1; i < check->stream_count; i++)
         if (compare_streams(check->streams[i - 1], check->streams[i]) == 0) {
-            status_warn_own("two noise streams of the batch begin alike: they overlap");
+            status_warn_own("two noise streams of the batch overlap: they begin with the same draws");
             return false;
         }
     return true;
@@ -285,7 +285,7 @@ static bool noise_check_passes(struct noise_check *check)
 
 /* ---- The batch ---- */
 
-/* What is checked: the latest run of `state`, which must be number `run`. */
+/* The run to check: the latest run of `state`, which must be number `run`. */
 struct checked {
     const struct synth *synth;
     const struct variant *variant;
@@ -299,7 +299,8 @@ static struct synth_image image_of(const struct checked *checked, uint64_t j)
     return synth_image_at(synth->first, synth->stride, synth->class_count, checked->run, j);
 }
 
-/* Fetches the images [begin, begin + count) of the batch into the slots, with their noise where need be. */
+/* Fetches images [begin, begin + count) of the batch into the slots, with their noise if it cannot be
+ * replayed. */
 static enum status fetch_slots(const struct checked *checked, uint64_t begin, int count, struct slot *slots,
                                struct noise_check *check)
 {
@@ -335,7 +336,7 @@ static enum status count_wrong(const struct checked *checked, struct slot *slots
         uint64_t wrong_here = 0;
 #pragma omp parallel for schedule(dynamic) reduction(+ : wrong_here)
         for (int i = 0; i < count; i++)
-            wrong_here += !image_right(synth, traits, image_of(checked, begin + (uint64_t)i), &slots[i]);
+            wrong_here += !image_correct(synth, traits, image_of(checked, begin + (uint64_t)i), &slots[i]);
         *wrong += wrong_here;
     }
     if (traits->fetch_noise && !noise_check_passes(check))

@@ -1,4 +1,4 @@
-/* What is right: checks images against the definition, however they were made. */
+/* The reference for verification: compares images of any variant with the definition. */
 #ifndef FDSL_SYNTH_ORACLE_H
 #define FDSL_SYNTH_ORACLE_H
 
@@ -7,27 +7,26 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* The noise of one image as a variant with `traits` draws it: (x, y) a vertex, vertices an orbit, orbits an
- * image; 2 * vertices * orbits floats, rounded to half precision where the variant does so. Not for
- * SYNTH_NOISE_XORWOW, which cannot be replayed. */
+/* Computes the noise of one image as a variant with `traits` draws it: 2 * vertices * orbits floats, (x, y)
+ * per vertex, all vertices of orbit 0, then of orbit 1, and so on. Rounds to half precision if the variant
+ * does. Not for SYNTH_NOISE_XORWOW, which cannot be replayed. */
 void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
                   float *noise);
 
-/* Draws the image that this noise makes, later orbits over earlier ones. `points` has room for the class's
- * vertices. */
+/* Draws the image for this noise, later orbits over earlier ones. `points` is scratch space for the vertices
+ * of the class; `pixels` receives res * res bytes. */
 void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
                  struct atom_point *points, uint8_t *pixels);
 
-/* Whether `pixels` is an image that this noise can make when orbits are painted in any order: each pixel
- * holds the gray of some orbit that covers it, or 0 where none does. `marks` has room for res * res bytes. */
+/* Returns whether painting the orbits in some order can produce `pixels` from this noise: each pixel has the
+ * gray of an orbit that covers it, or 0 if no orbit does. `marks` is scratch space of res * res bytes. */
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 
-/* Counts the images of the latest run that differ from those of run number `run`, or whose labels do. Each is
- * checked.
- * Noise that had to be fetched is also compared with the reference in distribution (Kolmogorov-Smirnov), and
- * no two of its streams may be equal; when either fails, every image counts as wrong and a warning says
- * why. */
+/* Counts the images of the variant's latest run whose pixels or label differ from the reference for run
+ * number `run`. Checks every image. Noise that cannot be replayed must also have the reference's distribution
+ * (Kolmogorov-Smirnov test), and no two of its streams may begin with equal draws. If either test fails, all
+ * images count as wrong and a warning gives the reason. */
 enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong);
 

@@ -4,7 +4,7 @@
 
 #include "core/options.h"
 
-#define STRIP 2048 /* columns: sums of 8 KiB, as stacks of threads may be small */
+#define STRIP 2048 /* columns: limits the sums to 8 KiB, as thread stacks may be small */
 
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX])
@@ -25,7 +25,7 @@ enum status output_parse_values(const char *name, const char *text, uint32_t cha
     }
     if (count != 1 && count != channels)
         return status_set(STATUS_USAGE,
-                          "%s: '%.80s' are %u values for %u channel%s; give one, or one a channel", name,
+                          "%s: '%.80s' has %u values for %u channel%s; give one, or one per channel", name,
                           text, count, channels, channels == 1 ? "" : "s");
     for (uint32_t c = count; c < OUTPUT_CHANNELS_MAX; c++)
         values[c] = values[0];
@@ -42,7 +42,7 @@ void output_set_scale(struct synth_output *output, uint32_t res, const double me
     }
 }
 
-/* Writes for each gray the `bytes` that begin at its entry of the table, `stride` bytes an entry. */
+/* For each gray, copies `bytes` bytes from its table entry; entries are `stride` bytes apart. */
 static inline void write_entries(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
                                  size_t bytes, uint8_t *to)
 {
@@ -50,7 +50,7 @@ static inline void write_entries(const uint8_t *grays, uint32_t count, const uin
         memcpy(to + i * bytes, table + grays[i] * stride, bytes);
 }
 
-/* The same, compiled for each number of bytes that there is: a value, or three. */
+/* Calls write_entries() with constant sizes: one value or three, of each type. */
 static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
                              size_t bytes, uint8_t *to)
 {
@@ -70,7 +70,7 @@ static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t
     }
 }
 
-/* The canvas, or a square of it. There are 256 grays: each is converted once, all its channels together. */
+/* Converts the canvas, or a square of it, through a table of all 256 grays with all their channels. */
 static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t pitch,
                            struct output_corner corner, struct output_rows rows, void *image)
 {
@@ -90,8 +90,8 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
                       (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
 }
 
-/* One row of the output: the weighted sums down the columns of the canvas rows that it covers, then along
- * them. A strip of columns at a time; a pixel that crosses strips carries its sum over. */
+/* Converts one output row: sums the covered canvas rows per column, then along the row. Works on strips of
+ * columns; the sum of a pixel that crosses strips is carried over. */
 static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                         uint32_t y, void *image)
 {

@@ -22,7 +22,7 @@
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */
-#define SHEET_GROUND        64u /* the border's gray */
+#define SHEET_GROUND        64u /* gray of the border */
 #define PROGRESS_PERIOD_S   0.1
 #define INDEX_NAME          "index.tsv"
 #define OUT_OF_MEMORY(path) status_set(STATUS_FAILED, "%s: out of memory", path)
@@ -32,7 +32,7 @@ enum status picture_available(void)
     return STATUS_OK;
 }
 
-/* A folder that does not exist is made and removed again: nothing else tells for certain that it can be. */
+/* Creates and removes a folder that does not exist: the only reliable test whether it can be created. */
 enum status picture_check_folder(const char *folder)
 {
     struct stat info;
@@ -45,18 +45,18 @@ enum status picture_check_folder(const char *folder)
         snprintf(parent, sizeof parent, "%s", path);
         const char *above = dirname(parent);
         if (access(above, F_OK) != 0 && errno == ENOENT)
-            return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'",
+            return status_set(STATUS_USAGE, "%s: its folder does not exist; create it with: mkdir -p '%s'",
                               path, above);
-        return status_set(STATUS_USAGE, "cannot make folder '%s': %s", path, strerror(cause));
+        return status_set(STATUS_USAGE, "cannot create folder '%s': %s", path, strerror(cause));
     }
     if (!S_ISDIR(info.st_mode))
-        return status_set(STATUS_USAGE, "'%s' is not a folder: name another one", path);
+        return status_set(STATUS_USAGE, "'%s' is not a folder: choose another name", path);
     if (access(path, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "cannot write into folder '%s': %s", path, strerror(errno));
     return STATUS_OK;
 }
 
-/* Makes the folder, and those that lead to it. */
+/* Creates the folder and its parents. */
 static enum status make_folder(const char *folder)
 {
     char path[PATH_MAX];
@@ -64,7 +64,7 @@ static enum status make_folder(const char *folder)
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         if (*folder && mkdir(path, 0777) != 0 && errno != EEXIST)
-            return status_set(STATUS_FAILED, "cannot make folder '%s': %s", path, strerror(errno));
+            return status_set(STATUS_FAILED, "cannot create folder '%s': %s", path, strerror(errno));
         *slash = '/';
     }
     return STATUS_OK;
@@ -87,7 +87,7 @@ enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t 
 
 /* ---- A folder of pictures ---- */
 
-/* "folder/name", or "name" where the folder is "". */
+/* Builds "folder/name", or "name" if the folder is "". */
 static enum status join_path(char path[PATH_MAX], const char *folder, const char *name)
 {
     size_t length = strlen(folder);
@@ -97,7 +97,7 @@ static enum status join_path(char path[PATH_MAX], const char *folder, const char
                                         : status_set(STATUS_USAGE, "the path '%s' is too long", folder);
 }
 
-/* How pictures are called: both numbers as wide as the largest of their kind, so that names sort. */
+/* File names of pictures: numbers are padded to the width of the largest, so that names sort. */
 struct naming {
     int class_digits, instance_digits;
 };
@@ -121,15 +121,15 @@ static void picture_name(char name[64], const struct naming *naming, const struc
              picture->class_id, naming->instance_digits, picture->instance);
 }
 
-/* The work that the threads share. */
+/* State that the writing threads share. */
 struct folder_job {
     const char *folder;
     const struct picture *pictures;
     uint64_t count, written;
     struct naming naming;
-    double shown_s; /* when progress was last shown; negative where nobody looks */
+    double shown_s; /* when progress was last shown; negative: stderr is not a terminal */
     enum status status;
-    char text[1024]; /* the message of the first failure: status_text() belongs to the thread that failed */
+    char text[1024]; /* message of the first failure, copied because status_text() is per thread */
 };
 
 static enum status write_one(const struct folder_job *job, const struct picture *picture)
@@ -140,7 +140,7 @@ static enum status write_one(const struct folder_job *job, const struct picture 
     return picture_write_png(path, picture->pixels, picture->side, picture->side);
 }
 
-/* Notes the outcome of one picture; one thread at a time. */
+/* Records the result of one picture. Call from one thread at a time. */
 static void note_written(struct folder_job *job, enum status status)
 {
     if (status != STATUS_OK && job->status == STATUS_OK) {
@@ -165,7 +165,7 @@ static enum status write_all(struct folder_job *job)
 #pragma omp atomic read
         failed = job->status;
         if (failed != STATUS_OK)
-            continue; /* no way out of the loop: the rest passes in no time */
+            continue; /* OpenMP loops cannot break: skip the rest */
         enum status status = write_one(job, &job->pictures[i]);
 #pragma omp critical(picture_progress)
         note_written(job, status);
@@ -175,7 +175,7 @@ static enum status write_all(struct folder_job *job)
     return job->status == STATUS_OK ? STATUS_OK : status_set(job->status, "%s", job->text);
 }
 
-/* Ends a text that was written to memory: saves it as `path`, or says why not. Frees it. */
+/* Closes an in-memory stream, saves its text as `path` and frees it. */
 static enum status save_text(FILE *stream, char **text, size_t *length, const char *path)
 {
     bool whole = !ferror(stream);
@@ -216,8 +216,8 @@ enum status picture_write_folder(const char *folder, const struct picture *pictu
 
 struct sheet {
     uint32_t rows, columns;
-    uint32_t shrink; /* picture pixels a side that become one of the sheet */
-    uint32_t pitch;  /* from one picture to the next */
+    uint32_t shrink; /* picture pixels per sheet pixel, per axis */
+    uint32_t pitch;  /* sheet pixels from one picture to the next */
     uint32_t width, height;
     uint8_t *pixels;
 };
@@ -233,7 +233,7 @@ static enum status lay_out(struct sheet *sheet, const char *path, const struct p
     for (uint64_t i = 0; i < count; i++)
         side = pictures[i].side > side ? pictures[i].side : side;
     sheet->columns = (uint32_t)ceil(sqrt((double)count));
-    sheet->rows = (uint32_t)((count + sheet->columns - 1) / sheet->columns); /* never more than columns */
+    sheet->rows = (uint32_t)((count + sheet->columns - 1) / sheet->columns); /* at most columns */
     uint32_t cell_max = room / sheet->columns - SHEET_BORDER;
     sheet->shrink = (side + cell_max - 1) / cell_max;
     sheet->pitch = (side + sheet->shrink - 1) / sheet->shrink + SHEET_BORDER;
@@ -243,7 +243,7 @@ static enum status lay_out(struct sheet *sheet, const char *path, const struct p
     return sheet->pixels ? STATUS_OK : OUT_OF_MEMORY(path);
 }
 
-/* The mean of the box whose upper left corner is (x, y); at the far edges only what the picture has of it. */
+/* Returns the mean of the box with upper left corner (x, y), clipped to the picture. */
 static uint8_t box_mean(const struct picture *picture, uint32_t x, uint32_t y, uint32_t shrink)
 {
     uint32_t width = picture->side - x < shrink ? picture->side - x : shrink;

@@ -1,4 +1,4 @@
-/* The workload `synth`: its options, its input, and what is done with its images. */
+/* The workload `synth`: options, input, verification, measures and output files. */
 #include "synth/input.h"
 
 #include <math.h>
@@ -27,63 +27,70 @@ struct parameters {
 };
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
-static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* as enum output_layout */
-static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, from its second on */
+static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
+static const char *const fits[] = {"resize", "crop",
+                                   NULL}; /* in the order of enum output_fit, without its first */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images a run"},
-    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true, "side of an image"},
+    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images per run"},
+    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true, "side of the canvas"},
     {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
      "vertices of the benchmark class"},
-    {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true, "its orbits"},
+    {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true,
+     "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
-     "what an image is: as the paper's code draws it, or as the released dataset holds it"},
+     "definition of an image: that of the paper's code (uji) or of the released data set (visualatom)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number g of the first image (class g mod N, instance g div N, N being the number of classes); the "
-     "batch that --verify, pictures and --npy show begins there"},
+     "number g of the first image: instance g div N of class g mod N, for N classes; also the first "
+     "image that --verify, --png, --sheet and --npy use"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
-     "a mixed batch: image i is of class i mod N, drawn from --preset; 0 is the benchmark class"},
+     "mixed batch: image i shows class i mod N, drawn from --preset; 0: the benchmark class"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
      "ranges of --classes: uji, visualatom or lowercompute, or a section of --preset-file (default: as "
      "--formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
      "INI file with ranges, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
-     "a mixed batch of exactly the classes in this CSV file"},
+     "mixed batch of the classes in this CSV file"},
     {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
      "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
-     "its line width: a radial offset an orbit"},
-    {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true, "its start radius"},
-    {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true, "its ovality along x"},
-    {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true, "and along y"},
-    {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true, "its first frequency"},
-    {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true, "and the second"},
+     "line width of the benchmark class: a radial offset per orbit"},
+    {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
+     "start radius of the benchmark class"},
+    {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
+     "ovality of the benchmark class along x"},
+    {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
+     "ovality of the benchmark class along y"},
+    {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
+     "first frequency of the benchmark class"},
+    {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
+     "second frequency of the benchmark class"},
     {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, dtype_names, true,
-     "what a finished image holds: grays (u8), or floats from --mean and --std"},
+     "element type of the output: grays (u8), or floats normalised by --mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
-     "its channels; three have the same gray"},
+     "channels of the output; all three have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
-     "channel by channel, or the channels of a pixel together"},
+     "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
      "side of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how the canvas becomes it: the mean over areas, or a crop at a random place"},
+     "how the canvas becomes the output: area mean, or a crop at a random position"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
-     "what is subtracted from floats, grays being 0 to 1; one value, or one a channel"},
+     "mean subtracted from float values in 0 to 1; one value, or one per channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
-     "what they are then divided by; likewise"},
+     "standard deviation that divides them; one value, or one per channel"},
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_TEXT, AT(files.png), NULL, 0, 0, NULL, false,
-     "write the images of the batch as PNG files, and index.tsv; u8, one channel; makes DIR"},
+     "write the images of the batch as PNG files, with index.tsv, into DIR; u8, one channel"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
-     "write a contact sheet of the batch as one PNG file, and index.tsv beside it"},
+     "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
-     "write the batch as a NumPy array, its labels beside it: x.npy, x.labels.npy"},
+     "write the batch as a NumPy array x.npy, and its labels as x.labels.npy"},
 };
 
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
@@ -96,10 +103,10 @@ static const struct measure columns[] = {{"timed", COMBINE_FIRST},    {"noise_s"
 
 static const char *const baselines[] = {"naive", NULL};
 
-/* The input, with what only this file needs. */
+/* The input, with state that only this file needs. */
 struct synth_job {
     struct synth synth;           /* first: variants see this */
-    struct parameters parameters; /* as given, but for defaults that depend on others */
+    struct parameters parameters; /* as given, with defaults that depend on other options filled in */
     bool leads;                   /* rank 0 */
 };
 
@@ -110,7 +117,7 @@ static bool mixed(const struct parameters *parameters)
     return parameters->classes > 0 || parameters->class_file;
 }
 
-/* Options that contradict each other are errors: nothing that the user wrote is ignored in silence. */
+/* Rejects options that contradict each other, so that no option is silently ignored. */
 static enum status check_combination(const struct options *given, const struct parameters *parameters)
 {
     if (parameters->classes > 0 && parameters->class_file)
@@ -123,12 +130,12 @@ static enum status check_combination(const struct options *given, const struct p
                               "--%s describes the benchmark class, which %s replaces; drop one of them",
                               benchmark_options[i], source);
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
-        return status_set(STATUS_USAGE, "--%s has ranges to draw classes from; say how many with --classes N",
+        return status_set(STATUS_USAGE, "--%s gives ranges to draw classes from; add --classes N",
                           parameters->preset ? "preset" : "preset-file");
     return STATUS_OK;
 }
 
-/* The same for the output. */
+/* Rejects output options that contradict each other. */
 static enum status check_output(const struct options *given, const struct parameters *parameters)
 {
     static const char *const float_options[] = {"mean", "std"};
@@ -136,7 +143,7 @@ static enum status check_output(const struct options *given, const struct parame
     for (size_t i = 0; parameters->output == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_set(STATUS_USAGE,
-                              "--%s scales floats, and u8 holds grays as they are: drop it, or "
+                              "--%s scales floats, but u8 stores grays unscaled: drop it, or "
                               "add --output f32",
                               float_options[i]);
     if (parameters->channels != 1 && parameters->channels != 3)
@@ -148,12 +155,13 @@ static enum status check_output(const struct options *given, const struct parame
                           "enlarge with --fit resize",
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->output != DTYPE_U8 || parameters->channels != 1))
-        return status_set(STATUS_USAGE, "--%s shows u8 images of one channel; write others with --npy FILE",
+        return status_set(STATUS_USAGE,
+                          "--%s writes u8 images of one channel only; use --npy FILE for others",
                           parameters->files.png ? "png" : "sheet");
     return STATUS_OK;
 }
 
-/* What ranks make together one of them makes too, bit for bit; so files of images are left to it. */
+/* Files of images need a single rank: one rank generates bit-identical images to many. */
 static enum status check_alone(const struct parameters *parameters, const struct partition *partition)
 {
     const char *option = parameters->files.png     ? "png"
@@ -162,19 +170,20 @@ static enum status check_alone(const struct parameters *parameters, const struct
                                                    : NULL;
     if (!option || partition->ranks == 1)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "--%s is for one rank, which makes the same images: run it without mpirun, with the "
-                      "images of all ranks as its --batch",
-                      option);
+    return status_set(
+        STATUS_USAGE,
+        "--%s needs a single rank: run without mpirun, with the images of all ranks as --batch; the "
+        "images are the same",
+        option);
 }
 
-/* Bounds that keep every value finite, and far from float32's limits. */
+/* Bounds that keep every value finite in float32. */
 #define MEAN_MAX      1e6
 #define DEVIATION_MIN 1e-6
 #define DEVIATION_MAX 1e6
-#define F16_INFINITE  65520.0 /* what rounds to no finite half */
+#define F16_INFINITE  65520.0 /* the smallest value that rounds to infinity */
 
-/* Scales that are allowed and hardly meant. */
+/* Warns about valid scales that are probably mistakes. */
 static void warn_about_scale(const struct synth_output *output, const double *mean, const double *deviation)
 {
     double mean_max = 0, deviation_max = 0, value_max = 0;
@@ -189,8 +198,8 @@ static void warn_about_scale(const struct synth_output *output, const double *me
         status_warn("--%s %g: grays are 0 to 1; divide means and deviations for 0 to 255 by 255",
                     mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
     if (output->type == DTYPE_F16 && value_max >= F16_INFINITE)
-        status_warn("--output f16 holds values to 65504, and with this --mean and --std they reach %g: those "
-                    "become infinite; take bf16 or f32, or a larger --std",
+        status_warn("--output f16 is limited to 65504, but with this --mean and --std values reach %g and "
+                    "become infinite; use bf16 or f32, or a larger --std",
                     value_max);
 }
 
@@ -261,7 +270,7 @@ static enum status get_classes(struct parameters *parameters, struct synth *synt
     return parameters->classes ? draw_classes(parameters, synth) : benchmark_class(parameters, synth);
 }
 
-/* Directions and waves of every class: made once, as the classes stay the same over all runs. */
+/* Computes the directions and waves of every class once, because classes are constant over all runs. */
 static enum status fill_tables(struct synth *synth)
 {
     synth->spoke_offset = calloc((size_t)synth->class_count + 1, sizeof *synth->spoke_offset);
@@ -301,7 +310,7 @@ static void synth_close(void *input)
     free(job);
 }
 
-/* Gives the input the share of the batch that belongs to the partition. */
+/* Sets the input to this partition's share of the global batch. */
 static enum status take_share(struct synth_job *job, const struct partition *partition)
 {
     struct share share = partition_share(partition, job->parameters.batch);
@@ -319,18 +328,19 @@ static enum status take_share(struct synth_job *job, const struct partition *par
     return STATUS_OK;
 }
 
-/* What the trainer's step learns: the classes of the images, as wide as they leave the variant. */
-static enum status teach(struct parameters *parameters, const struct synth *synth)
+/* Describes the training task of --compute: the shape of the output images, and one label per class. */
+static enum status fill_task(struct parameters *parameters, const struct synth *synth)
 {
     if (synth->class_count < 2)
         return status_set(STATUS_USAGE,
-                          "--compute %s learns to tell classes apart, and here is one; add --classes N",
+                          "--compute %s trains a classifier and needs at least two classes; add --classes N",
                           parameters->compute.text);
     struct task *task = &parameters->compute.task;
     task->channels = synth->output.channels;
     task->height = task->width = synth->output.res;
     task->classes = synth->class_count;
-    task->batch = (uint32_t)parameters->batch; /* also of a share: rank 0 makes all for the efficiency */
+    task->batch =
+        (uint32_t)parameters->batch; /* the global batch: for the efficiency, rank 0 generates all of it */
     task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
 }
@@ -351,11 +361,11 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
-    TRY(get_output(parameters, synth)); /* near the end, as it may warn: an error is one line */
-    return compute_learns(&parameters->compute) ? teach(parameters, synth) : STATUS_OK;
+    TRY(get_output(parameters, synth)); /* late, because it may warn, and an error should be a single line */
+    return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
 }
 
-/* What rows show: all as it was given, but the batch is this rank's. */
+/* Sets the parameters that rows show: as given, but with this rank's batch. */
 static void show_parameters(const struct synth_job *job, struct parameters *shown)
 {
     *shown = job->parameters;
@@ -364,7 +374,7 @@ static void show_parameters(const struct synth_job *job, struct parameters *show
         shown->compute.text = shown->compute.name;
 }
 
-static enum status synth_move(void *input, void *parameters, const struct partition *partition)
+static enum status synth_repartition(void *input, void *parameters, const struct partition *partition)
 {
     TRY(take_share(input, partition));
     show_parameters(input, parameters);
@@ -383,20 +393,20 @@ static enum status synth_open(const struct options *given, void *parameters,
         synth_close(job);
         return status;
     }
-    show_parameters(job, parameters); /* defaults that depend on others are known now */
+    show_parameters(job, parameters); /* defaults that depend on other options are now known */
     *input = job;
     return STATUS_OK;
 }
 
-/* Classes may come from a file. */
+/* Hashes the classes, because a file of classes may differ between ranks. */
 static uint64_t synth_identity(const void *input)
 {
     const struct synth *synth = input;
     return fnv_add(FNV_BEGIN, synth->classes, synth->class_count * sizeof *synth->classes);
 }
 
-/* Columns that describe the benchmark class stay empty where other classes were drawn, those that scale
- * floats where there are none, and how the canvas is fitted where it is the image. */
+/* Columns stay empty if they do not apply: those of the benchmark class for other classes, mean and std for
+ * u8, and fit if the output has the size of the canvas. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct parameters *parameters = parameters_;
@@ -411,8 +421,8 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
     return true;
 }
 
-/* The names of the variants that make any output, in this build. */
-static void list_makers(char *names, size_t size)
+/* Lists the variants in this build that support every output format. */
+static void list_supporting_variants(char *names, size_t size)
 {
     names[0] = '\0';
     for (size_t i = 0; i < variant_count; i++) {
@@ -431,16 +441,16 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     char names[256];
     if (traits->outputs || output_is_canvas(&synth->output))
         return STATUS_OK;
-    list_makers(names, sizeof names);
+    list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
-                      "it makes u8 images of one channel and the full size; for others there is %s", names);
+                      "it supports only u8 images of one channel at the full size; use %s for others", names);
 }
 
 /* ---- Work, checks, measures ---- */
 
-/* The roofline counts the pixels alone. No arithmetic of a vertex is necessary as such: without noise all
- * images of a class share its polygons, and a vertex whose lines are painted over or outside the image can be
- * skipped. */
+/* The roofline counts only the bytes of the images and labels. Arithmetic on vertices is no lower bound:
+ * without noise, all images of a class share its polygons, and vertices whose lines are hidden or outside the
+ * image can be skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
@@ -456,7 +466,7 @@ static const struct compute *synth_compute(const void *parameters)
     return &((const struct parameters *)parameters)->compute;
 }
 
-/* A run has ended, so images on the device are ready at once. Their labels follow from their numbers. */
+/* The run has ended, so the consumer needs no event to wait for. It derives labels from image numbers. */
 static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
                                    uint64_t number, struct consumer *consumer, void **done_event)
 {
@@ -481,8 +491,8 @@ static enum status synth_verify(const void *input, const struct variant *variant
 }
 
 #ifdef HAVE_XXHASH
-/* The sum over the finished images of run 0 of their XXH3 (64 bits), seeded with the image's place in the
- * batch of all ranks: sums over ranks add up, and images that changed places show. */
+/* Computes the digest of run 0: the sum of the 64-bit XXH3 of each finished image, seeded with the image's
+ * index in the global batch. Sums of ranks add up to the global digest, and swapped images change it. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct measures *measures)
 {
@@ -525,7 +535,7 @@ static enum status synth_measure(const void *input, const struct variant *varian
         measures_real(measures, "vertices_s", vertices_s, 9);
         measures_real(measures, "painting_s", painting_s, 9);
     }
-    if (traits->racy) /* its images differ from run to run: their digest would say nothing */
+    if (traits->racy) /* images differ between runs, so a digest is meaningless */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));
@@ -545,7 +555,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 const struct workload workload_synth = {
     .name = "synth",
     .schema = "synth/6",
-    .summary = "VisualAtom images: formula-driven training images, made rather than read",
+    .summary = "VisualAtom images: formula-driven training images, generated instead of read",
     .item = "images",
     .options = options,
     .option_count = COUNT_OF(options),
@@ -554,7 +564,7 @@ const struct workload workload_synth = {
     .baselines = baselines,
     .open = synth_open,
     .close = synth_close,
-    .repartition = synth_move,
+    .repartition = synth_repartition,
     .ranks.identity = synth_identity,
     .applies = synth_applies,
     .accepts = synth_accepts,
