@@ -78,7 +78,7 @@ for row in csv.DictReader(open(sys.argv[1])):
         if value < best[size].get(name, (1e9,))[0]:
             best[size][name] = value, float(row["copy_share"] or "nan")
 for size, names in sorted(best.items()):
-    print(f"\n{size:.0f} bytes a sample, warm, one core{'':12}us    files/it   of copying")
+    print(f"\n{size:.0f} bytes per sample, warm, one core{'':12}us    files/it   of copying")
     for name, (value, share) in sorted(names.items(), key=lambda item: -item[1][0]):
         print(f"  {name:32}{1e6 * value:12.3f}{names['files'][0] / value:12.1f}{share:12.2f}")
 END

@@ -51,7 +51,7 @@ static inline void close_synth(struct opened *opened)
     free(opened->line);
 }
 
-/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, one after the other,
+/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, in order,
  * and their labels unless that is NULL; the caller frees them. */
 static inline uint8_t *images_and_labels_of(const struct opened *opened, const char *name, int threads,
                                             const uint64_t *numbers, int count, int64_t **labels)

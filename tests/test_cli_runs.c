@@ -213,7 +213,7 @@ Test(cli, loops_are_as_many_as_asked_and_no_more)
 Test(cli, loops_end_for_no_other_reason)
 {
     static const struct refusal refusals[] = {
-        {"--loops 5 --min-samples 5", "--loops takes exactly so many samples, whatever --min-samples says"},
+        {"--loops 5 --min-samples 5", "--loops takes exactly that many samples, whatever --min-samples says"},
         {"--loops 5 --min-time 1", "whatever --min-time says; leave one out"},
         {"--loops 5 --max-time 1", "whatever --max-time says; leave one out"},
         {"--loops 5 --max-error 5", "whatever --max-error says; leave one out"},

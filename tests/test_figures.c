@@ -14,7 +14,7 @@ static const char *const names[] = {"vertices",          "resolution",      "bat
                                     "monitor_loading",   "break_even",      "training_time"};
 #define OF_IMAGES   9  /* the first ones */
 #define OF_LOADING  14 /* and what follows them, up to here */
-#define OF_LEARNING 17 /* likewise; the others are of images and loading, and of a GPU */
+#define OF_LEARNING 17 /* up to here, of learning; the others need images, loading and a GPU */
 
 /* ---- What is drawn ---- */
 

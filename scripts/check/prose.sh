@@ -23,7 +23,7 @@ patterns=(
     "\\bby heart\\b=remember"
     "\\bbehind the (last|latest|first)\\b=after the last"
     "\\bwho comes then\\b|\\bnobody waits\\b=name the subject"
-    "\\bso many (samples|bytes|images|threads|ranks|steps|rows)\\b=N samples, that many"
+    "\\bso many (samples|bytes|images|threads|ranks|steps|rows)\\b=that many"
     "\\ba wall of\\b|\\bthe wall of\\b=bound, limit"
 )
 if (($# == 0)); then

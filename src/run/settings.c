@@ -326,7 +326,7 @@ static enum status check_loops(const struct settings *settings)
     for (size_t i = 0; settings->loops && i < COUNT_OF(others); i++)
         if (options_given(&settings->options, others[i]))
             return status_set(STATUS_USAGE,
-                              "--loops takes exactly so many samples, whatever --%s says; leave "
+                              "--loops takes exactly that many samples, whatever --%s says; leave "
                               "one out",
                               others[i]);
     return STATUS_OK;
