@@ -485,12 +485,12 @@ Test(cli, other_files_are_not_overwritten)
     static const struct {
         const char *option, *name, *words;
     } outputs[] = {
-        {"--npy", "a.npy", "a.npy exists and is no NumPy file; name another, or remove it"},
+        {"--npy", "a.npy", "a.npy exists and is not a NumPy file; name another, or remove it"},
         {"--npy", "b.npy", "b.npy exists without b.labels.npy, so something else wrote it"},
-        {"--npy", "c.npy", "c.labels.npy exists and is no NumPy file"},
-        {"--write-classes", "a.csv", "a.csv exists and is no list of classes"},
+        {"--npy", "c.npy", "c.labels.npy exists and is not a NumPy file"},
+        {"--write-classes", "a.csv", "a.csv exists and is not a list of classes"},
 #ifdef HAVE_PNG
-        {"--sheet", "a.png", "a.png exists and is no PNG picture"},
+        {"--sheet", "a.png", "a.png exists and is not a PNG picture"},
         {"--sheet", "b.png", "b.png exists without index.tsv, so something else wrote it"},
 #endif
     };
@@ -517,7 +517,7 @@ Test(cli, other_files_are_not_overwritten)
     cr_assert(remove("a.npy") == 0);
     run("--variant " VARIANTS " " TINY " --npy a.npy");
     cr_expect(status == 1 || status == 2, "%d", status);
-    cr_expect(strstr(err, "naive/a.npy exists and is no NumPy file"), "%s", err);
+    cr_expect(strstr(err, "naive/a.npy exists and is not a NumPy file"), "%s", err);
     expect_file("naive/a.npy", "mine");
 }
 

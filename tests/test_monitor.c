@@ -322,8 +322,7 @@ Test(monitor, without_nvml_it_says_so_and_goes_on)
     cr_redirect_stderr();
     watch_gpu(10, "-DBROKEN", 2);
     monitor_free(monitor);
-    expect_warning(
-        "warning: --monitor: the GPU's columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
+    expect_warning("warning: --monitor: the GPU columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
     read_rows();
     cr_expect_str_empty(value(rows, "power_w"));
 }
@@ -343,7 +342,7 @@ Test(monitor, says_when_it_costs_too_much)
     cr_redirect_stderr();
     watch_gpu(10, "-DBUSY", MONITOR_SAMPLES_MIN + 1);
     monitor_free(monitor);
-    expect_warning("% of a core, which the timed runs may feel; give it a longer period than 10 ms");
+    expect_warning("% of a core, which may slow down the timed runs; use a longer period than 10 ms");
 }
 
 Test(monitor, says_when_it_comes_too_late)
@@ -351,7 +350,7 @@ Test(monitor, says_when_it_comes_too_late)
     cr_redirect_stderr();
     watch_gpu(10, "-DSLOW", MONITOR_SAMPLES_MIN + 1);
     monitor_free(monitor);
-    expect_warning("give it a longer period than 10 ms, or quiet the machine");
+    expect_warning("use a longer period than 10 ms, or reduce background load");
 }
 
 /* ---- Failures ---- */

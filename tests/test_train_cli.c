@@ -353,7 +353,7 @@ Test(train_cli, an_export_replaces_nothing_else)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
     expect_refusal(2, "--export text --dry-run",
-                   "text exists and is no safetensors file of fdsl-bench; name another");
+                   "text exists and is not a safetensors file of fdsl-bench; name another");
     expect_refusal(2, "--export-step text", "text exists");
     expect_refusal(2, "--export-data zeros", "zeros exists");
     EXPECT(0, "[ \"$(cat text)\" = mine ]");
