@@ -121,7 +121,7 @@ Test(cli, a_dry_run_knows_of_ranks)
 Test(cli, strong_scaling_of_one_rank_is_warned_of)
 {
     run_well(NAIVE " --scaling strong");
-    cr_expect(strstr(err, "--scaling strong changes nothing with one rank"), "%s", err);
+    cr_expect(strstr(err, "--scaling strong has no effect with one rank"), "%s", err);
     run_well(NAIVE " --scaling weak");
     cr_expect(!strstr(err, "--scaling"), "%s", err);
 }

@@ -65,5 +65,5 @@ Test(config, an_option_given_twice_is_refused)
 Test(config, former_names_work_with_a_warning)
 {
     EXPECT(0, RUN "--variant naive --res 32 --batch 2 --samples s.csv --dry-run");
-    cr_expect(says("fdsl-bench: warning: --samples is called --samples-out now"), "%s", out);
+    cr_expect(says("fdsl-bench: warning: --samples is now called --samples-out"), "%s", out);
 }

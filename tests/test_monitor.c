@@ -374,7 +374,7 @@ Test(monitor, a_file_of_other_rows_is_refused_beforehand)
     FILE *file = fopen(path, "w");
     cr_assert(file && fputs("schema,time_utc,variant\n", file) >= 0 && fclose(file) == 0);
     cr_expect_eq(monitor_check(path), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "holds other columns"), "%s", status_text());
+    cr_expect(strstr(status_text(), "has other columns"), "%s", status_text());
     cr_expect(strstr(status_text(), "not 'host'"), "%s", status_text());
 }
 

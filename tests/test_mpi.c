@@ -190,7 +190,7 @@ Test(mpi, the_table_has_a_line_a_variant_without_colours)
 {
     run_well(2, TINY "--batch 3 --verify");
     cr_expect(count_of(out, "\n") == 4 + VARIANT_COUNT, "a header, a line per variant, a footnote: %s", out);
-    cr_expect(strstr(out, "on 2 ranks, weak scaling: 6 images a run"), "%s", out);
+    cr_expect(strstr(out, "on 2 ranks, weak scaling: 6 images per run"), "%s", out);
     cr_expect(strstr(out, "imbalance efficiency"), "%s", out);
     cr_expect(!strchr(out, '\033') && !strchr(out, '\r'),
               "mpirun gives ranks a terminal, whatever it writes to");

@@ -113,7 +113,7 @@ Test(train_cli, a_finished_training_gets_its_export_and_its_last_row)
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
     EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
     EXPECT(0, "sed -i '$d' r.csv && " ON_AND_ON "--export again --format csv");
-    cr_expect_not_null(strstr(out, "r.csv: the last row before this run was missing and is there now"));
+    cr_expect_not_null(strstr(out, "r.csv: added the missing last row of the resumed run"));
     cr_expect_not_null(strstr(out, "3 of 3 epochs are done: exported to again"), "%s", out);
     EXPECT(0, "cmp whole again && cmp rows r.csv");
     EXPECT(0, ON_AND_ON);
@@ -436,13 +436,13 @@ Test(train_cli, options_that_make_no_sense)
     expect_refusal(2, "--verify-steps 5", "--verify-steps belongs to --verify; add that");
     expect_refusal(2, "--fresh", "--fresh belongs to --data synth; add that");
     expect_refusal(2, "--keep 2", "--keep belongs to --checkpoint");
-    expect_refusal(2, "--loops 3", "--loops: train repeats no run");
-    expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
-    expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
+    expect_refusal(2, "--loops 3", "--loops: train does not repeat runs");
+    expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");
+    expect_refusal(2, "--max-time 3", "--max-time: train does not repeat runs");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
     /* Before anything is read or set up: of a folder that is not there, nothing is said. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
-                   "--checkpoint is for one variant at a time, and --variant names 2");
+                   "--checkpoint is for one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
 }
