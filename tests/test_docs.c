@@ -1,4 +1,4 @@
-/* What the pages say of the program is there, and what is there is on a page. */
+/* The pages describe the program: everything they name exists, and everything that exists is on a page. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -16,13 +16,14 @@ static void start(void)
 TestSuite(docs, .init = start, .timeout = 60);
 
 #define PAGES "README.md docs/*.md"
-/* A copy of the pages and the rows that a test may change. */
+/* Copies the pages and the rows, so that a test can change them. */
 #define COPY                                                                                   \
     "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
 #define NUMBERS "scripts/check_numbers.py --root $D "
-#define OPTIONS                                                                                          \
-    "{ $P --help; for w in synth load train infer; do $P --workload $w --help; done; $P --prepare DIR --help; } | sed -n 's/^  \\(-., \\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | " \
+#define OPTIONS                                                                                         \
+    "{ $P --help; for w in synth load train infer; do $P --workload $w --help; done; $P --prepare DIR " \
+    "--help; } | sed -n 's/^  \\(-., \\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | "                              \
     "sort -u"
 
 Test(docs, every_option_is_on_a_page)
@@ -66,7 +67,7 @@ Test(numbers, those_on_the_pages_are_those_of_the_rows)
     cr_expect_eq(status, 0, "scripts/check_numbers.py --fix writes what the rows say: %s", out);
 }
 
-/* What somebody may change, and what is then said. */
+/* Possible edits of the pages, and the resulting messages. */
 static const struct {
     const char *change, *says;
 } changes[] = {

@@ -1,4 +1,4 @@
-/* The monitor: when it looks, what it sees, and what it writes. The GPU is a made-up one. */
+/* The monitor: its sample times, values and output. The GPU is a fake. */
 #include "run/monitor.h"
 
 #include <criterion/criterion.h>
@@ -63,7 +63,7 @@ static void end_monitor(void)
     cr_assert(monitor_stop(monitor) == STATUS_OK, "%s", status_text());
 }
 
-/* Waits until the present variant has so many samples of its timed phase. */
+/* Waits until the current variant has this many samples of its timed phase. */
 static void wait_for_samples(size_t samples)
 {
     while (monitor_timed_samples(monitor) < samples)
@@ -89,8 +89,8 @@ static void read_rows(void)
     rows--;
 }
 
-/* The cell of that row, 1 being the first after the header, in the column of that name; no cell here but
- * `device` and `throttled` holds a comma, and these are quoted. */
+/* Returns a cell by row (1: the first after the header) and column name. Only cells of `device` and
+ * `throttled` contain commas, and they are quoted. */
 static const char *value(size_t row, const char *column)
 {
     static char cell[256];
@@ -151,7 +151,7 @@ Test(monitor, a_row_says_who_was_watched)
     cr_expect(number(1, "time_s") >= 0);
 }
 
-/* A sample may come late where the machine is busy, but never early, nor two for one time. */
+/* On a busy machine a sample may be late, but never early, and never two for one time. */
 Test(monitor, looks_at_multiples_of_its_period)
 {
     open_monitor(20, "");
@@ -201,7 +201,7 @@ Test(monitor, knows_the_variant_and_its_phase)
     cr_expect_gt(count_phase("", "idle"), 0);
 }
 
-/* What a killed run leaves: everything up to the end of the last variant that it completed. */
+/* A killed run leaves all samples up to the end of the last variant that it completed. */
 Test(monitor, writes_at_the_end_of_each_variant)
 {
     open_monitor(10, "");

@@ -86,7 +86,7 @@ static const char *const tricky[] = {
     "one\ntwo", "cr\rlf\r\n", "\n",       "naïve ✓ 例", "\t;'", "=SUM(A1),\"x\""};
 #define TRICKY_COUNT (sizeof tricky / sizeof tricky[0])
 
-/* Has python3's csv module read the file, and compares every cell. */
+/* Reads the file with python3's csv module and compares all cells. */
 static void expect_parsed(size_t rows)
 {
     char command[512], line[4096];
@@ -316,7 +316,7 @@ Test(record, killed_and_requeued_leaves_whole_rows)
         pid_t child = fork();
         cr_assert_geq(child, 0);
         if (child == 0) {
-            (void)!freopen("/dev/null", "w", stderr); /* it may warn of the row before */
+            (void)!freopen("/dev/null", "w", stderr); /* hides a warning about the row before */
             while (append_sample("x", note, "1") == STATUS_OK)
                 ;
             _exit(1);
@@ -369,7 +369,7 @@ Test(record, full_disk_leaves_no_header_alone)
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-/* Who waited for the lock of a file that was then taken away writes to a new one. */
+/* A process that waited for the lock of a file that was then removed writes to a new file. */
 Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -377,10 +377,10 @@ Test(record, a_file_taken_away_meanwhile_is_made_anew, .timeout = 60)
     pid_t pid = fork();
     cr_assert(pid >= 0);
     if (pid == 0) {
-        close(fd); /* or the child holds the lock too */
+        close(fd); /* otherwise the child holds the lock, too */
         _exit(append_sample("first", "row", "0") == STATUS_OK ? 0 : 1);
     }
-    usleep(200000); /* until it waits; should it come later, the file is just not there */
+    usleep(200000); /* usually enough for it to wait; if it comes later, it finds no file, which is fine */
     int ended;
     cr_assert(unlink(path) == 0 && close(fd) == 0);
     cr_assert(waitpid(pid, &ended, 0) == pid && ended == 0);

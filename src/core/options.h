@@ -44,7 +44,7 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* the common options, then those of the workload */
     size_t table_count;
-    int file_options;     /* the first file_options arguments come from a file; later ones may override them */
+    int file_options; /* the first file_options arguments come from a file; later ones may override them */
     unsigned char *given; /* per spec, tables in order: 0 if not given, else where (owned) */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
      * belongs, or STATUS_OK if it is unknown. May be NULL. */

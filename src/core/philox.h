@@ -30,8 +30,8 @@ FDSL_HD struct philox_key philox_key(uint64_t seed)
     return key;
 }
 
-/* Computes the high and low words of a * b. On a GPU this is one instruction; inline PTX, because the compiler
- * does not always generate it. */
+/* Computes the high and low words of a * b. On a GPU this is one instruction; inline PTX, because the
+ * compiler does not always generate it. */
 FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low)
 {
 #ifdef __CUDA_ARCH__
@@ -63,7 +63,8 @@ FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t 
     return block;
 }
 
-/* Returns word i mod 4 of a block. Selects instead of indexing, so that a GPU keeps the block in registers. */
+/* Returns word i mod 4 of a block. Selects instead of indexing, so that a GPU keeps the block in registers.
+ */
 FDSL_HD uint32_t philox_word(struct philox_block block, uint32_t i)
 {
     return i & 2 ? (i & 1 ? block.word[3] : block.word[2]) : (i & 1 ? block.word[1] : block.word[0]);

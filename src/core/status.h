@@ -25,8 +25,8 @@ enum status {
 int status_severity(enum status code);
 
 /* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
- * in `return status_set(...)`. Messages longer than 1 KiB lose their middle. Callers may insert file names and
- * sample keys as they are: all functions here escape control characters and invalid UTF-8
+ * in `return status_set(...)`. Messages longer than 1 KiB lose their middle. Callers may insert file names
+ * and sample keys as they are: all functions here escape control characters and invalid UTF-8
  * (text_printable()). */
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -64,8 +64,8 @@ void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints "fdsl-bench: ..." to stderr, on rank 0 only, also if stderr is a log file. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints; before it every
- * rank does, because rank 0 cannot know of their failures. */
+/* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints; before it
+ * every rank does, because rank 0 cannot know of their failures. */
 void status_print(void);
 
 /* Returns from the calling function if `call` does not return STATUS_OK. */

@@ -63,15 +63,16 @@ struct workload {
      * variant "it". May be NULL: always. */
     enum status (*accepts)(const void *input, const struct variant *variant);
 
-    /* Returns the state of the page cache at the start of a run, for the column `cache`. May be NULL: none. */
+    /* Returns the state of the page cache at the start of a run, for the column `cache`. May be NULL: none.
+     */
     const char *(*cache)(const void *input);
 
     /* Returns the work of one run of the variant on `input`. May be called before the first run. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Counts the items of the latest run that differ from the reference. `number` is the expected run: results
-     * of another run are all wrong. Neither runs the variant nor changes its results. For workloads with
-     * epochs.more(), a call with number 0 before the first run enables the checks of all later steps. */
+    /* Counts the items of the latest run that differ from the reference. `number` is the expected run:
+     * results of another run are all wrong. Neither runs the variant nor changes its results. For workloads
+     * with epochs.more(), a call with number 0 before the first run enables the checks of all later steps. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
                           uint64_t *wrong);
 
