@@ -38,7 +38,7 @@ Test(lock, is_tried_before_anything_is_measured)
     int fd = locked_rows(LOCK_EX);
     run("--variant naive --loops 1000000000 --out rows.csv --lock-timeout 0.2");
     close(fd);
-    expect_error(1, "rows.csv is locked by ", "--lock-timeout 0.2");
+    expect_error(1, "rows.csv is still locked by ", "--lock-timeout 0.2");
     cr_expect(strstr(err, own_name()) && strstr(err, "--lock-timeout"), "%s", err);
 }
 

@@ -187,7 +187,7 @@ Test(rows, a_busy_machine_is_warned_of)
     char text[1024];
     warn_of(0.45, 120, text);
     cr_expect(strstr(text,
-                     "naive: its threads had 45 % of the CPU time of their cores and were preempted 120 "
+                     "naive: its threads got 45 % of the CPU time of their cores and were preempted 120 "
                      "times per second"),
               "of the rank that had least: %s", text);
     warn_of(0.45, 3, text);
