@@ -130,8 +130,8 @@ static bool has_tie(int32_t major, int32_t minor)
     return false;
 }
 
-/* The reversed line has the same pixels in reverse order, except at ties, where each direction steps early.
- */
+/* The reversed line has the same pixels in reverse order, except at ties, where each direction steps
+ * early. */
 Test(line, backwards)
 {
     int ties = 0, plain = 0;

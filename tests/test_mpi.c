@@ -132,8 +132,8 @@ Test(mpi, a_row_a_rank_and_one_of_all)
     }
 }
 
-/* All rows of a run have the same time: the rows of the ranks, the row of all, and the rows of the monitors.
- */
+/* All rows of a run have the same time: the rows of the ranks, the row of all, and the rows of the
+ * monitors. */
 Test(mpi, a_run_has_one_time)
 {
     static char seen[TEXT_MAX];
@@ -352,8 +352,8 @@ Test(mpi, ranks_stay_awake_between_timed_runs)
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 0, "%x", ended);
 }
 
-/* Whether the process ends within a second. A zombie counts as ended: its new parent may not have reaped it.
- */
+/* Whether the process ends within a second. A zombie counts as ended: its new parent may not have reaped
+ * it. */
 static bool is_gone(pid_t pid)
 {
     static char line[TEXT_MAX];

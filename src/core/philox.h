@@ -63,8 +63,8 @@ FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t 
     return block;
 }
 
-/* Returns word i mod 4 of a block. Selects instead of indexing, so that a GPU keeps the block in registers.
- */
+/* Returns word i mod 4 of a block. Selects instead of indexing, so that a GPU keeps the block in
+ * registers. */
 FDSL_HD uint32_t philox_word(struct philox_block block, uint32_t i)
 {
     return i & 2 ? (i & 1 ? block.word[3] : block.word[2]) : (i & 1 ? block.word[1] : block.word[0]);

@@ -36,8 +36,8 @@ double stats_quantile(const double *sorted, size_t count, double p);
  * distribution functions of a[0..n) and b[0..m), both in ascending order. Handles ties. */
 double stats_ks(const float *a, size_t n, const float *b, size_t m);
 
-/* Returns the critical value of stats_ks() at significance alpha: sqrt(-ln(alpha/2)/2) * sqrt((n+m)/(n m)).
- */
+/* Returns the critical value of stats_ks() at significance alpha:
+ * sqrt(-ln(alpha/2)/2) * sqrt((n+m)/(n m)). */
 double stats_ks_critical(size_t n, size_t m, double alpha);
 
 #endif

@@ -63,8 +63,8 @@ struct workload {
      * variant "it". May be NULL: always. */
     enum status (*accepts)(const void *input, const struct variant *variant);
 
-    /* Returns the state of the page cache at the start of a run, for the column `cache`. May be NULL: none.
-     */
+    /* Returns the state of the page cache at the start of a run, for the column `cache`. May be NULL:
+     * none. */
     const char *(*cache)(const void *input);
 
     /* Returns the work of one run of the variant on `input`. May be called before the first run. */

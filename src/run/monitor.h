@@ -1,9 +1,9 @@
 /* The monitor: a thread that samples the GPU and this process at fixed times while the main thread works.
  *
- * It keeps samples in memory and writes them when nothing is being timed: at the end of each variant and at
- * the end of the program. docs/monitor.md describes the source of each column. Only the main thread may call
- * these functions. All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing.
- */
+ * It keeps samples in memory and writes them when nothing is being timed: at the end of each variant and
+ * at the end of the program. docs/monitor.md describes the source of each column. Only the main thread
+ * may call these functions. All except monitor_check() and monitor_open() accept a NULL monitor and then
+ * do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
 
@@ -58,9 +58,9 @@ struct monitor;
 /* Checks that samples can be appended to the CSV file at `path` (csv_check()). Call before measuring. */
 enum status monitor_check(const char *path);
 
-/* Starts sampling every `period_ms` milliseconds, for the file at `path`; the text must stay valid as long as
- * the monitor. The caller frees `*monitor` with monitor_free(). STATUS_FAILED if memory or threads run out.
- */
+/* Starts sampling every `period_ms` milliseconds, for the file at `path`; the text must stay valid as
+ * long as the monitor. The caller frees `*monitor` with monitor_free(). STATUS_FAILED if memory or
+ * threads run out. */
 enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
                          struct monitor **monitor);
 

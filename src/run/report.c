@@ -172,7 +172,7 @@ enum status report_env(int device, int format)
 #ifdef HAVE_JANSSON
         status = print_json(json_row(&row));
 #else
-        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
 #endif
     } else if (status == STATUS_OK) {
         for (size_t i = 0; i < row.count; i++)
@@ -258,7 +258,7 @@ static enum status list_rows(const struct resources *resources, const char *only
     json_decref(all);
 #else
     if (format == FORMAT_JSON)
-        return status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+        return status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
 #endif
     return status;
 }

@@ -44,8 +44,8 @@ enum status report_begin(const struct settings *settings, const char *baseline, 
 /* Adds a result. Prints it at once, except for JSON. STATUS_FAILED if stdout cannot be written. */
 enum status report_add(struct report *report, const struct result *result);
 
-/* Ends and frees the report. Prints the whole document for JSON. STATUS_FAILED if stdout cannot be written.
- */
+/* Ends and frees the report. Prints the whole document for JSON. STATUS_FAILED if stdout cannot be
+ * written. */
 enum status report_end(struct report *report);
 
 /* Prints the means and maxima of the monitor's samples during each variant's timed runs. STATUS_FAILED if

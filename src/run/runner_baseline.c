@@ -4,8 +4,8 @@
 
 #include "run/runner_parts.h"
 
-/* Returns the index of the variant with this name among the chosen ones, or their number if it is not there.
- */
+/* Returns the index of the variant with this name among the chosen ones, or their number if it is not
+ * there. */
 static size_t find_chosen(const struct settings *settings, const char *name)
 {
     size_t i = 0;

@@ -113,8 +113,8 @@ void *runner_own_state(const struct runner *runner, void *state);
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,
- * chosen at random. Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the report.
- */
+ * chosen at random. Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the
+ * report. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_baseline.c ---- */
@@ -155,8 +155,8 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
 /* Returns the facts of this rank for ranks_gather(). */
 struct rank_facts runner_facts(const struct runner *runner, const struct result *result);
 
-/* Gathers the rows of all ranks on rank 0, which publishes them. `all` has the timing of all ranks combined.
- */
+/* Gathers the rows of all ranks on rank 0, which publishes them. `all` has the timing of all ranks
+ * combined. */
 enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
                                  const struct bench *all);
 

@@ -1,5 +1,5 @@
-/* The cores, the GPU and the scaling of each rank, and checks that all ranks have the same options and data.
- */
+/* The cores, the GPU and the scaling of each rank, and checks that all ranks have the same options and
+ * data. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
