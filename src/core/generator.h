@@ -37,7 +37,7 @@ struct generator_request {
 };
 
 /* Generates samples numbers[0] to numbers[count - 1] contiguously into `samples`; 1 <= count <= the request's
- * batch. On the host, the samples are complete when it returns; `stream` is not used. On a device, `numbers`
+ * batch. On the host, the samples are complete when it returns; `stream` is NULL. On a device, `numbers`
  * and `samples` (16-byte aligned) are device memory, the device must be current, and the work is enqueued on
  * `stream` (a cudaStream_t) without waiting. At most one call per generator may be in flight. */
 static inline enum status generator_make(struct generator *generator, const uint64_t *numbers, uint32_t count,

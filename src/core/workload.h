@@ -67,7 +67,8 @@ struct workload {
      * none. */
     const char *(*cache)(const void *input);
 
-    /* Returns the work of one run of the variant on `input`. May be called before the first run. */
+    /* Returns the work of one run of the variant on `input`: the expected work before the first run, that of
+     * the latest runs afterwards. */
     struct work (*work)(const void *input, const struct variant *variant);
 
     /* Counts the items of the latest run that differ from the reference. `number` is the expected run:

@@ -15,9 +15,9 @@ struct consumed {
     void *states[STATES_MAX];
     void *done[STATES_MAX]; /* per state, the event after the step on its batch; NULL: nothing to wait for */
     bool timed;             /* the latest run was a timed one */
-    struct consumer_times
-        sum; /* sum over measurements: one per run, or one for all runs. first_wait_s is from
-              * the first one; later first waits are added to wait_s. loss is the last one */
+    /* The sum over measurements: one per run, or one for all runs. first_wait_s is from the first
+     * measurement; later first waits are added to wait_s. loss is from the latest one. */
+    struct consumer_times sum;
 };
 
 void *consumed_latest(void *state)

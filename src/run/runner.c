@@ -148,7 +148,7 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
     enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
-    /* The amount of work may only be known after the runs. */
+    /* The runs may have delivered less than was expected before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
@@ -280,8 +280,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
 
 /* ---- All variants ---- */
 
-/* Returns the name of a variant of this workload that can run here, or NULL. Prefers GPU variants, then the
- * last CPU variant, which is the fastest. */
+/* Returns the name of a variant of this workload that can run here, or NULL. Prefers the last CPU variant,
+ * which is the fastest. */
 static const char *alternative(const struct settings *settings)
 {
     const char *name = NULL;
